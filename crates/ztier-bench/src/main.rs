@@ -1,0 +1,2 @@
+//! Workloads, rivals and reports.
+fn main() {}

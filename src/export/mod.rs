@@ -1,0 +1,49 @@
+//! Front-ends: a protocol on one side, [`crate::volume::Request`]s on the other, nothing else.
+//!
+//! Invariant: what a front-end leaves in the system (a mount, a loop device, a socket, a link) is
+//! named by [`Export::leftovers`] before it is made, so that somebody else can remove it after a
+//! kill -9.
+
+use crate::error::Result;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A running front-end of one volume. Dropping it stops it as well as it can.
+pub trait Export: Send {
+    /// What users open: `/dev/ztier/NAME`, or NBD URIs.
+    fn endpoints(&self) -> Vec<String>;
+
+    /// Who holds the device now (`mounted on /mnt`, `swap`, `process 123 (fio)`, `2 NBD clients`).
+    fn holders(&self) -> Vec<String>;
+
+    /// Tells the users of the device its new size.
+    fn resized(&self) -> Result<()>;
+
+    /// What has to be undone if this process dies.
+    fn leftovers(&self) -> Vec<Leftover>;
+
+    /// Ends service and removes everything that [`Export::leftovers`] named. Refuses while the device
+    /// is held, naming a holder; then it goes on serving.
+    fn stop(&mut self) -> Result<()>;
+}
+
+/// Something a front-end put into the system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Leftover {
+    /// A loop device, by path (`/dev/loop3`), and the file that must be behind it.
+    Loop {
+        /// The device.
+        device: PathBuf,
+        /// The file it shows.
+        backing: PathBuf,
+    },
+    /// A mount point of a FUSE file system.
+    Mount(PathBuf),
+    /// A symbolic link.
+    Link(PathBuf),
+    /// A Unix socket.
+    Socket(PathBuf),
+    /// A directory, removed when it is empty.
+    Directory(PathBuf),
+}

@@ -1,0 +1,27 @@
+//! ztier: more fast storage than the machine has, in user space.
+//!
+//! The modules stand in the order in which a request passes them; a layer uses only those below it
+//! (`tests/layers.rs` fails otherwise). `ARCHITECTURE.md` has the map and the reasons.
+
+pub mod cli;
+
+pub mod daemon;
+
+pub mod config;
+pub mod control;
+
+pub mod export;
+
+pub mod volume;
+
+pub mod tiers;
+
+pub mod store;
+
+pub mod media;
+
+pub mod error;
+pub mod stats;
+
+/// Bytes in a block, the unit in which everything is stored.
+pub const BLOCK_SIZE: usize = 4096;

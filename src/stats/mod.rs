@@ -1,0 +1,112 @@
+//! What is counted, with the definitions of those who counted first.
+//!
+//! [`Stats`] is a snapshot: every number in it, with its unit in its name, is what `--json` prints.
+//! The historic layouts (`ramzswap`, `zramconfig`, `zram`) are only other ways to print it.
+
+use serde::{Deserialize, Serialize};
+
+/// Latencies of one kind of request, in nanoseconds. All zero when nothing was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Latency {
+    /// How many requests were measured.
+    pub count: u64,
+    /// The arithmetic mean.
+    pub mean_ns: u64,
+    /// Half of the requests took no longer.
+    pub p50_ns: u64,
+    /// 99 of 100 requests took no longer.
+    pub p99_ns: u64,
+    /// 999 of 1000 requests took no longer.
+    pub p999_ns: u64,
+    /// The slowest one.
+    pub max_ns: u64,
+}
+
+/// One kind of request (read, write, flush, discard, write-zeroes).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Requests {
+    /// Requests that ended, well or badly.
+    pub requests: u64,
+    /// Bytes they asked for (those that failed too).
+    pub bytes: u64,
+    /// Those that ended with an error.
+    pub failed: u64,
+    /// From arrival in this process to the start of service, and stalls for want of memory.
+    pub waiting: Latency,
+    /// The rest: from the start of service to the end.
+    pub serving: Latency,
+}
+
+/// Everything that is counted about a volume, at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Size of the device in bytes (historic: `DiskSize`).
+    pub disk_size_bytes: u64,
+    /// The limit on *all* memory of the volume, in bytes.
+    pub ram_limit_bytes: u64,
+
+    /// Read requests.
+    pub read: Requests,
+    /// Write requests.
+    pub write: Requests,
+    /// Flush requests.
+    pub flush: Requests,
+    /// Discard requests.
+    pub discard: Requests,
+    /// Write-zeroes requests.
+    pub write_zeroes: Requests,
+    /// Requests that lay outside the device (historic: `InvalidIO`).
+    pub invalid_io: u64,
+    /// Blocks that were stored and are freed by a discard or write-zeroes (historic: `PagesDiscard`).
+    pub blocks_discarded: u64,
+
+    /// Blocks stored as records: neither holes nor same-filled (historic: `PagesStored`).
+    pub blocks_stored: u64,
+    /// Blocks that read as one repeated 8-byte word other than zero, or as written zeros.
+    pub blocks_same: u64,
+    /// Of those, blocks of zeros that somebody wrote (historic: `ZeroPages`).
+    pub blocks_zero: u64,
+    /// Stored blocks of at most half their size (historic: the count behind `GoodCompress`).
+    pub blocks_good: u64,
+    /// Stored blocks that did not shrink below three quarters: more than 3072 bytes
+    /// (historic: the count behind `NoCompress`).
+    pub blocks_poor: u64,
+    /// Stored blocks kept as they are because no codec made them smaller.
+    pub blocks_raw: u64,
+    /// How many blocks were ever stored as they are.
+    pub blocks_raw_total: u64,
+
+    /// `blocks_stored` × 4096.
+    pub orig_data_bytes: u64,
+    /// Payload: what the stored blocks take after compression, without headers.
+    pub compr_data_bytes: u64,
+    /// All memory of the volume: frames, index, tables, buffers, headers.
+    pub mem_used_bytes: u64,
+    /// The most that `mem_used_bytes` ever was.
+    pub mem_used_max_bytes: u64,
+    /// Part of `mem_used_bytes`: RAM frames that hold segments or are kept ready to.
+    pub frames_bytes: u64,
+    /// Part of `mem_used_bytes`: what is not frames (index leaves, directory, tables, zero map).
+    pub metadata_bytes: u64,
+    /// Part of `mem_used_bytes`: codec state and scratch memory of the channels.
+    pub buffers_bytes: u64,
+    /// Part of `frames_bytes`: headers of live records.
+    pub record_headers_bytes: u64,
+    /// `metadata_bytes` ÷ (`blocks_stored` + `blocks_same`); 0 when nothing is stored.
+    pub metadata_bytes_per_block: f64,
+
+    /// Segments that hold live records.
+    pub segments: u64,
+    /// Segments that the cleaner emptied.
+    pub segments_cleaned: u64,
+    /// Blocks that the cleaner moved (historic: `pages_compacted`).
+    pub blocks_moved: u64,
+    /// Bytes that the cleaner moved.
+    pub bytes_moved: u64,
+    /// Writes that had to wait for the cleaner to make room.
+    pub stalls: u64,
+    /// Writes refused because nothing more fits.
+    pub no_space: u64,
+    /// Records whose checksum did not hold when they were read.
+    pub corrupt_records: u64,
+}

@@ -1,0 +1,119 @@
+//! What a front-end sees of a volume: requests in, results out, nothing else.
+//!
+//! A [`Device`] is shared; every thread of a front-end serves requests through a [`Channel`] of its
+//! own, run to completion: when `submit` returns, the request is done.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+/// One request of a front-end, any byte range inside the device.
+#[derive(Debug)]
+pub enum Request<'a> {
+    /// Fill `buf` from `offset` on.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Where the bytes go.
+        buf: &'a mut [u8],
+    },
+    /// Store `data` from `offset` on; with `fua` as durable as a flush makes it.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// What to store.
+        data: &'a [u8],
+        /// Durable before it returns, as far as this volume can.
+        fua: bool,
+    },
+    /// Make all that ended before as durable as this volume can.
+    Flush,
+    /// Forget the range; it reads as zeros at once.
+    Discard {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The range reads as zeros at once. `no_hole`: keep it allocated (`base:allocation` says so).
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Keep the range allocated.
+        no_hole: bool,
+        /// Durable before it returns, as far as this volume can.
+        fua: bool,
+    },
+}
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IoError {
+    /// The range leaves the device.
+    #[error("outside the device")]
+    OutOfRange,
+    /// Nothing more fits under the limit.
+    #[error("no space left under the memory limit")]
+    NoSpace,
+    /// The record of this block is damaged.
+    #[error("block {0} is damaged")]
+    Corrupt(u64),
+}
+
+impl IoError {
+    /// The errno that the kernel or a client is told.
+    pub fn errno(self) -> i32 {
+        match self {
+            Self::OutOfRange => 22, // EINVAL
+            Self::NoSpace => 28,    // ENOSPC
+            Self::Corrupt(_) => 5,  // EIO
+        }
+    }
+}
+
+/// What is behind a range of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentKind {
+    /// Stored data.
+    Data,
+    /// Zeros that somebody wrote and wants kept.
+    Zero,
+    /// Nothing was ever written, or it was discarded.
+    Hole,
+}
+
+/// A run of bytes of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Length in bytes.
+    pub len: u64,
+    /// What is behind it.
+    pub kind: ExtentKind,
+}
+
+/// A block device that front-ends can serve.
+pub trait Device: Send + Sync + 'static {
+    /// Size in bytes, a multiple of 4096; it may grow.
+    fn size(&self) -> u64;
+
+    /// A way in for one thread: made when the thread starts, kept, never shared.
+    fn channel(self: Arc<Self>) -> Box<dyn Channel>;
+
+    /// What is behind `len` bytes from `offset` on: at least one and at most `most` runs, in order,
+    /// together at most `len` bytes (fewer when `most` runs do not reach that far).
+    ///
+    /// # Errors
+    /// [`IoError::OutOfRange`].
+    fn extents(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>, IoError>;
+}
+
+/// One thread's way into a device: owns the scratch memory and the counters of that thread.
+pub trait Channel: Send {
+    /// Serves one request of any byte range, run to completion on this thread. `arrived` is when the
+    /// front-end took it in (for the latency histograms).
+    ///
+    /// # Errors
+    /// See [`IoError`]; a request that failed may have been carried out for some of its blocks.
+    fn submit(&mut self, request: Request<'_>, arrived: Instant) -> Result<(), IoError>;
+}
