@@ -152,3 +152,9 @@ impl VolumeChannel {
         Ok(())
     }
 }
+
+/// The least `ram_limit` with which a volume of `size` bytes in segments of `segment` bytes works:
+/// eight segments and an index directory.
+pub fn min_ram_limit(size: u64, segment: u32) -> u64 {
+    8 * u64::from(segment) + size / BLOCK_SIZE as u64 / 512 * 8
+}
