@@ -14,6 +14,6 @@ mod spawn;
 pub mod state;
 
 pub use running::{Ready, run};
-pub use serve::{Chosen, choose};
+pub use serve::{Chosen, choose, planned};
 pub use spawn::{detached_main, spawn};
 pub use state::{Found, find, names};

@@ -145,20 +145,27 @@ pub fn names(paths: &Paths) -> Vec<String> {
 /// When something is held or can't be removed; then the state file stays, so that it can be tried
 /// again.
 pub fn clean(lock: Lock, files: &VolumeFiles) -> Result<Vec<String>> {
-    let mut removed = Vec::new();
-    match State::read(files) {
-        Ok(state) => {
-            let leftovers = state.map(|state| state.leftovers).unwrap_or_default();
-            for leftover in leftovers.iter().filter(|leftover| leftover.exists()) {
-                leftover.remove()?;
-                if !leftover.exists() {
-                    removed.push(leftover.describe());
-                }
-            }
-        }
-        Err(e) => removed.push(format!("its unreadable state file ({e})")),
-    }
+    let removed = clean_leftovers(files)?;
     remove_files(lock, files);
+    Ok(removed)
+}
+
+/// The first half of [`clean`], for a caller that has the lock and keeps it.
+///
+/// # Errors
+/// As [`clean`].
+pub(super) fn clean_leftovers(files: &VolumeFiles) -> Result<Vec<String>> {
+    let leftovers = match State::read(files) {
+        Ok(state) => state.map(|state| state.leftovers).unwrap_or_default(),
+        Err(e) => return Ok(vec![format!("its unreadable state file ({e})")]),
+    };
+    let mut removed = Vec::new();
+    for leftover in leftovers.iter().filter(|leftover| leftover.exists()) {
+        leftover.remove()?;
+        if !leftover.exists() {
+            removed.push(leftover.describe());
+        }
+    }
     Ok(removed)
 }
 
