@@ -57,7 +57,8 @@ impl List {
         let head = ["NAME", "STATE", "EXPORT", "SIZE>", "DATA>", "MEMORY>", "OPEN"];
         output::print(&output::table(&head, &cells))?;
         for row in rows.iter().filter(|row| row.state == "dead") {
-            let left = if row.left.is_empty() { "its state file".into() } else { row.left.join(", ") };
+            let left =
+                if row.left.is_empty() { "its state file".into() } else { row.left.join(", ") };
             output::remark(&format!(
                 "{name}: its daemon died and left {left}; `ztier down {name}` removes it",
                 name = row.name
@@ -80,9 +81,7 @@ fn row(paths: &Paths, name: String) -> Option<Row> {
             left: state.leftovers.iter().filter(|l| l.exists()).map(|l| l.describe()).collect(),
             ..Row::default()
         },
-        Found::Broken(e) => {
-            Row { state: "dead", error: Some(e.to_string()), ..Row::default() }
-        }
+        Found::Broken(e) => Row { state: "dead", error: Some(e.to_string()), ..Row::default() },
         Found::Up(state) => {
             let client = Client::new(&paths.volume(&name).control);
             match client.ask::<Status>(&Request::Status, PATIENCE) {

@@ -43,8 +43,11 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     for row in all {
         let mut line = String::new();
         for ((cell, width), title) in row.iter().zip(&widths).zip(head) {
-            let cell =
-                if title.ends_with('>') { format!("{cell:>width$}") } else { format!("{cell:<width$}") };
+            let cell = if title.ends_with('>') {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:<width$}")
+            };
             line.push_str(&cell);
             line.push_str("  ");
         }

@@ -53,8 +53,9 @@ fn parse(changes: &[String]) -> Result<Request> {
                 ram_limit.replace(amount.of(machine::memory_bytes()))
             }
             _ => {
-                return Err(Error::usage(format!("unknown key `{key}`"))
-                    .mend(name::suggest(key, &KEYS)));
+                return Err(
+                    Error::usage(format!("unknown key `{key}`")).mend(name::suggest(key, &KEYS))
+                );
             }
         };
         if slot.is_some() {
@@ -71,9 +72,8 @@ mod tests {
 
     #[test]
     fn changes() {
-        let parse = |changes: &[&str]| {
-            parse(&changes.iter().map(|c| (*c).to_owned()).collect::<Vec<_>>())
-        };
+        let parse =
+            |changes: &[&str]| parse(&changes.iter().map(|c| (*c).to_owned()).collect::<Vec<_>>());
         assert_eq!(
             parse(&["size=8G", "ram-limit=1G"]).unwrap(),
             Request::Set { size_bytes: Some(8 << 30), ram_limit_bytes: Some(1 << 30) }

@@ -70,8 +70,16 @@ fn table(stats: &stats::Stats) -> String {
         })
         .collect();
     let head = [
-        "REQUESTS", "COUNT>", "BYTES>", "FAILED>", "WAIT p50>", "p99 µs>", "SERVE p50>", "p99>",
-        "p99.9>", "MAX µs>",
+        "REQUESTS",
+        "COUNT>",
+        "BYTES>",
+        "FAILED>",
+        "WAIT p50>",
+        "p99 µs>",
+        "SERVE p50>",
+        "p99>",
+        "p99.9>",
+        "MAX µs>",
     ];
     let count = |n: u64| n.to_string();
     output::table(&head, &rows)

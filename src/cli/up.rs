@@ -81,6 +81,9 @@ impl Up {
         if self.dry_run {
             return self.print_plan(&plan, &chosen, &paths);
         }
+        if self.foreground {
+            inherit_sockets(&mut plan, settings.socket.is_some());
+        }
         let after = |ready: &Ready| {
             if self.save {
                 let file = paths.settings(&self.name);
@@ -89,11 +92,11 @@ impl Up {
             }
             self.print_ready(&plan, &chosen, ready)
         };
-        if !self.foreground {
-            return after(&daemon::spawn(&plan, &paths)?);
+        if self.foreground {
+            daemon::run(plan.clone(), &paths, after)
+        } else {
+            after(&daemon::spawn(&plan, &paths)?)
         }
-        inherit_sockets(&mut plan, settings.socket.is_some());
-        daemon::run(plan.clone(), &paths, after)
     }
 
     /// The flags, over what the volume's file says if there is no `--size`.
@@ -117,11 +120,8 @@ impl Up {
         }
         let saved = Paths::names_in(&paths.config, "toml");
         let near = name::nearest(&self.name, saved.iter().map(String::as_str));
-        let error = Error::usage(format!(
-            "volume `{}` has no --size and no {}",
-            self.name,
-            file.display()
-        ));
+        let error =
+            Error::usage(format!("volume `{}` has no --size and no {}", self.name, file.display()));
         Err(match near {
             Some(near) => error.mend(format!("add --size, or did you mean `{near}`?")),
             None => error.mend("add --size, like --size 3G"),

@@ -43,16 +43,8 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 8] = [
-    "size",
-    "ram-limit",
-    "algorithm",
-    "segment",
-    "export",
-    "nbd-listen",
-    "socket",
-    "threads",
-];
+pub const KEYS: [&str; 8] =
+    ["size", "ram-limit", "algorithm", "segment", "export", "nbd-listen", "socket", "threads"];
 
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 64 << 10;
@@ -207,16 +199,24 @@ mod tests {
     #[test]
     fn errors_name_file_line_and_mend() {
         for (text, error) in [
-            ("size = 4096\nram-limt = 1\n", "x.toml:2: unknown key `ram-limt`; did you mean `ram-limit`?"),
+            (
+                "size = 4096\nram-limt = 1\n",
+                "x.toml:2: unknown key `ram-limt`; did you mean `ram-limit`?",
+            ),
             ("\n\nalgorithm = \"lz5\"", "x.toml:3: unknown value `lz5`; did you mean `lz4`?"),
-            ("size = \"3X\"", "x.toml:1: unknown unit `X` in `3X`; use K, M, G or T (powers of 1024)"),
+            (
+                "size = \"3X\"",
+                "x.toml:1: unknown unit `X` in `3X`; use K, M, G or T (powers of 1024)",
+            ),
             ("size = -1", "x.toml:1: a size can't be negative"),
         ] {
             let found = Settings::parse(text, Path::new("x.toml")).unwrap_err();
             assert_eq!(found.to_string(), error);
             assert_eq!(found.exit_status(), 2);
         }
-        for text in ["size = ", "size = 1\nsize = 2", "size = [1]", "[size]", "\u{0}", "threads = -1"] {
+        for text in
+            ["size = ", "size = 1\nsize = 2", "size = [1]", "[size]", "\u{0}", "threads = -1"]
+        {
             let found = Settings::parse(text, Path::new("x.toml")).unwrap_err().to_string();
             assert!(found.starts_with("x.toml:") && !found.contains('\n'), "{text}: {found}");
         }

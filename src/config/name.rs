@@ -28,7 +28,9 @@ pub fn check(name: &str) -> Result<(), String> {
         return Err(format!("name {name:?} does not begin with a letter or digit; {rule}"));
     }
     if let Some(end) = TAKEN.iter().find(|end| name.ends_with(**end)) {
-        return Err(format!("name {name:?} ends with {end}, as ztier's own files do; leave it out"));
+        return Err(format!(
+            "name {name:?} ends with {end}, as ztier's own files do; leave it out"
+        ));
     }
     Ok(())
 }

@@ -53,7 +53,9 @@ impl FromStr for Address {
             return Ok(Self((Ipv4Addr::LOCALHOST, port).into()));
         }
         text.parse().map(Self).map_err(|_| {
-            format!("`{text}` is not an address; write it like 10809, 127.0.0.1:10809 or [::1]:10809")
+            format!(
+                "`{text}` is not an address; write it like 10809, 127.0.0.1:10809 or [::1]:10809"
+            )
         })
     }
 }
@@ -130,7 +132,8 @@ impl Plan {
     pub fn resolve(volume: &str, settings: &Settings, fuse: bool, paths: &Paths) -> Result<Self> {
         name::check(volume).map_err(Error::usage)?;
         let size = settings.size.ok_or_else(|| {
-            Error::usage(format!("volume `{volume}` has no size")).mend("add --size, like --size 3G")
+            Error::usage(format!("volume `{volume}` has no size"))
+                .mend("add --size, like --size 3G")
         })?;
         let super::Amount::Bytes(size_bytes) = size else {
             return Err(Error::usage(format!("size {size} is a share, not a number of bytes"))
@@ -213,11 +216,8 @@ pub fn check_size(bytes: u64) -> Result<()> {
     }
     if !bytes.is_multiple_of(block) {
         let (below, above) = (bytes / block * block, bytes.next_multiple_of(block));
-        let mend = if below == 0 {
-            format!("give {above}")
-        } else {
-            format!("give {below} or {above}")
-        };
+        let mend =
+            if below == 0 { format!("give {above}") } else { format!("give {below} or {above}") };
         return Err(Error::usage(format!("size {bytes} is not a multiple of 4096")).mend(mend));
     }
     Ok(())
@@ -294,7 +294,10 @@ mod tests {
             (sized(0), "size 0 makes no device; give at least 4096"),
             (sized(100), "size 100 is not a multiple of 4096; give 4096"),
             (sized(5000), "size 5000 is not a multiple of 4096; give 4096 or 8192"),
-            (sized((16 << 40) + 4096), "size 17592186048512 is more than can be addressed, which is 17592186044416 (16T); give less"),
+            (
+                sized((16 << 40) + 4096),
+                "size 17592186048512 is more than can be addressed, which is 17592186044416 (16T); give less",
+            ),
             (
                 Settings { threads: Some(0), ..sized(4096) },
                 "0 threads can't serve a volume; give 1 to 256",

@@ -45,7 +45,8 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     })?;
     let too_large = || format!("`{text}` is too large; the most is 16T");
     if number.contains('.') {
-        let value: f64 = number.parse().map_err(|_| format!("`{text}` is not a size; {EXAMPLES}"))?;
+        let value: f64 =
+            number.parse().map_err(|_| format!("`{text}` is not a size; {EXAMPLES}"))?;
         let bytes = value * (1u64 << shift) as f64;
         if bytes >= u64::MAX as f64 {
             return Err(too_large());

@@ -4,7 +4,7 @@ use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
 use super::{log, notify, serve};
 use crate::config::paths::VolumeFiles;
-use crate::config::{Paths, Plan, plan, size};
+use crate::config::{Paths, Plan, machine, plan, size};
 use crate::control::{Handler, Request, Server, Status, Version};
 use crate::error::{Context, Error, Result};
 use crate::export::{Export, Leftover};
@@ -120,6 +120,7 @@ fn bring_up(
     let volume = Volume::create(&volume::Options {
         size: plan.size_bytes,
         ram_limit: plan.ram_limit_bytes,
+        ram_limit_max: machine::memory_bytes(),
         segment: plan.segment_bytes,
         algorithm: plan.algorithm,
         // A block device may be given to swapon; what carries swap must not be swapped out itself.

@@ -3,6 +3,7 @@
 //! [`Stats`] is a snapshot: every number in it, with its unit in its name, is what `--json` prints.
 //! The historic layouts (`ramzswap`, `zramconfig`, `zram`) are only other ways to print it.
 
+pub mod histogram;
 pub mod layout;
 
 use serde::{Deserialize, Serialize};
