@@ -104,7 +104,7 @@ fn checks() -> Vec<Check> {
         Check::new(
             "/dev/ublk-control",
             opens("/dev/ublk-control"),
-            "not used yet; modprobe ublk_drv (Linux 6.0 or newer)",
+            "not used by this version; modprobe ublk_drv (Linux 6.0 or newer)",
         ),
         Check::new(
             "kernel NBD client",

@@ -19,9 +19,8 @@ use crate::config::{Paths, name};
 use crate::control::Client;
 use crate::daemon::{self, Found};
 use crate::error::{Error, Result};
-use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
-use std::io::Write;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -90,9 +89,19 @@ fn parse_error(e: &clap::Error) -> ExitCode {
         let _ = e.print(); // nobody reads it: then there is nothing to say
         return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
     }
-    let text = one_line(&e.render().to_string());
-    let _ = writeln!(std::io::stderr(), "ztier: {text}");
+    output::remark(&format!("ztier: {}", explain(e)));
     ExitCode::from(2)
+}
+
+/// A parser's error in one line, with the nearest command if there is none of that name.
+fn explain(e: &clap::Error) -> String {
+    let Some(ContextValue::String(word)) = e.get(ContextKind::InvalidSubcommand) else {
+        return one_line(&e.render().to_string());
+    };
+    let command = Cli::command();
+    let shown = command.get_subcommands().filter(|c| !c.is_hide_set());
+    let known: Vec<&str> = shown.map(clap::Command::get_name).collect();
+    format!("unknown command `{word}`; {}", name::suggest(word, &known))
 }
 
 /// The parser's error without its heading and usage, with its tips after semicolons.
@@ -139,7 +148,6 @@ fn unknown(paths: &Paths, volume: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_definitions_are_consistent() {
@@ -150,12 +158,11 @@ mod tests {
     fn parse_errors_are_one_line() {
         let error = |args: &[&str]| match Cli::try_parse_from(args) {
             Ok(_) => String::new(),
-            Err(e) => one_line(&e.render().to_string()),
+            Err(e) => explain(&e),
         };
-        assert_eq!(
-            error(&["ztier", "stauts"]),
-            "unrecognized subcommand 'stauts'; some similar subcommands exist: 'stats', 'status'"
-        );
+        assert_eq!(error(&["ztier", "lst"]), "unknown command `lst`; did you mean `list`?");
+        assert_eq!(error(&["ztier", "dwon", "x"]), "unknown command `dwon`; did you mean `down`?");
+        assert!(error(&["ztier", "xyz"]).contains("known are up, down, list"));
         let found = error(&["ztier", "up", "x", "--algorithm", "lz5"]);
         assert!(found.contains("[possible values: lz4, zstd, none]; a similar value"), "{found}");
         let found = error(&["ztier", "up", "x", "--size", "3X"]);

@@ -89,8 +89,10 @@ fn text(status: &control::Status) -> String {
 fn stored(stats: &Stats) -> String {
     let data = stats.orig_data_bytes + stats.blocks_same * crate::BLOCK_SIZE as u64;
     let ratio = match stats.mem_used_bytes {
-        0 => String::new(),
-        used => format!(", {:.2} × its memory", data as f64 / used as f64),
+        used if used > 0 && data > 0 => {
+            format!(", {:.2} × its memory", data as f64 / used as f64)
+        }
+        _ => String::new(),
     };
     format!("{} ({} as payload{ratio})", human(data), human(stats.compr_data_bytes))
 }

@@ -179,7 +179,8 @@ mod tests {
         assert!(raw(&path, b"{\"v\":2,\"op\":\"ping\"}\n").contains("version 2"));
         assert!(raw(&path, b"{\"v\":1,\"op\":\"fly\"}\n").contains("not understood"));
         assert!(raw(&path, b"\n").contains("not understood"));
-        assert!(raw(&path, b"{\"v\":1,\"op\":\"ping\",\"x\":1}\n").contains("not understood"));
+        let more = b"{\"v\":1,\"op\":\"down\",\"discard\":true,\"force\":true,\"x\":1}\n";
+        assert!(raw(&path, more).contains("not understood"));
         assert!(raw(&path, &vec![b'x'; LONGEST_REQUEST + 4097]).contains("longer than"));
         server.stop();
         assert!(client.ask::<Version>(&Request::Ping, patience).is_err());

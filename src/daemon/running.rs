@@ -117,15 +117,7 @@ fn bring_up(
     files: &VolumeFiles,
     events: Sender<Event>,
 ) -> Result<(Arc<Running>, Server)> {
-    let volume = Volume::create(&volume::Options {
-        size: plan.size_bytes,
-        ram_limit: plan.ram_limit_bytes,
-        ram_limit_max: machine::memory_bytes(),
-        segment: plan.segment_bytes,
-        algorithm: plan.algorithm,
-        // A block device may be given to swapon; what carries swap must not be swapped out itself.
-        lock_memory: matches!(plan.export, plan::Export::Fuse),
-    })?;
+    let volume = create(&plan)?;
     let control = Leftover::Socket(files.control.clone());
     let with_control = |mut leftovers: Vec<Leftover>| {
         leftovers.push(control.clone());
@@ -150,6 +142,28 @@ fn bring_up(
     });
     let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
     Ok((running, server))
+}
+
+fn create(plan: &Plan) -> Result<Arc<Volume>> {
+    let mut options = volume::Options {
+        size: plan.size_bytes,
+        ram_limit: plan.ram_limit_bytes,
+        ram_limit_max: machine::memory_bytes(),
+        segment: plan.segment_bytes,
+        algorithm: plan.algorithm,
+        // A block device may be given to swapon; what carries swap must not be swapped out itself.
+        lock_memory: matches!(plan.export, plan::Export::Fuse),
+    };
+    match Volume::create(&options) {
+        Err(e) if options.lock_memory => {
+            // Without the right to lock memory the device is good for everything else.
+            options.lock_memory = false;
+            let volume = Volume::create(&options)?;
+            log::line(&format!("memory is not locked, so don't use the device as swap: {e}"));
+            Ok(volume)
+        }
+        created => created,
+    }
 }
 
 /// Waits until the export is stopped: by `down`, or by a signal once nobody holds the device, or by a
