@@ -125,8 +125,12 @@ fn the_service_manager_is_told() {
     manager.set_read_timeout(Some(PATIENCE)).unwrap();
     let hear = || {
         let mut buffer = [0; 4096];
-        let n = manager.recv(&mut buffer).unwrap();
-        String::from_utf8_lossy(&buffer[..n]).into_owned()
+        loop {
+            match manager.recv(&mut buffer) {
+                Ok(n) => return String::from_utf8_lossy(&buffer[..n]).into_owned(),
+                Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::Interrupted, "{e}"),
+            }
+        }
     };
     let mut daemon = foreground(sandbox.command(&UP).env("NOTIFY_SOCKET", &path));
     let ready = hear();

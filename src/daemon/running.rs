@@ -130,7 +130,18 @@ fn bring_up(
         plan,
     };
     state.write(files)?;
-    let export = serve::start(&state.plan, paths, Arc::clone(&volume))?;
+    let before: Vec<Leftover> = state.leftovers.iter().filter(|l| l.exists()).cloned().collect();
+    let export = match serve::start(&state.plan, paths, Arc::clone(&volume)) {
+        Ok(export) => export,
+        Err(e) => {
+            // What was there before is somebody else's, and may be the reason of the failure.
+            state.leftovers.retain(|leftover| !before.contains(leftover));
+            if let Err(second) = state.write(files) {
+                log::line(&second.to_string());
+            }
+            return Err(e);
+        }
+    };
     state.leftovers = with_control(export.leftovers());
     state.write(files)?;
     let running = Arc::new(Running {
