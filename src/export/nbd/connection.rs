@@ -1,7 +1,7 @@
 //! The clients of a server: who is connected, and the thread that serves each.
 //!
-//! Invariant: a connection is in the table from before its thread starts until after that thread's
-//! channel into the device is gone.
+//! Invariant: a connection is in the table from before its thread starts until after that thread has
+//! let go of the device; a closed table has no device.
 
 use super::wire::{Hangup, Input, Outcome, Output};
 use super::{Limits, handshake, transmission};
@@ -19,7 +19,6 @@ const NAMED_MAX: usize = 4;
 
 /// All connections of a server.
 pub struct Clients {
-    device: Arc<dyn Device>,
     name: String,
     most: usize,
     limits: Limits,
@@ -28,10 +27,9 @@ pub struct Clients {
     left: Condvar,
 }
 
-#[derive(Default)]
 struct Table {
-    /// Nobody is admitted any more.
-    closed: bool,
+    /// `None`: nobody is admitted any more.
+    device: Option<Arc<dyn Device>>,
     next: u64,
     connections: BTreeMap<u64, Connection>,
 }
@@ -45,15 +43,17 @@ struct Connection {
 
 impl Clients {
     pub fn new(device: Arc<dyn Device>, name: String, most: usize, limits: Limits) -> Self {
-        Self { device, name, most, limits, table: Mutex::default(), left: Condvar::new() }
+        let table = Table { device: Some(device), next: 0, connections: BTreeMap::new() };
+        Self { name, most, limits, table: Mutex::new(table), left: Condvar::new() }
     }
 
     /// Serves a new connection on a thread of its own, or closes it when there are too many.
     pub fn admit(self: &Arc<Self>, socket: OwnedFd) {
         let socket = Arc::new(socket);
-        let id = {
+        let (id, device) = {
             let mut table = self.table.lock();
-            if table.closed || table.connections.len() >= self.most {
+            let Some(device) = table.device.clone() else { return };
+            if table.connections.len() >= self.most {
                 return;
             }
             let id = table.next;
@@ -61,13 +61,13 @@ impl Clients {
             let connection =
                 Connection { socket: Arc::clone(&socket), transmits: false, peer: peer(&socket) };
             table.connections.insert(id, connection);
-            id
+            (id, device)
         };
         let entry = Entry { clients: Arc::clone(self), id };
         // If there is no thread to be had, the entry goes and the client sees a closed connection.
         let _ = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(move || {
             // How a connection ends is the client's business; its requests were all answered.
-            let _ = entry.serve(socket);
+            let _ = entry.serve(socket, device);
         });
     }
 
@@ -88,7 +88,7 @@ impl Clients {
 
     /// Whether one of the above has closed them.
     pub fn are_closed(&self) -> bool {
-        self.table.lock().closed
+        self.table.lock().device.is_none()
     }
 
     /// Waits until no connection is left; they have been closed before.
@@ -122,7 +122,7 @@ impl Clients {
 
 impl Table {
     fn close(&mut self) {
-        self.closed = true;
+        self.device = None;
         for connection in self.connections.values() {
             // It may be closed already by the other side.
             let _ = rustix::net::shutdown(&connection.socket, Shutdown::Both);
@@ -144,7 +144,7 @@ impl Drop for Entry {
 }
 
 impl Entry {
-    fn serve(&self, socket: Arc<OwnedFd>) -> Outcome<()> {
+    fn serve(&self, socket: Arc<OwnedFd>, device: Arc<dyn Device>) -> Outcome<()> {
         let clients = &*self.clients;
         let limit = clients.limits.handshake;
         let system = Hangup::System;
@@ -155,7 +155,7 @@ impl Entry {
         let export = handshake::Export {
             name: &clients.name,
             description: "ztier volume",
-            size: clients.device.size(),
+            size: device.size(),
         };
         let agreed =
             handshake::negotiate(&mut input, &mut output, &export, || self.begin_transmission())?;
@@ -163,7 +163,7 @@ impl Entry {
         // From here on a slow client is a client that is busy, and may be.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None).map_err(system)?;
         input.lift_deadline();
-        let end = transmission::serve(&clients.device, &mut input, &mut output, agreed);
+        let end = transmission::serve(&device, &mut input, &mut output, agreed);
         if end == Err(Hangup::Refused) {
             // What was done before the offence is still answered, if somebody listens.
             let _ = output.flush();
@@ -174,7 +174,7 @@ impl Entry {
     /// Makes this connection one that holds the device, unless the server is being stopped.
     fn begin_transmission(&self) -> bool {
         let mut table = self.clients.table.lock();
-        if table.closed {
+        if table.device.is_none() {
             return false;
         }
         table.connections.get_mut(&self.id).is_some_and(|connection| {
