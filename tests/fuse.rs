@@ -60,6 +60,17 @@ impl Place {
     }
 }
 
+impl Drop for Place {
+    /// What a failed test leaves must not get in the way of the others.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for l in FuseLoop::planned(&self.options(true)) {
+                let _ = l.remove();
+            }
+        }
+    }
+}
+
 fn volume(size: u64) -> Arc<Volume> {
     Volume::create(&volume::Options {
         size,

@@ -42,6 +42,7 @@ pub(super) fn of_block_device(device: &Path) -> Vec<String> {
 }
 
 /// Everything that holds the file `file` open, besides this process and the loop device `ours`.
+#[cfg(feature = "fuse")]
 pub(super) fn of_file(file: &Path, ours: Option<&Path>) -> Vec<String> {
     let mut held: BTreeSet<String> = loops_over(file)
         .into_iter()
@@ -145,6 +146,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    #[cfg(feature = "fuse")]
     #[test]
     fn another_process_is_named() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! What this machine has for the export, and how to get what is missing.
 
-use crate::export::loopdev;
+use super::attach;
 use rustix::fs::{Access, Mode, OFlags};
 use std::fs;
 use std::path::Path;
@@ -42,7 +42,7 @@ pub fn probe() -> Vec<Check> {
         ),
         Check::new(
             "/dev/loop-control",
-            loopdev::open_control().map(|_| "opens".to_owned()).map_err(|e| reason(e)),
+            attach::open_control().map(|_| "opens".to_owned()).map_err(reason),
             "run as root; modprobe loop; in a container, pass /dev/loop-control in",
         ),
         Check::new("block devices", privilege(), "run as root (CAP_SYS_ADMIN)"),
@@ -65,7 +65,7 @@ pub fn available(block_device: bool) -> Result<(), String> {
     if block_device {
         privilege()?;
         kernel()?;
-        loopdev::open_control().map_err(|e| format!("/dev/loop-control: {}", reason(e)))?;
+        attach::open_control().map_err(|e| format!("/dev/loop-control: {}", reason(e)))?;
     }
     Ok(())
 }

@@ -17,8 +17,8 @@ use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// The most bytes that one FUSE request may carry. More needs a larger `fs.fuse.max_pages_limit` than
-/// the kernel's own, and gained nothing when measured.
+/// The most bytes that one FUSE request may carry: what the kernel allows unless the administrator
+/// raised `fs.fuse.max_pages_limit`. Each serving thread keeps this much for its reads.
 pub(super) const MAX_REQUEST: usize = 1 << 20;
 
 /// Requests that the kernel may have under way without a caller waiting (direct I/O of the loop
@@ -174,11 +174,9 @@ fn done(reply: ReplyEmpty, result: Result<(), Errno>) {
 
 impl Filesystem for BlockFile {
     fn init(&mut self, _: &fuser::Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Without ASYNC_DIO the loop device waits for each request before it sends the next. A kernel
-        // that lacks one of these works, slower.
-        for flag in [InitFlags::FUSE_ASYNC_DIO, InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP] {
-            let _ = config.add_capabilities(flag);
-        }
+        // Without it the loop device waits for each request before it sends the next. A kernel that
+        // lacks it works, slower.
+        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         let refused =
             |e| std::io::Error::other(format!("the FUSE library accepts at most {e} here"));
         config.set_max_write(MAX_REQUEST as u32).map_err(refused)?;

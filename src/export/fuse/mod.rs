@@ -5,6 +5,7 @@
 //! order; a device that is held is never taken away; no thread that serves requests ever does
 //! anything that causes requests (it would wait for itself).
 
+mod attach;
 mod doctor;
 mod file;
 mod queue;
@@ -144,11 +145,15 @@ impl FuseLoop {
             Mode::empty(),
         )
         .context(format!("cannot open {}", self.file.display()))?;
-        let device = loopdev::attach(&file, &self.file, BLOCK_SIZE as u32)?;
+        let device = attach::attach(&file, &self.file, BLOCK_SIZE as u32)?;
         self.loop_device = Some(device.clone());
         queue::tune(&device);
         if let Some(dir) = link.parent() {
-            fs::create_dir_all(dir).context(format!("cannot make {}", dir.display()))?;
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(dir)
+                .context(format!("cannot make {}", dir.display()))?;
         }
         match symlink(&device, &link) {
             // A dangling or stale link of ours (checked when starting).
@@ -254,7 +259,7 @@ impl Export for FuseLoop {
         // Fetches the size into the kernel, from where the loop device takes it.
         fs::metadata(&self.file).context(format!("cannot stat {}", self.file.display()))?;
         match &self.loop_device {
-            Some(device) => loopdev::grow(device, &self.file),
+            Some(device) => attach::grow(device, &self.file),
             None => Ok(()),
         }
     }

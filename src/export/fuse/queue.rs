@@ -2,21 +2,20 @@
 //!
 //! Invariant: best effort. A kernel without one of the files has a slower device, nothing else.
 
-use crate::export::loopdev;
+use super::attach;
 use std::path::Path;
 
 /// File in `/sys/block/loopN/queue`, and what it is set to.
-const SETTINGS: [(&str, &str); 3] = [
-    // No reordering of what is memory in the end.
+const SETTINGS: [(&str, &str); 2] = [
+    // The kernel's default for loop devices, but udev rules of distributions choose others.
     ("scheduler", "none"),
-    // One FUSE request each; the default of 1280 KiB makes two, a large and a small one.
-    ("max_sectors_kb", "1024"),
+    // In KiB. Requests of 128 KiB, the default, wait for FUSE too often when read in order.
     ("read_ahead_kb", "1024"),
 ];
 
 /// Tunes the queue of the loop device `device`.
 pub(super) fn tune(device: &Path) {
-    let dir = loopdev::sys(device).join("queue");
+    let dir = attach::sys(device).join("queue");
     for (file, value) in SETTINGS {
         let _ = std::fs::write(dir.join(file), value);
     }
