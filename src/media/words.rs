@@ -1,12 +1,14 @@
 //! A sparse array of atomic 64-bit words in a memory file; zero until written.
 
+#[cfg(not(shuttle))]
 use super::PAGE;
 use crate::error::Result;
 use crate::sync::atomic::AtomicU64;
 use std::ops::Range;
 
 /// Words in a page.
-pub const WORDS_PER_PAGE: usize = PAGE / 8;
+#[cfg(not(shuttle))]
+const WORDS_PER_PAGE: usize = PAGE / 8;
 
 /// The array. Under a schedule explorer, whose atomics cannot live in foreign memory, it is a plain
 /// vector, to be kept small.

@@ -5,6 +5,7 @@
 
 use super::Store;
 use super::format::Home;
+use super::segment::Sealed;
 use super::tally::Counts;
 use std::collections::BTreeMap;
 
@@ -34,6 +35,38 @@ impl Store {
         self.audit_counts(counts)?;
         for segment in 0..self.segments.used() {
             self.audit_segment(segment, live.get(&segment).copied().unwrap_or(0))?;
+        }
+        Ok(())
+    }
+
+    /// Replays the log, oldest segment first, and compares: the last record of each block must be the
+    /// one that the index names, unless the index names none. This is what recovery from the log alone
+    /// would see.
+    ///
+    /// # Errors
+    /// The first block for which log order is not index order.
+    pub fn audit_order(&self) -> Result<(), String> {
+        let mut segments: Vec<(u64, u32, u32)> =
+            self.segments.all_sealed().map(|s| (s.sequence, s.segment, s.end)).collect();
+        if let Some((segment, end)) = self.log.open() {
+            segments.push((self.segments.sequence(segment), segment, end));
+        }
+        segments.sort_unstable();
+        let mut last = BTreeMap::new();
+        for (sequence, segment, end) in segments {
+            for (block, at) in self.records(Sealed { segment, end, dead: 0, sequence }) {
+                last.insert(block, at);
+            }
+        }
+        for (block, at) in last {
+            match self.index.load(block).home() {
+                Home::Record(indexed) if indexed != at => {
+                    return Err(format!(
+                        "block {block}: log ends with {at:?}, index has {indexed:?}"
+                    ));
+                }
+                _ => {}
+            }
         }
         Ok(())
     }

@@ -8,6 +8,7 @@
 
 use super::budget::Taker;
 use super::format::{Entry, HEADER, Location, block_of, check_word, decode_shape, digest};
+use super::planted::{Bug, on};
 use super::segment::{BYTES_PER_SEGMENT, Sealed};
 use super::tally::Counts;
 use super::{Session, Store};
@@ -128,7 +129,7 @@ impl Store {
             }
             let Some(leaf) = self.index.retain_present(found.block) else { return true };
             let guard = self.stripe(found.block);
-            let still = self.index.load(found.block).same_place(entry);
+            let still = self.index.load(found.block).same_place(entry) || on(Bug::CopyWithoutCheck);
             let room = still.then(|| self.log.reserve(found.at.record_len(), true));
             let moved = match room {
                 None => true,
@@ -177,13 +178,26 @@ impl Store {
         let horizon = self.epochs.horizon();
         let before = retired.len();
         retired.retain(|(segment, stamp)| {
-            let visible = *stamp >= horizon;
+            let visible = *stamp >= horizon && !on(Bug::FreeBeforeReadersLeave);
             if !visible {
                 self.frames.give(frame_of_empty(self.segments.free(*segment)));
             }
             visible
         });
         before - retired.len()
+    }
+
+    /// The records of a segment, live and dead, in order.
+    pub(super) fn records(&self, segment: Sealed) -> Vec<(u64, Location)> {
+        let Some(frame) = self.segments.frame(segment.segment) else { return Vec::new() };
+        let bytes = self.frames.bytes(frame, 0, segment.end);
+        let mut offset = 0;
+        std::iter::from_fn(|| {
+            let found = candidate(bytes, offset, &segment)?;
+            offset += found.at.record_len();
+            Some((found.block, found.at))
+        })
+        .collect()
     }
 
     /// Segments that are empty but may still be seen.

@@ -17,6 +17,7 @@ use super::budget::{Budget, Taker};
 use super::epoch::{Epochs, Stamp};
 use super::format::Entry;
 use super::intervals::{BYTES_PER_RANGE, Intervals};
+use super::planted::{Bug, on};
 use crate::error::Result;
 use crate::media::{PAGE, Words};
 use crate::sync::Mutex;
@@ -174,8 +175,8 @@ impl Index {
     }
 
     /// Hints that `block`'s entry is wanted soon.
+    #[cfg(all(target_arch = "x86_64", not(shuttle)))]
     pub fn prefetch(&self, block: u64) {
-        #[cfg(all(target_arch = "x86_64", not(shuttle)))]
         if block < self.blocks_max && self.is_present(block / LEAF) {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             // SAFETY: a prefetch reads nothing; the address is inside the array.
@@ -184,6 +185,10 @@ impl Index {
             }
         }
     }
+
+    /// Hints nothing, here.
+    #[cfg(not(all(target_arch = "x86_64", not(shuttle))))]
+    pub fn prefetch(&self, _block: u64) {}
 
     /// Blocks that the index can name.
     pub fn blocks_max(&self) -> u64 {
@@ -246,7 +251,8 @@ impl Index {
         let leave = |from| {
             word.compare_exchange(from, LEAVING, Ordering::AcqRel, Ordering::Acquire).is_ok()
         };
-        if !leave(PRESENT | NOTED) && !leave(PRESENT) {
+        let careless = || on(Bug::DropRetainedLeaf) && leave(word.load(Ordering::Acquire));
+        if !leave(PRESENT | NOTED) && !leave(PRESENT) && !careless() {
             return false;
         }
         rare.leaving.push((leaf, epochs.stamp()));

@@ -25,6 +25,7 @@ pub mod frames;
 pub mod index;
 pub mod intervals;
 pub mod log;
+pub mod planted;
 mod read;
 pub mod segment;
 mod session;

@@ -3,6 +3,7 @@
 use super::codec::Encoded;
 use super::format::{Entry, HEADER, Home, Location, RECORD_MAX, check_word, digest, encode_shape};
 use super::log::Reservation;
+use super::planted::{Bug, on};
 use super::tally::Counts;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
@@ -85,12 +86,17 @@ impl Store {
         };
         let (mut done, mut blocked, mut delta) = (skip, None, 0);
         let mut counts = Counts::default();
+        let mut early = None;
+        if on(Bug::ReserveBeforeLock) {
+            early = self.reserve_some(session, done);
+        }
         let guard = self.stripe(first);
-        if expect.is_some_and(|entry| !self.index.load(first).same_place(entry)) {
+        let changed = |entry| !self.index.load(first).same_place(entry);
+        if expect.is_some_and(changed) && !on(Bug::ModifyWithoutCheck) {
             blocked = Some(Blocked::Changed);
         }
         while blocked.is_none() && done < count {
-            let Some((n, room)) = self.reserve_some(session, done) else {
+            let Some((n, room)) = early.take().or_else(|| self.reserve_some(session, done)) else {
                 blocked = Some(Blocked::Segment(session.staged[done].record_len));
                 break;
             };

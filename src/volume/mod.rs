@@ -225,7 +225,8 @@ impl Volume {
     /// # Errors
     /// What does not agree.
     pub fn audit(&self) -> std::result::Result<(), String> {
-        self.ram.store().audit(self.size_now() / BLOCK_SIZE as u64)
+        self.ram.store().audit(self.size_now() / BLOCK_SIZE as u64)?;
+        self.ram.store().audit_order()
     }
 
     /// Ends the volume's own thread. Requests after this still work; only those who write clean.

@@ -1,0 +1,40 @@
+//! Bugs that can be planted, to show that the schedule explorer finds them.
+//!
+//! They exist only in builds with `--cfg shuttle`; in all others [`on`] is `false` at compile time.
+
+/// A mistake that somebody could make here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Bug {
+    /// Room in the log is reserved before the stripe lock is taken, so log order is not index order.
+    ReserveBeforeLock = 1,
+    /// The cleaner publishes its copy without looking whether the block is still there.
+    CopyWithoutCheck = 2,
+    /// A frame is used again while readers may still be looking at it.
+    FreeBeforeReadersLeave = 3,
+    /// A read-modify-write publishes what it made of an old version.
+    ModifyWithoutCheck = 4,
+    /// A leaf of the index is taken out although somebody has just retained it.
+    DropRetainedLeaf = 5,
+}
+
+#[cfg(shuttle)]
+static PLANTED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+
+/// Plants a bug, or none, for the whole process.
+#[cfg(shuttle)]
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.store(bug.map_or(0, |b| b as u8), std::sync::atomic::Ordering::SeqCst);
+}
+
+/// Whether this bug is planted.
+#[cfg(shuttle)]
+pub fn on(bug: Bug) -> bool {
+    PLANTED.load(std::sync::atomic::Ordering::SeqCst) == bug as u8
+}
+
+/// Whether this bug is planted: never, in this build.
+#[cfg(not(shuttle))]
+pub const fn on(_: Bug) -> bool {
+    false
+}

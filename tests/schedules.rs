@@ -1,0 +1,239 @@
+//! Schedules: the concurrent parts under [shuttle](https://docs.rs/shuttle), which runs each test under
+//! thousands of thread interleavings, and bugs planted on purpose, each of which must be found.
+//!
+//! Built only with `RUSTFLAGS="--cfg shuttle"`; a failure prints the schedule that replays it.
+#![cfg(shuttle)]
+#![allow(clippy::unwrap_used)]
+
+use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::sync::atomic::{AtomicU64, Ordering};
+use shuttle::thread;
+use shuttle::{Config, Runner};
+use std::sync::Arc;
+use std::time::Instant;
+use ztier::store::planted::{Bug, plant};
+use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Volume};
+
+const SEGMENT: u32 = 32 << 10;
+/// Whole blocks of noise do not compress: seven or eight fill a segment.
+const NOISE: u64 = 0x9e37_79b9_7f4a_7c15;
+
+fn iterations() -> usize {
+    std::env::var("ZTIER_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(2000)
+}
+
+fn volume(blocks: u64, segments: u64) -> Arc<Volume> {
+    let options = Options {
+        size: blocks * 4096,
+        // Fixed tables take what they take; only segments are short.
+        ram_limit: (1 << 20) + segments * u64::from(SEGMENT),
+        ram_limit_max: 0,
+        segment: SEGMENT,
+        algorithm: Algorithm::None,
+        lock_memory: false,
+    };
+    Arc::new(Volume::new(&options).unwrap())
+}
+
+/// A block that says which block it is and which version.
+fn block(number: u64, version: u64) -> Vec<u8> {
+    let mut x = number << 32 | version | 1;
+    let mut data: Vec<u8> = [number, version].iter().flat_map(|n| n.to_le_bytes()).collect();
+    while data.len() < 4096 {
+        x = x.wrapping_mul(NOISE).rotate_left(17);
+        data.extend_from_slice(&x.to_le_bytes());
+    }
+    data
+}
+
+fn write(channel: &mut dyn Channel, number: u64, version: u64) -> Result<(), IoError> {
+    let data = block(number, version);
+    channel
+        .submit(Request::Write { offset: number * 4096, data: &data, fua: false }, Instant::now())
+}
+
+/// The version that a block has; panics unless the whole block is of one version.
+fn read(channel: &mut dyn Channel, number: u64) -> u64 {
+    let mut buf = vec![0; 4096];
+    let request = Request::Read { offset: number * 4096, buf: &mut buf };
+    channel.submit(request, Instant::now()).unwrap();
+    if buf.iter().all(|b| *b == 0) {
+        return 0;
+    }
+    let version = u64::from_le_bytes(buf[8..16].try_into().unwrap());
+    assert!(buf == block(number, version), "block {number} is torn or another's");
+    version
+}
+
+/// Two threads write the same two blocks: whoever is last in the log must be last in the index.
+fn writers_of_the_same_block() {
+    let volume = volume(32, 12);
+    let threads: Vec<_> = (0..2u64)
+        .map(|t| {
+            let volume = Arc::clone(&volume);
+            thread::spawn(move || {
+                let mut channel = volume.channel();
+                for i in 0..3 {
+                    write(&mut *channel, i % 2, 1 + t * 10 + i).unwrap();
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+    volume.audit().unwrap();
+}
+
+/// One thread writes versions in order, one reads: it never sees an older one than was acknowledged
+/// before it began, while the cleaner moves everything around.
+fn a_reader_beside_a_writer_and_the_cleaner() {
+    let volume = volume(32, 8);
+    let acknowledged = Arc::new(AtomicU64::new(0));
+    let writer = {
+        let (volume, acknowledged) = (Arc::clone(&volume), Arc::clone(&acknowledged));
+        thread::spawn(move || {
+            let mut channel = volume.channel();
+            for version in 1..6 {
+                for number in 0..4 {
+                    write(&mut *channel, number, version).unwrap();
+                }
+                acknowledged.store(version, Ordering::SeqCst);
+            }
+        })
+    };
+    let cleaner = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || (0..4).for_each(|_| volume.clean_now()))
+    };
+    let mut channel = Arc::clone(&volume).channel();
+    for number in [0, 3, 0, 1] {
+        let least = acknowledged.load(Ordering::SeqCst);
+        assert!(read(&mut *channel, number) >= least, "block {number} is stale");
+    }
+    writer.join().unwrap();
+    cleaner.join().unwrap();
+    for number in 0..4 {
+        assert_eq!(read(&mut *channel, number), 5);
+    }
+    volume.audit().unwrap();
+}
+
+/// Two writers fill a volume whose limit is so low that each makes room for the other.
+fn writers_at_the_limit() {
+    let volume = volume(16, 6);
+    let threads: Vec<_> = (0..2u64)
+        .map(|t| {
+            let volume = Arc::clone(&volume);
+            thread::spawn(move || {
+                let mut channel = volume.channel();
+                for version in 1..5 {
+                    for number in 0..5 {
+                        write(&mut *channel, t * 8 + number, version).unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+    let mut channel = Arc::clone(&volume).channel();
+    for number in (0..5).chain(8..13) {
+        assert_eq!(read(&mut *channel, number), 4);
+    }
+    volume.audit().unwrap();
+}
+
+/// Two threads change different halves of one block: neither change is lost.
+fn modifiers_of_one_block() {
+    let volume = volume(16, 8);
+    let threads: Vec<_> = (0..2u64)
+        .map(|t| {
+            let volume = Arc::clone(&volume);
+            thread::spawn(move || {
+                let mut channel = volume.channel();
+                let data = [t as u8 + 1; 100];
+                let write = Request::Write { offset: t * 2048, data: &data, fua: false };
+                channel.submit(write, Instant::now()).unwrap();
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+    let mut channel = Arc::clone(&volume).channel();
+    for t in 0..2 {
+        let mut buf = [0; 100];
+        let read = Request::Read { offset: t * 2048, buf: &mut buf };
+        channel.submit(read, Instant::now()).unwrap();
+        assert!(buf.iter().all(|b| u64::from(*b) == t + 1), "a change was lost");
+    }
+    volume.audit().unwrap();
+}
+
+/// One thread discards a leaf's last block and has it dropped while another writes into the leaf.
+fn a_leaf_that_leaves_while_it_is_written() {
+    let volume = volume(512, 8);
+    let mut channel = Arc::clone(&volume).channel();
+    write(&mut *channel, 1, 1).unwrap();
+    let dropper = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || {
+            let mut channel = Arc::clone(&volume).channel();
+            let discard = Request::Discard { offset: 4096, len: 4096 };
+            channel.submit(discard, Instant::now()).unwrap();
+            volume.clean_now();
+        })
+    };
+    write(&mut *channel, 2, 7).unwrap();
+    dropper.join().unwrap();
+    volume.clean_now();
+    assert_eq!(read(&mut *channel, 2), 7);
+    assert_eq!(read(&mut *channel, 1), 0);
+    volume.audit().unwrap();
+}
+
+const TESTS: [fn(); 5] = [
+    writers_of_the_same_block,
+    a_reader_beside_a_writer_and_the_cleaner,
+    writers_at_the_limit,
+    modifiers_of_one_block,
+    a_leaf_that_leaves_while_it_is_written,
+];
+
+fn explore(test: fn(), scheduler: impl Scheduler + 'static) {
+    let mut config = Config::new();
+    // A channel is made on the stack before it is boxed.
+    config.stack_size = 1 << 20;
+    Runner::new(scheduler, config).run(test);
+}
+
+/// One test function: planting is for the whole process, so nothing may run beside it.
+#[test]
+fn every_schedule_holds_and_every_planted_bug_is_found() {
+    for test in TESTS {
+        explore(test, RandomScheduler::new(iterations()));
+        explore(test, PctScheduler::new(3, iterations() / 2));
+    }
+    let quiet = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let bugs = [
+        (Bug::ReserveBeforeLock, TESTS[0]),
+        (Bug::CopyWithoutCheck, TESTS[1]),
+        (Bug::FreeBeforeReadersLeave, TESTS[1]),
+        (Bug::ModifyWithoutCheck, TESTS[3]),
+        (Bug::DropRetainedLeaf, TESTS[4]),
+    ];
+    let missed: Vec<Bug> = bugs
+        .into_iter()
+        .filter(|(bug, test)| {
+            plant(Some(*bug));
+            let test = *test;
+            let found = std::panic::catch_unwind(|| {
+                explore(test, RandomScheduler::new(10_000));
+                explore(test, PctScheduler::new(3, 10_000));
+            })
+            .is_err();
+            !found
+        })
+        .map(|(bug, _)| bug)
+        .collect();
+    plant(None);
+    std::panic::set_hook(quiet);
+    assert!(missed.is_empty(), "planted and not found: {missed:?}");
+}
