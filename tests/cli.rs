@@ -1,15 +1,16 @@
 //! The program as people use it: every command against the real binary, over NBD, without root.
 #![allow(clippy::unwrap_used)]
 
-mod common {
+mod support {
+    pub mod disk;
     pub mod nbd;
     pub mod sandbox;
 }
 
-use common::nbd::Nbd;
-use common::sandbox::{Sandbox, eventually, finish};
 use std::fs;
 use std::time::Instant;
+use support::disk::Disk;
+use support::sandbox::{Sandbox, eventually, finish};
 
 /// Data that compresses to about half: 4 KiB blocks of counted noise and a repeated rest.
 fn data(blocks: usize) -> Vec<u8> {
@@ -28,8 +29,8 @@ fn up(sandbox: &Sandbox, name: &str) {
     sandbox.ztier(&["up", name, "--size", "64M", "--export", "nbd"]).ok();
 }
 
-fn connect(sandbox: &Sandbox, name: &str) -> Nbd {
-    Nbd::connect(&sandbox.run_dir().join(format!("{name}.nbd")), name)
+fn connect(sandbox: &Sandbox, name: &str) -> Disk {
+    Disk::open(&sandbox.run_dir().join(format!("{name}.nbd")), name)
 }
 
 #[test]
@@ -151,9 +152,9 @@ fn force_takes_the_device_away_and_an_empty_volume_needs_no_discard() {
     let sandbox = Sandbox::new();
     up(&sandbox, "vol");
     let mut client = connect(&sandbox, "vol");
-    assert!(client.is_open());
+    assert!(!client.is_closed());
     sandbox.ztier(&["down", "vol", "--force"]).ok();
-    assert!(!client.is_open());
+    assert!(client.is_closed());
     assert_eq!(sandbox.files(), [""; 0]);
     up(&sandbox, "vol");
     sandbox.ztier(&["down", "vol"]).ok();
@@ -207,7 +208,7 @@ fn saved_settings_come_back() {
     let status = sandbox.status("vol");
     assert_eq!(status["algorithm"], "zstd");
     assert_eq!(status["ram_limit_bytes"], 32 << 20);
-    assert_eq!(Nbd::connect(&socket, "vol").size, 64 << 20);
+    assert_eq!(Disk::open(&socket, "vol").size, 64 << 20);
 }
 
 #[test]

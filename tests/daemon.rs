@@ -1,26 +1,28 @@
 //! The daemon's life: readiness, races, signals, death, and what is left after each of them.
 #![allow(clippy::unwrap_used)]
 
-mod common {
+mod support {
+    pub mod disk;
     pub mod nbd;
     pub mod sandbox;
 }
 
-use common::nbd::Nbd;
-use common::sandbox::{Guard, PATIENCE, Sandbox, eventually, finish, wait};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use support::disk::Disk;
+use support::sandbox::{Guard, PATIENCE, Sandbox, eventually, finish, wait};
 
 const UP: [&str; 6] = ["up", "vol", "--size", "64M", "--export", "nbd"];
 
-fn connect(sandbox: &Sandbox) -> Nbd {
-    Nbd::connect(&sandbox.run_dir().join("vol.nbd"), "vol")
+fn connect(sandbox: &Sandbox) -> Disk {
+    Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol")
 }
 
 /// A daemon in the foreground, once it has printed its endpoint.
@@ -110,7 +112,7 @@ fn an_up_that_fails_leaves_nothing() {
     assert_eq!(sandbox.files(), [""; 0]);
     // A place that somebody else serves is left to them.
     let taken = sandbox.path().join("taken");
-    let _listener = std::os::unix::net::UnixListener::bind(&taken).unwrap();
+    let _listener = UnixListener::bind(&taken).unwrap();
     let taken_by_us = taken.display().to_string();
     sandbox.ztier(&[&UP[..], &["--socket", &taken_by_us]].concat()).refused(1, &["taken"]);
     assert!(taken.exists());
@@ -139,6 +141,30 @@ fn the_service_manager_is_told() {
     assert_eq!(connect(&sandbox).size, 64 << 20);
     signal(&daemon.0, Signal::TERM);
     assert_eq!(hear(), "STOPPING=1\n");
+    assert_eq!(wait(&mut daemon.0), 0);
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
+fn sockets_of_the_service_manager_are_served() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.path().join("activated");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut shell = Command::new("sh");
+    // The shell's own number is the program's: it replaces itself.
+    let script = "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0 </dev/null";
+    let program = sandbox.command(&UP);
+    shell.arg("-c").arg(script).arg(program.get_program()).args(program.get_args());
+    for (key, value) in program.get_envs() {
+        value.map(|value| shell.env(key, value));
+    }
+    let mut daemon = foreground(shell.stdin(OwnedFd::from(listener)));
+    let mut disk = Disk::open(&path, "vol");
+    disk.write(0, &[3; 4096]);
+    assert!(!sandbox.files().contains(&"vol.nbd".into()), "only what was handed over is served");
+    drop(disk);
+    eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
+    signal(&daemon.0, Signal::TERM);
     assert_eq!(wait(&mut daemon.0), 0);
     assert_eq!(sandbox.files(), [""; 0]);
 }
@@ -174,7 +200,7 @@ fn a_second_signal_does_not_wait() {
     });
     signal(&daemon.0, Signal::INT);
     assert_eq!(wait(&mut daemon.0), 0);
-    assert!(!client.is_open());
+    assert!(client.is_closed());
     assert_eq!(sandbox.files(), [""; 0]);
 }
 

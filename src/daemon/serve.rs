@@ -6,10 +6,6 @@ use crate::export::{Export, Leftover, nbd};
 use crate::volume::Volume;
 use std::sync::Arc;
 
-/// Where block devices are linked.
-#[cfg(feature = "fuse")]
-const LINKS: &str = "/dev/ztier";
-
 /// The export that will be used, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
@@ -32,7 +28,7 @@ pub fn choose(settings: &Settings) -> Result<Chosen> {
             Err(Error::usage("NBD addresses make no sense with --export fuse")
                 .mend("use --export nbd, or leave out --nbd-listen and --socket"))
         }
-        Choice::Fuse => match fuse_available() {
+        Choice::Fuse => match block::available() {
             Ok(()) => Ok(Chosen { fuse: true, why: "asked for".into() }),
             Err(why) => Err(Error::failure(format!("export fuse does not work here: {why}"))
                 .mend("--export nbd would; `ztier doctor` says how to get the others")),
@@ -40,21 +36,11 @@ pub fn choose(settings: &Settings) -> Result<Chosen> {
         Choice::Auto if wants_nbd => {
             Ok(Chosen { fuse: false, why: "an NBD address was given".into() })
         }
-        Choice::Auto => Ok(match fuse_available() {
+        Choice::Auto => Ok(match block::available() {
             Ok(()) => Chosen { fuse: true, why: "FUSE and loop devices work here".into() },
             Err(why) => Chosen { fuse: false, why: format!("no block device here: {why}") },
         }),
     }
-}
-
-#[cfg(feature = "fuse")]
-fn fuse_available() -> std::result::Result<(), String> {
-    crate::export::fuse::available(true)
-}
-
-#[cfg(not(feature = "fuse"))]
-fn fuse_available() -> std::result::Result<(), String> {
-    Err("this ztier was built without it".into())
 }
 
 /// Prepares this process for the plan's export. Comes before the first thread.
@@ -68,10 +54,7 @@ pub fn prepare(plan: &Plan) {
 /// What starting the plan's export will put into the system, in the order of removal.
 pub fn planned(plan: &Plan, paths: &Paths) -> Vec<Leftover> {
     match &plan.export {
-        #[cfg(feature = "fuse")]
-        plan::Export::Fuse => crate::export::fuse::FuseLoop::planned(&fuse_options(plan, paths)),
-        #[cfg(not(feature = "fuse"))]
-        plan::Export::Fuse => vec![],
+        plan::Export::Fuse => block::planned(plan, paths),
         plan::Export::Nbd { .. } => nbd_options(plan).leftovers(),
     }
 }
@@ -82,25 +65,8 @@ pub fn planned(plan: &Plan, paths: &Paths) -> Vec<Leftover> {
 /// Those of the front-end; nothing is left behind.
 pub fn start(plan: &Plan, paths: &Paths, volume: Arc<Volume>) -> Result<Box<dyn Export>> {
     match &plan.export {
-        #[cfg(feature = "fuse")]
-        plan::Export::Fuse => {
-            let options = fuse_options(plan, paths);
-            Ok(Box::new(crate::export::fuse::FuseLoop::start(volume, options)?))
-        }
-        #[cfg(not(feature = "fuse"))]
-        plan::Export::Fuse => Err(Error::failure("this ztier was built without FUSE")),
+        plan::Export::Fuse => block::start(plan, paths, volume),
         plan::Export::Nbd { .. } => Ok(Box::new(nbd::Server::start(volume, nbd_options(plan))?)),
-    }
-}
-
-#[cfg(feature = "fuse")]
-fn fuse_options(plan: &Plan, paths: &Paths) -> crate::export::fuse::Options {
-    crate::export::fuse::Options {
-        name: plan.name.clone(),
-        run_dir: paths.run.clone(),
-        link_dir: LINKS.into(),
-        threads: plan.threads as usize,
-        block_device: true,
     }
 }
 
@@ -112,4 +78,56 @@ fn nbd_options(plan: &Plan) -> nbd::Options {
         listen.extend(tcp.iter().copied().map(nbd::Listen::Tcp));
     }
     nbd::Options { name: plan.name.clone(), listen, max_connections: nbd::MAX_CONNECTIONS }
+}
+
+/// The block device, in a program that was built with it.
+#[cfg(feature = "fuse")]
+mod block {
+    use super::{Arc, Export, Leftover, Paths, Plan, Result, Volume};
+    use crate::export::fuse::{self, FuseLoop, Options};
+
+    /// Where block devices are linked.
+    const LINKS: &str = "/dev/ztier";
+
+    pub fn available() -> std::result::Result<(), String> {
+        fuse::available(true)
+    }
+
+    pub fn planned(plan: &Plan, paths: &Paths) -> Vec<Leftover> {
+        FuseLoop::planned(&options(plan, paths))
+    }
+
+    pub fn start(plan: &Plan, paths: &Paths, volume: Arc<Volume>) -> Result<Box<dyn Export>> {
+        Ok(Box::new(FuseLoop::start(volume, options(plan, paths))?))
+    }
+
+    fn options(plan: &Plan, paths: &Paths) -> Options {
+        Options {
+            name: plan.name.clone(),
+            run_dir: paths.run.clone(),
+            link_dir: LINKS.into(),
+            threads: plan.threads as usize,
+            block_device: true,
+        }
+    }
+}
+
+/// The block device, in a program that was built without it.
+#[cfg(not(feature = "fuse"))]
+mod block {
+    use super::{Arc, Error, Export, Leftover, Paths, Plan, Result, Volume};
+
+    const WHY: &str = "this ztier was built without FUSE";
+
+    pub fn available() -> std::result::Result<(), String> {
+        Err(WHY.into())
+    }
+
+    pub fn planned(_: &Plan, _: &Paths) -> Vec<Leftover> {
+        vec![]
+    }
+
+    pub fn start(_: &Plan, _: &Paths, _: Arc<Volume>) -> Result<Box<dyn Export>> {
+        Err(Error::failure(WHY).mend("use --export nbd"))
+    }
 }

@@ -1,5 +1,5 @@
 //! The real program in directories of its own, taken down whatever happens to the test.
-#![allow(dead_code)] // each test program uses its part
+#![allow(clippy::unwrap_used, dead_code)]
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
