@@ -71,7 +71,7 @@ fn bad_input_is_refused_in_one_line_with_the_mend() {
         (&["estimate", "/dev/null"], &["neither file, directory nor block device"]),
     ] {
         let error = sandbox.ztier(args).refused(2, parts);
-        println!("{args:?}\n    {error}");
+        eprintln!("{args:?}\n    {error}");
     }
     assert_eq!(sandbox.files(), [""; 0], "something was made");
 }
@@ -97,7 +97,7 @@ fn a_volume_from_up_to_down() {
     let sandbox = Sandbox::new();
     let started = Instant::now();
     let done = sandbox.ztier(&["up", "vol", "--size", "64M", "--export", "nbd"]);
-    println!("up took {:?}", started.elapsed());
+    eprintln!("up took {:?}", started.elapsed());
     let endpoint = done.ok();
     let socket = sandbox.run_dir().join("vol.nbd");
     assert_eq!(endpoint, format!("nbd+unix:///vol?socket={}\n", socket.display()));

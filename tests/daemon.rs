@@ -49,8 +49,8 @@ fn a_killed_daemon_is_listed_and_cleaned_up() {
     let list = sandbox.ztier(&["list"]);
     assert!(list.out.lines().nth(1).unwrap().starts_with("vol   dead"), "{list:?}");
     assert!(list.err.contains("vol.nbd") && list.err.contains("ztier down vol"), "{list:?}");
-    sandbox.ztier(&["status", "vol"]).refused(1, &["has died", "ztier down vol"]);
-    sandbox.ztier(&["set", "vol", "size=1G"]).refused(1, &["has died"]);
+    sandbox.ztier(&["status", "vol"]).refused(1, &["is gone", "ztier down vol"]);
+    sandbox.ztier(&["set", "vol", "size=1G"]).refused(1, &["is gone"]);
     let left = sandbox.ztier(&["list", "--json"]).json();
     assert_eq!(left[0]["left"].as_array().unwrap().len(), 2, "{left}");
     let out = sandbox.ztier(&["down", "vol"]).ok();
@@ -270,7 +270,7 @@ fn a_killed_block_device_is_cleaned_up_completely() {
     let sandbox = Sandbox::new();
     let report = sandbox.ztier(&["doctor", "--json"]).json();
     if report["export"] != "fuse" {
-        println!("skipped: block devices don't work here, see `ztier doctor`");
+        eprintln!("skipped: block devices don't work here, see `ztier doctor`");
         return;
     }
     let name = format!("test-{}", std::process::id());
@@ -281,6 +281,9 @@ fn a_killed_block_device_is_cleaned_up_completely() {
     assert_eq!(fs::read(&device).unwrap().len(), 64 << 20);
     sandbox.ztier(&["set", &name, "size=128M"]).ok();
     assert_eq!(fs::read(&device).unwrap().len(), 128 << 20);
+    let open = fs::File::open(&device).unwrap();
+    sandbox.ztier(&["down", &name, "--discard"]).refused(1, &["in use", "process"]);
+    drop(open);
     sandbox.ztier(&["down", &name]).refused(1, &["nowhere else"]);
 
     sandbox.kill(&name);

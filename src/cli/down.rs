@@ -60,8 +60,11 @@ impl Down {
             std::thread::sleep(Duration::from_millis(5));
         }
         match daemon::find(paths, &self.name) {
-            // It could not remove everything itself.
-            Found::Dead(_) | Found::Broken(_) => self.clean(paths),
+            // It could not remove everything: what was taken away by force is still held.
+            Found::Dead(_) | Found::Broken(_) => self.clean(paths).map_err(|e| {
+                Error::failure(format!("volume `{}` is stopped, but {e}", self.name))
+                    .mend(format!("then `ztier down {}` again", self.name))
+            }),
             _ => output::print(&format!("{} is down\n", self.name)),
         }
     }
@@ -74,6 +77,6 @@ impl Down {
         };
         let removed = state::clean(lock, &files)?;
         let what = if removed.is_empty() { "nothing was left".into() } else { removed.join(", ") };
-        output::print(&format!("{}: its daemon had died; removed: {what}\n", self.name))
+        output::print(&format!("{}: its daemon was gone; removed: {what}\n", self.name))
     }
 }

@@ -60,7 +60,7 @@ impl List {
             let left =
                 if row.left.is_empty() { "its state file".into() } else { row.left.join(", ") };
             output::remark(&format!(
-                "{name}: its daemon died and left {left}; `ztier down {name}` removes it",
+                "{name}: its daemon is gone and left {left}; `ztier down {name}` removes it",
                 name = row.name
             ));
         }

@@ -128,7 +128,7 @@ fn client(paths: &Paths, volume: &str) -> Result<Client> {
     match daemon::find(paths, volume) {
         Found::Up(_) => Ok(Client::new(&paths.volume(volume).control)),
         Found::Dead(_) | Found::Broken(_) => {
-            Err(Error::failure(format!("the daemon of volume `{volume}` has died"))
+            Err(Error::failure(format!("the daemon of volume `{volume}` is gone"))
                 .mend(format!("`ztier down {volume}` removes what it left")))
         }
         Found::Nothing => Err(unknown(paths, volume)),

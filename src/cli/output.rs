@@ -31,7 +31,8 @@ pub fn remark(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// `rows` in columns, two spaces apart. Columns whose heading in `head` ends with `>` are flushed right.
+/// `rows` in columns, two spaces apart. Columns whose heading in `head` ends with `>` are flushed
+/// right.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let titles = head.iter().map(|title| title.trim_end_matches('>').to_owned()).collect();
     let all: Vec<&Vec<String>> = std::iter::once(&titles).chain(rows).collect();

@@ -36,8 +36,8 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Finds every regular file below `paths`, and the block devices among them. Symbolic links below
-    /// a directory are not followed.
+    /// Finds every regular file below `paths`, and the block devices among them. Symbolic links
+    /// below a directory are not followed.
     ///
     /// # Errors
     /// When one of `paths` itself can't be read, or is neither file, directory nor block device.

@@ -1,11 +1,15 @@
 //! `ztier set`: change a running volume.
 
-use super::{PATIENCE, client, output};
+use super::{client, output};
 use crate::config::size::{exact, parse_bytes};
 use crate::config::{Amount, Paths, machine, name};
 use crate::control::{Request, Status};
 use crate::error::{Error, Result};
 use clap::Args;
+use std::time::Duration;
+
+/// How long a change may take: a lower limit has memory cleaned first.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What can be changed while a volume is up.
 const KEYS: [&str; 2] = ["ram-limit", "size"];

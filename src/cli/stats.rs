@@ -75,15 +75,15 @@ fn table(stats: &stats::Stats) -> String {
         "BYTES>",
         "FAILED>",
         "WAIT p50>",
-        "p99 µs>",
+        "p99>",
         "SERVE p50>",
         "p99>",
         "p99.9>",
-        "MAX µs>",
+        "max>",
     ];
     let count = |n: u64| n.to_string();
     output::table(&head, &rows)
-        + "\n"
+        + "(waiting and service in µs)\n\n"
         + &output::pairs(&[
             ("device", human(stats.disk_size_bytes)),
             ("memory limit", human(stats.ram_limit_bytes)),

@@ -25,7 +25,7 @@ pub struct Up {
     #[arg(long, value_name = "BYTES")]
     size: Option<Amount>,
     /// Limit on all memory of the volume, like 512M, or 25% of the machine's (or cgroup's) memory
-    /// [default: the smaller of the size and half of RAM]
+    /// [default: the smaller of the size and half of that memory]
     #[arg(long, value_name = "BYTES|%")]
     ram_limit: Option<Amount>,
     /// How blocks are compressed [default: lz4]
@@ -85,18 +85,28 @@ impl Up {
             inherit_sockets(&mut plan, settings.socket.is_some());
         }
         let after = |ready: &Ready| {
-            if self.save {
-                let file = paths.settings(&self.name);
-                settings.save(&file)?;
-                output::remark(&format!("saved {}", file.display()));
-            }
-            self.print_ready(&plan, &chosen, ready)
+            self.print_ready(&plan, &chosen, ready)?;
+            if self.save { self.save_settings(&settings, &paths) } else { Ok(()) }
         };
         if self.foreground {
             daemon::run(plan.clone(), &paths, after)
         } else {
             after(&daemon::spawn(&plan, &paths)?)
         }
+    }
+
+    /// Writes the settings once they have proven to work. In the foreground a failure ends nothing.
+    fn save_settings(&self, settings: &Settings, paths: &Paths) -> Result<()> {
+        let file = paths.settings(&self.name);
+        match settings.save(&file) {
+            Ok(()) => output::remark(&format!("saved {}", file.display())),
+            Err(e) if self.foreground => output::remark(&format!("ztier: not saved: {e}")),
+            Err(e) => {
+                return Err(Error::failure(format!("volume `{}` is up, but {e}", self.name))
+                    .mend("mend that, then give --save again after `ztier down`"));
+            }
+        }
+        Ok(())
     }
 
     /// The flags, over what the volume's file says if there is no `--size`.

@@ -6,8 +6,8 @@ pub const LONGEST: usize = 48;
 /// Endings that the files of a volume in the run directory have.
 const TAKEN: [&str; 8] = [".lock", ".json", ".sock", ".log", ".nbd", ".new", ".toml", ".fuse"];
 
-/// Checks a volume's name: letters, digits, `-`, `_` and `.`, at most [`LONGEST`] of them, beginning
-/// with a letter or digit.
+/// Checks a volume's name: letters, digits, `-`, `_` and `.`, at most [`LONGEST`] of them,
+/// beginning with a letter or digit.
 ///
 /// # Errors
 /// One line: the name, the rule it breaks, and what would do.

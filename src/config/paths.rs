@@ -1,7 +1,7 @@
 //! Where the files of volumes are.
 //!
-//! Invariant: nobody but this user and root can write to a run directory that [`Paths::prepare`] let
-//! through, so what is read from it was written by us.
+//! Invariant: nobody but this user and root can write to a run directory that [`Paths::prepare`]
+//! let through, so what is read from it was written by us.
 
 use crate::error::{Context, Error, Result};
 use std::fs::{self, DirBuilder};
@@ -63,8 +63,8 @@ impl Paths {
 
     /// Makes the run directory (0700) and checks that it is ours alone.
     ///
-    /// # Errors
-    /// When it can't be made, is not a directory, belongs to somebody else, or others may write to it.
+    /// # Errors When it can't be made, is not a directory, belongs to somebody else, or others may
+    /// write to it.
     pub fn prepare(&self) -> Result<()> {
         let dir = &self.run;
         DirBuilder::new()

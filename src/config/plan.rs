@@ -144,10 +144,9 @@ impl Plan {
         let memory = machine::memory_bytes();
         let ram_limit_bytes = match settings.ram_limit {
             Some(limit) => limit.of(memory),
-            None => size_bytes
-                .min(machine::ram_bytes() / 2)
-                .min(memory)
-                .max(volume::min_ram_limit(size_bytes, segment_bytes)),
+            None => {
+                size_bytes.min(memory / 2).max(volume::min_ram_limit(size_bytes, segment_bytes))
+            }
         };
         check_ram_limit(ram_limit_bytes, size_bytes, segment_bytes)?;
         let threads = settings.threads.unwrap_or_else(default_threads);

@@ -5,8 +5,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Sends `message` (lines of `KEY=value`) to `NOTIFY_SOCKET`, if there is one. A service manager that
-/// does not listen is no reason to fail.
+/// Sends `message` (lines of `KEY=value`) to `NOTIFY_SOCKET`, if there is one. A service manager
+/// that does not listen is no reason to fail.
 pub fn send(message: &str) {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
         return;

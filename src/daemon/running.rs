@@ -36,6 +36,7 @@ pub struct Ready {
 
 /// A volume that is up.
 struct Running {
+    name: String,
     volume: Arc<Volume>,
     /// `None` once it is stopped.
     export: Mutex<Option<Box<dyn Export>>>,
@@ -44,8 +45,8 @@ struct Running {
     events: Mutex<Sender<Event>>,
 }
 
-/// Runs a daemon in this process until it is told to end. `ready` hears what users may know once the
-/// device is usable; if that fails, the daemon ends (nobody would know that it runs).
+/// Runs a daemon in this process until it is told to end. `ready` hears what users may know once
+/// the device is usable; if that fails, the daemon ends (nobody would know that it runs).
 ///
 /// # Errors
 /// Whatever kept the volume from coming up; then nothing is left behind. Later trouble is logged.
@@ -145,6 +146,7 @@ fn bring_up(
     state.leftovers = with_control(export.leftovers());
     state.write(files)?;
     let running = Arc::new(Running {
+        name: state.plan.name.clone(),
         volume,
         export: Mutex::new(Some(export)),
         state: Mutex::new(state),
@@ -177,8 +179,8 @@ fn create(plan: &Plan) -> Result<Arc<Volume>> {
     }
 }
 
-/// Waits until the export is stopped: by `down`, or by a signal once nobody holds the device, or by a
-/// second signal whoever holds it.
+/// Waits until the export is stopped: by `down`, or by a signal once nobody holds the device, or by
+/// a second signal whoever holds it.
 fn wait(running: &Running, inbox: &Receiver<Event>) {
     let mut asked = false;
     loop {
@@ -211,12 +213,13 @@ fn end_by_force(running: &Running) {
 }
 
 impl Running {
-    /// The export, unless it is stopped or being stopped.
+    /// The export, unless it is stopped, or being stopped or changed for longer than [`BUSY`].
     fn export(&self) -> Result<MutexGuard<'_, Option<Box<dyn Export>>>> {
-        let name = || self.state.lock().plan.name.clone();
         match self.export.try_lock_for(BUSY) {
             Some(export) if export.is_some() => Ok(export),
-            _ => Err(Error::failure(format!("volume `{}` is being taken down", name()))),
+            Some(_) => Err(Error::failure(format!("volume `{}` is being taken down", self.name))),
+            None => Err(Error::failure(format!("volume `{}` is being changed", self.name))
+                .mend("try again soon")),
         }
     }
 
@@ -234,7 +237,7 @@ impl Running {
     }
 
     fn down(&self, discard: bool, force: bool) -> Result<()> {
-        let name = self.state.lock().plan.name.clone();
+        let name = &self.name;
         let holders = self.export()?.as_ref().map(|e| e.holders()).unwrap_or_default();
         if !force && !holders.is_empty() {
             return Err(Error::failure(format!(

@@ -24,8 +24,8 @@ const PATIENCE_TO_END: Duration = Duration::from_secs(5);
 
 /// Starts a detached daemon for `plan` and waits until its device is usable.
 ///
-/// # Errors
-/// The daemon's own error; or that it died or was too late, and then it is ended and cleaned up after.
+/// # Errors The daemon's own error; or that it died or was too late, and then it is ended and
+/// cleaned up after.
 pub fn spawn(plan: &Plan, paths: &Paths) -> Result<Ready> {
     paths.prepare()?;
     let what = || format!("cannot start the daemon of volume `{}`", plan.name);
@@ -40,7 +40,8 @@ pub fn spawn(plan: &Plan, paths: &Paths) -> Result<Ready> {
         .stderr(log)
         .spawn()
         .context(what())?;
-    // The Command, and with it our copy of the child's end, is gone: if the child dies, reading ends.
+    // The Command, and with it our copy of the child's end, is gone: if the child dies, reading
+    // ends.
     let answer = send(&mut ours, &Envelope { v: VERSION, body: Order { plan, paths } }, deadline)
         .and_then(|()| receive::<Reply>(&mut ours, LONGEST_REPLY, deadline));
     match answer {

@@ -1,8 +1,8 @@
 //! What a daemon leaves in the run directory, and what is found there when it has died.
 //!
-//! Invariants: `NAME.lock` is locked (`flock`) as long as the daemon lives, so whether it lives never
-//! depends on a process number; `NAME.json` is replaced in one step; files are removed only under the
-//! lock.
+//! Invariants: `NAME.lock` is locked (`flock`) as long as the daemon lives, so whether it lives
+//! never depends on a process number; `NAME.json` is replaced in one step; files are removed only
+//! under the lock.
 
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan};
@@ -139,7 +139,8 @@ pub fn names(paths: &Paths) -> Vec<String> {
     Paths::names_in(&paths.run, "json")
 }
 
-/// Removes what a dead daemon left behind, and the volume's files. Returns what was removed, in words.
+/// Removes what a dead daemon left behind, and the volume's files. Returns what was removed, in
+/// words.
 ///
 /// # Errors
 /// When something is held or can't be removed; then the state file stays, so that it can be tried
