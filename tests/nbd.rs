@@ -376,6 +376,27 @@ fn pipelined_requests_are_answered_in_order() {
 }
 
 #[test]
+fn replies_do_not_wait_for_what_the_client_has_not_sent_yet() {
+    let f = fixture();
+    let mut c = f.transmit(false);
+    // Half a header, a small, a large and a refused payload.
+    for (offset, len, error) in [(0, 8, 0), (0, 1 << 20, 0), (SIZE, 9000, errno::ENOSPC)] {
+        let write = request(cmd::WRITE, 0, 2, offset, len);
+        let (half, rest) = write.split_at(13);
+        c.send(&[&request(cmd::READ, 0, 1, 0, 4096), half].concat());
+        assert_eq!(c.simple(1), 0);
+        c.bytes(4096);
+        c.send(&[rest, &vec![7; len as usize]].concat());
+        assert_eq!(c.simple(2), error);
+        c.send(&[request(cmd::READ, 0, 3, 0, 4096), write].concat());
+        assert_eq!(c.simple(3), 0);
+        c.bytes(4096);
+        c.send(&vec![8; len as usize]);
+        assert_eq!(c.simple(2), error);
+    }
+}
+
+#[test]
 fn connections_see_each_others_writes() {
     let f = fixture();
     let (mut a, mut b) = (f.transmit(false), f.transmit(true));
