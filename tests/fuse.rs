@@ -633,6 +633,31 @@ fn after_kill_in_the_middle_of_io_everything_is_removed() {
 }
 
 #[test]
+fn a_server_that_hangs_is_cut_off() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let Some(place) = Place::new(true) else { return };
+    let (mut child, left) = serve_in_child(&place, 0);
+    kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
+    // The kernel takes the server for alive: this read would wait for ever.
+    let mut reader = Command::new("dd")
+        .args(["bs=1M", "count=1", "iflag=direct", "of=/dev/null"])
+        .arg(format!("if={}", place.path().join("dev/vol").display()))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let waits = reader.try_wait().unwrap().is_none();
+    let removed = left.iter().try_for_each(Leftover::remove);
+    let gone = left.iter().all(|l| !l.exists());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(waits && !reader.wait().unwrap().success());
+    removed.unwrap();
+    assert!(gone);
+    place.assert_nothing_left();
+}
+
+#[test]
 fn after_kill_before_the_state_was_written_the_plan_is_enough() {
     let Some(place) = Place::new(true) else { return };
     let (mut child, left) = serve_in_child(&place, 0);
