@@ -205,6 +205,24 @@ fn a_second_signal_does_not_wait() {
 }
 
 #[test]
+fn a_daemon_that_nobody_waits_for_ends() {
+    let sandbox = Sandbox::new();
+    let plan = sandbox.ztier(&[&UP[..], &["--dry-run", "--json"]].concat()).json();
+    let order = serde_json::json!({
+        "v": 1,
+        "plan": plan["plan"],
+        "paths": { "run": sandbox.run_dir(), "config": sandbox.config_dir() },
+    });
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let spawned = sandbox.command(&["daemon", "vol"]).stdin(OwnedFd::from(theirs)).spawn();
+    let mut daemon = Guard(spawned.unwrap());
+    writeln!(ours, "{order}").unwrap();
+    drop(ours); // as if `up` had been killed
+    wait(&mut daemon.0);
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
 fn silent_clients_of_the_control_socket_keep_nobody_out() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();

@@ -552,6 +552,41 @@ fn stop_names_the_process_that_holds_it() {
     place.assert_nothing_left();
 }
 
+#[test]
+fn a_mount_in_another_namespace_is_a_holder() {
+    let Some(place) = Place::new(true) else { return };
+    if missing(&["mkfs.ext4", "unshare"]) {
+        return;
+    }
+    let mut export = FuseLoop::start(volume(32 * MIB), place.options(true)).unwrap();
+    let dev = export.endpoints()[0].clone();
+    ok(20, "mkfs.ext4", &["-q", "-F", &dev]);
+    let (mnt, ready) = (place.path().join("mnt"), place.path().join("ready"));
+    std::fs::create_dir(&mnt).unwrap();
+    let script =
+        format!("mount {dev} {} && touch {} && exec sleep 30", mnt.display(), ready.display());
+    let mut child = Command::new("unshare").args(["-m", "sh", "-c", &script]).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !ready.exists() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let refused = export.stop();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let e = refused.unwrap_err().to_string();
+    let expected = format!("mounted on {} in the namespace of process", mnt.display());
+    assert!(e.contains(&expected), "{e}");
+    std::fs::remove_file(ready).unwrap();
+    std::fs::remove_dir(mnt).unwrap();
+    // The namespace, and its mount, goes a moment after its last process.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while let Err(e) = export.stop() {
+        assert!(Instant::now() < deadline, "{e}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    place.assert_nothing_left();
+}
+
 /// Serves a device in a process of its own until it is killed; started by the tests below.
 #[test]
 #[ignore = "the other half of the kill -9 tests, which start it"]
@@ -629,6 +664,31 @@ fn after_kill_in_the_middle_of_io_everything_is_removed() {
         assert!(!w.wait().unwrap().success());
     }
     remove_all(&left);
+    place.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_hangs_is_cut_off() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let Some(place) = Place::new(true) else { return };
+    let (mut child, left) = serve_in_child(&place, 0);
+    kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
+    // The kernel takes the server for alive: this read would wait for ever.
+    let mut reader = Command::new("dd")
+        .args(["bs=1M", "count=1", "iflag=direct", "of=/dev/null"])
+        .arg(format!("if={}", place.path().join("dev/vol").display()))
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let waits = reader.try_wait().unwrap().is_none();
+    let removed = left.iter().try_for_each(Leftover::remove);
+    let gone = left.iter().all(|l| !l.exists());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(waits && !reader.wait().unwrap().success());
+    removed.unwrap();
+    assert!(gone);
     place.assert_nothing_left();
 }
 

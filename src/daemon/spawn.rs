@@ -160,3 +160,42 @@ fn after_failure(plan: &Plan, paths: &Paths, why: &Error) -> Error {
         Err(e) => error.mend(format!("and it left something behind: {e}")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::config::{Amount, Settings};
+    use crate::daemon::state::State;
+    use crate::export::Leftover;
+
+    #[test]
+    fn after_a_daemon_that_died_nothing_is_left_but_its_last_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths { run: dir.path().join("run"), config: dir.path().into() };
+        paths.prepare().unwrap();
+        let settings = Settings { size: Some(Amount::Bytes(1 << 20)), ..Settings::default() };
+        let plan = Plan::resolve("x", &settings, false, &paths).unwrap();
+        let left = dir.path().join("left");
+        std::fs::create_dir(&left).unwrap();
+        let leftovers = vec![Leftover::Directory(left.clone())];
+        let files = paths.volume("x");
+        let state = State { pid: 1, started_unix_s: 0, plan: plan.clone(), leftovers };
+        state.write(&files).unwrap();
+        std::fs::write(&files.log, "one\nmemory is full\n\n").unwrap();
+        let error = after_failure(&plan, &paths, &Error::failure("it closed")).to_string();
+        assert!(error.contains("`x` did not come up: it closed"), "{error}");
+        assert!(error.contains("memory is full") && error.contains("--foreground"), "{error}");
+        assert!(!left.exists());
+        assert_eq!(std::fs::read_dir(&paths.run).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_daemon_that_is_late_is_ended() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let begun = Instant::now();
+        end(&mut child);
+        assert!(child.try_wait().unwrap().is_some());
+        assert!(begun.elapsed() < PATIENCE_TO_END);
+    }
+}

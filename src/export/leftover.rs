@@ -133,7 +133,7 @@ fn remove_mount(point: &Path) -> Result<()> {
     }
     match unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
-        Err(rustix::io::Errno::PERM) => fusermount(point),
+        Err(rustix::io::Errno::PERM) => fusermount(point, true),
         Err(e) => Err(e).context(format!("cannot unmount {}", point.display())),
     }
 }
@@ -162,10 +162,10 @@ fn abort(point: &Path) {
     }
 }
 
-/// Unmounts as a user who is not root.
-pub(super) fn fusermount(point: &Path) -> Result<()> {
+/// Unmounts as a user who is not root; with `lazy` also while files in it are open.
+pub(super) fn fusermount(point: &Path, lazy: bool) -> Result<()> {
     let status = Command::new("fusermount3")
-        .args(["-u", "-q", "-z", "--"])
+        .args(if lazy { ["-u", "-q", "-z", "--"].as_slice() } else { &["-u", "-q", "--"] })
         .arg(point)
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -77,7 +77,7 @@ impl Mounted {
         loop {
             match unmount(&self.point, UnmountFlags::NOFOLLOW) {
                 Ok(()) => return Ok(()),
-                Err(Errno::PERM) => return fusermount(&self.point),
+                Err(Errno::PERM) => return fusermount(&self.point, false),
                 Err(Errno::BUSY) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(10));
                 }
