@@ -107,8 +107,8 @@ impl Codec {
 
     fn lz4(&mut self, block: &[u8; BLOCK_SIZE], out: &mut [u8]) -> Option<usize> {
         let out = &mut out[..SHRUNK_MAX];
-        // SAFETY: the state is of the size that the library asked for, aligned, and was zeroed or left
-        // by this same call; source and destination are valid for the lengths given.
+        // SAFETY: the state is of the size that the library asked for, aligned, and was zeroed or
+        // left by this same call; source and destination are valid for the lengths given.
         let n = unsafe {
             LZ4_compress_fast_extState_fastReset(
                 self.lz4.as_mut_ptr().cast(),
@@ -171,8 +171,8 @@ impl Zstd {
 }
 
 fn decode_lz4(payload: &[u8], out: &mut [u8; BLOCK_SIZE]) -> bool {
-    // SAFETY: the library reads at most `payload.len()` bytes and writes at most `BLOCK_SIZE`, also for
-    // malformed input.
+    // SAFETY: the library reads at most `payload.len()` bytes and writes at most `BLOCK_SIZE`, also
+    // for malformed input.
     let n = unsafe {
         lz4_sys::LZ4_decompress_safe(
             payload.as_ptr().cast(),

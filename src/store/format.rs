@@ -163,8 +163,8 @@ pub fn block_of(check: u32, digest: u32, sequence: u64) -> u64 {
     u64::from(check ^ digest ^ scramble(sequence))
 }
 
-/// Spreads a sequence number over 32 bits (the finalizer of MurmurHash3, 64-bit), so that records of
-/// neighbouring laps differ in many bits.
+/// Spreads a sequence number over 32 bits (the finalizer of MurmurHash3, 64-bit), so that records
+/// of neighbouring laps differ in many bits.
 fn scramble(sequence: u64) -> u32 {
     let mut x = sequence;
     x ^= x >> 33;
