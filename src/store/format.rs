@@ -181,7 +181,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn entries_round_trip(segment in 0..SEGMENTS_MAX, offset in 0..SEGMENT_MAX, len in 1..=4096u32) {
+        fn entries_round_trip(
+            segment in 0..SEGMENTS_MAX, offset in 0..SEGMENT_MAX, len in 1..=4096u32,
+        ) {
             let at = Location { segment, offset, len };
             let entry = Entry::record(at);
             prop_assert_eq!(entry.home(), Home::Record(at));
