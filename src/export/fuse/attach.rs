@@ -1,0 +1,159 @@
+//! Making a loop device on the file, and growing it.
+//!
+//! Invariants: the device has direct I/O or is not made at all; no descriptor of it is kept.
+
+use crate::error::{Context, Error, Result};
+use crate::export::loopdev::{LoopInfo, detach, open, require_backing};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl};
+use std::ffi::c_void;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+const LOOP_SET_CAPACITY: Opcode = 0x4C07;
+const LOOP_CONFIGURE: Opcode = 0x4C0A;
+const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
+
+const LO_FLAGS_DIRECT_IO: u32 = 16;
+
+/// Major number of all loop devices (a fixed one: `LOOP_MAJOR`).
+const LOOP_MAJOR: u32 = 7;
+
+/// `struct loop_config` of the kernel's ABI.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo,
+    reserved: [u64; 8],
+}
+
+const _: () = assert!(size_of::<LoopConfig>() == 304);
+
+/// `LOOP_CTL_GET_FREE`: the number of a free device is what the call returns.
+struct GetFree;
+
+// SAFETY: the opcode takes no argument and touches no memory of ours; the return value is the result.
+unsafe impl Ioctl for GetFree {
+    type Output = u32;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        LOOP_CTL_GET_FREE
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::null_mut()
+    }
+
+    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> rustix::io::Result<u32> {
+        u32::try_from(out).map_err(|_| Errno::INVAL)
+    }
+}
+
+/// Opens `/dev/loop-control`, which makes and finds devices.
+pub(super) fn open_control() -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open("/dev/loop-control", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Shows `file` as a block device with blocks of `block_size` bytes and direct I/O, and says which.
+/// `name` is the path that tools are told.
+pub(super) fn attach(file: impl AsFd, name: &Path, block_size: u32) -> Result<PathBuf> {
+    let control = open_control().context("cannot open /dev/loop-control")?;
+    // Others may take the same free device between the two calls; then there is another one.
+    for _ in 0..64 {
+        // SAFETY: `GetFree` describes this opcode truly (see its implementation).
+        let number =
+            unsafe { ioctl(&control, GetFree) }.context("cannot get a free loop device")?;
+        let device = node_of(number)?;
+        match configure(&device, file.as_fd(), name, block_size) {
+            Ok(()) => {
+                require_direct(&device, name)?;
+                return Ok(device);
+            }
+            Err(Errno::BUSY) => {}
+            Err(Errno::INVAL | Errno::NOTTY) => {
+                return Err(Error::failure(format!(
+                    "cannot attach {}: the kernel refuses LOOP_CONFIGURE with blocks of {block_size} bytes",
+                    device.display()
+                ))
+                .mend("use Linux 5.8 or newer, or --export nbd"));
+            }
+            Err(e) => return Err(e).context(format!("cannot attach {}", device.display())),
+        }
+    }
+    Err(Error::failure("cannot get a free loop device: others take each one first")
+        .mend("try again"))
+}
+
+/// The node of loop device `number`, made when nothing else (devtmpfs, udev) makes it.
+fn node_of(number: u32) -> Result<PathBuf> {
+    let path = PathBuf::from(format!("/dev/loop{number}"));
+    if !path.exists() {
+        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP;
+        let rdev = rustix::fs::makedev(LOOP_MAJOR, number);
+        match rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &path,
+            rustix::fs::FileType::BlockDevice,
+            mode,
+            rdev,
+        ) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(e) => return Err(e).context(format!("cannot make {}", path.display())),
+        }
+    }
+    Ok(path)
+}
+
+fn configure(
+    device: &Path,
+    file: rustix::fd::BorrowedFd<'_>,
+    name: &Path,
+    block_size: u32,
+) -> rustix::io::Result<()> {
+    let node = rustix::fs::open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let mut info = LoopInfo::ZERO;
+    info.flags = LO_FLAGS_DIRECT_IO;
+    let text = name.as_os_str().as_bytes();
+    let len = text.len().min(info.file_name.len() - 1);
+    info.file_name[..len].copy_from_slice(&text[..len]);
+    let fd = u32::try_from(file.as_raw_fd()).map_err(|_| Errno::BADF)?;
+    let config = LoopConfig { fd, block_size, info, reserved: [0; 8] };
+    // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, which `LoopConfig` is, byte for byte
+    // (its size is checked above); the descriptor in it is open for the whole call.
+    unsafe { ioctl(&node, Setter::<LOOP_CONFIGURE, LoopConfig>::new(config)) }
+}
+
+/// Direct I/O that the kernel quietly declined would keep every block twice and could deadlock when
+/// memory is short.
+fn require_direct(device: &Path, file: &Path) -> Result<()> {
+    let dio = sys(device).join("loop/dio");
+    if std::fs::read_to_string(dio).is_ok_and(|t| t.trim() == "1") {
+        return Ok(());
+    }
+    detach(device, file)?;
+    Err(Error::failure(format!(
+        "cannot attach {}: no direct I/O on the FUSE file",
+        device.display()
+    ))
+    .mend("use --export nbd"))
+}
+
+/// The directory of a block device in `/sys`.
+pub(super) fn sys(device: &Path) -> PathBuf {
+    Path::new("/sys/block").join(device.file_name().unwrap_or_default())
+}
+
+/// Makes the device as large as its file is now. The thread must not be one that serves the file.
+pub(super) fn grow(device: &Path, file: &Path) -> Result<()> {
+    require_backing(device, file)?;
+    let node =
+        open(device, OFlags::empty()).context(format!("cannot open {}", device.display()))?;
+    // SAFETY: LOOP_SET_CAPACITY takes no argument and touches no memory of ours.
+    unsafe { ioctl(&node, NoArg::<LOOP_SET_CAPACITY>::new()) }
+        .context(format!("cannot grow {}", device.display()))
+}

@@ -1,0 +1,162 @@
+//! Loop devices: taking one off its file, whoever attached it.
+//!
+//! Invariants: no descriptor of a loop device is kept, so a dead process leaves nothing that keeps it
+//! attached; before anything is changed on a device, the file behind it must be the expected one;
+//! detaching first claims the device exclusively, so that it can't be mounted meanwhile.
+
+use super::holders::{backing_file, of_block_device};
+use crate::error::{Context, Error, Result};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{NoArg, Opcode, Setter, Updater, ioctl};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const LOOP_CLR_FD: Opcode = 0x4C01;
+const LOOP_SET_STATUS64: Opcode = 0x4C04;
+const LOOP_GET_STATUS64: Opcode = 0x4C05;
+
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
+
+/// How long a detach waits for those who only look (udev, blkid) before they count as holders.
+const PROBE_WAIT: Duration = Duration::from_secs(1);
+
+/// How long the kernel may take to detach once it was told to.
+const DETACH_WAIT: Duration = Duration::from_secs(5);
+
+/// `struct loop_info64` of the kernel's ABI.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct LoopInfo {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    pub flags: u32,
+    pub file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+const _: () = assert!(size_of::<LoopInfo>() == 232);
+
+impl LoopInfo {
+    pub(super) const ZERO: Self = Self {
+        device: 0,
+        inode: 0,
+        rdevice: 0,
+        offset: 0,
+        size_limit: 0,
+        number: 0,
+        encrypt_type: 0,
+        encrypt_key_size: 0,
+        flags: 0,
+        file_name: [0; 64],
+        crypt_name: [0; 64],
+        encrypt_key: [0; 32],
+        init: [0; 2],
+    };
+}
+
+/// Opens a device to control it.
+pub(super) fn open(device: &Path, extra: OFlags) -> rustix::io::Result<OwnedFd> {
+    // Read-only: closing a descriptor that could write makes udev look at the device again.
+    rustix::fs::open(device, OFlags::RDONLY | OFlags::CLOEXEC | extra, Mode::empty())
+}
+
+/// Fails unless `device` shows `file`.
+pub(super) fn require_backing(device: &Path, file: &Path) -> Result<()> {
+    match backing_file(device) {
+        Some(b) if b == file => Ok(()),
+        Some(b) => Err(Error::failure(format!(
+            "{} shows {} now, not {}",
+            device.display(),
+            b.display(),
+            file.display()
+        ))),
+        None => Err(Error::failure(format!("{} is not attached", device.display()))),
+    }
+}
+
+/// Takes `device` off its file, waiting a little for those who only look at it (udev, blkid). The
+/// thread must not be one that serves the file: what is dirty in the page cache is written first.
+///
+/// # Errors
+/// The device shows another file, or is held (then it stays attached): the text names a holder.
+pub(super) fn detach(device: &Path, file: &Path) -> Result<()> {
+    require_backing(device, file)?;
+    let node = claim(device, Instant::now() + PROBE_WAIT)?;
+    let deadline = Instant::now() + DETACH_WAIT;
+    // SAFETY: LOOP_CLR_FD takes no argument and touches no memory of ours.
+    unsafe { ioctl(&node, NoArg::<LOOP_CLR_FD>::new()) }
+        .context(format!("cannot detach {}", device.display()))?;
+    drop(node);
+    // The kernel detaches at the last close. A reader that came in between delays that.
+    while backing_file(device).is_some_and(|b| b == file) {
+        if Instant::now() >= deadline {
+            keep(device);
+            return Err(held(device));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Opens the device as its only exclusive user; a mount or swap makes this fail at once.
+fn claim(device: &Path, deadline: Instant) -> Result<OwnedFd> {
+    loop {
+        match open(device, OFlags::EXCL) {
+            Ok(node) => {
+                if of_block_device(device).is_empty() {
+                    return Ok(node);
+                }
+            }
+            Err(Errno::BUSY) => {}
+            Err(e) => return Err(e).context(format!("cannot open {}", device.display())),
+        }
+        // A mount stays; a process that probes goes away soon.
+        let holders = of_block_device(device);
+        let lasting = holders.iter().any(|h| !h.starts_with("process"));
+        if lasting || Instant::now() >= deadline {
+            return Err(held(device));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The refusal to detach a device that is in use.
+fn held(device: &Path) -> Error {
+    let holder = of_block_device(device).into_iter().next();
+    let holder = holder.unwrap_or_else(|| "held by something invisible from here".to_owned());
+    in_use(device, &holder)
+}
+
+/// The refusal to take away `device` because of `holder` (`mounted on /mnt`, `process 1 (fio)`).
+pub(super) fn in_use(device: &Path, holder: &str) -> Error {
+    let mend = match holder.split(' ').next() {
+        Some("mounted") => "unmount it first",
+        Some("swap") => "swapoff it first",
+        _ => "end that first",
+    };
+    Error::failure(format!("{} is in use: {holder}", device.display())).mend(mend)
+}
+
+/// Undoes a detach that is still waiting for the last user, so that the device is not lost under it.
+fn keep(device: &Path) {
+    let Ok(node) = open(device, OFlags::empty()) else { return };
+    let mut info = LoopInfo::ZERO;
+    // SAFETY: LOOP_GET_STATUS64 fills one `struct loop_info64`, which `LoopInfo` is, byte for byte.
+    let got = unsafe { ioctl(&node, Updater::<LOOP_GET_STATUS64, LoopInfo>::new(&mut info)) };
+    if got.is_ok() && info.flags & LO_FLAGS_AUTOCLEAR != 0 {
+        info.flags &= !LO_FLAGS_AUTOCLEAR;
+        // SAFETY: LOOP_SET_STATUS64 reads one `struct loop_info64`. If it fails, the device goes at
+        // its last close, which is what was asked for in the first place.
+        let _ = unsafe { ioctl(&node, Setter::<LOOP_SET_STATUS64, LoopInfo>::new(info)) };
+    }
+}
