@@ -2,8 +2,7 @@
 //!
 //! Ordinary builds get `parking_lot` and `std`; with `--cfg shuttle` every one of them is a point
 //! at which [shuttle](https://docs.rs/shuttle) may switch threads. Code below `volume` that
-//! threads share
-//! uses only these.
+//! threads share uses only these.
 
 #[cfg(not(shuttle))]
 mod plain {

@@ -10,6 +10,7 @@ mod holders;
 mod leftover;
 mod loopdev;
 mod mounts;
+pub mod nbd;
 pub mod reclaim;
 
 use crate::error::Result;
