@@ -1,8 +1,174 @@
 //! What people type: each command parses its flags, does one thing, and prints the result.
+//!
+//! Invariants: results go to standard output, errors and remarks to standard error; an error is one
+//! line; the exit status is 0, 1 (the work failed) or 2 (the question was wrong).
 
+mod doctor;
+mod down;
+mod estimate;
+mod list;
+mod output;
+mod pages;
+mod sampler;
+mod set;
+mod stats;
+mod status;
+mod up;
+
+use crate::config::{Paths, name};
+use crate::control::Client;
+use crate::daemon::{self, Found};
+use crate::error::{Error, Result};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long a daemon may take to answer a question.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// More fast storage than the machine has: compressed RAM disks in user space.
+#[derive(Parser)]
+#[command(name = "ztier", version, arg_required_else_help = true, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Up(up::Up),
+    Down(down::Down),
+    List(list::List),
+    Status(status::Status),
+    Stats(stats::Stats),
+    Set(set::Set),
+    Doctor(doctor::Doctor),
+    Estimate(estimate::Estimate),
+    Man(pages::Man),
+    Completions(pages::Completions),
+    /// The daemon of one volume; started by `up`.
+    #[command(hide = true)]
+    Daemon {
+        /// The volume, for those who look at the process list.
+        _name: String,
+    },
+}
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    ExitCode::SUCCESS
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return parse_error(&e),
+    };
+    let done = match cli.command {
+        Command::Up(up) => up.run(),
+        Command::Down(down) => down.run(),
+        Command::List(list) => list.run(),
+        Command::Status(status) => status.run(),
+        Command::Stats(stats) => stats.run(),
+        Command::Set(set) => set.run(),
+        Command::Doctor(doctor) => doctor.run(),
+        Command::Estimate(estimate) => estimate.run(),
+        Command::Man(man) => man.run(),
+        Command::Completions(completions) => completions.run(),
+        Command::Daemon { .. } => daemon::detached_main(),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            output::remark(&format!("ztier: {e}"));
+            ExitCode::from(e.exit_status())
+        }
+    }
+}
+
+/// Prints what the parser has to say: help as it is, errors in one line.
+fn parse_error(e: &clap::Error) -> ExitCode {
+    if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand || !e.use_stderr() {
+        let _ = e.print(); // nobody reads it: then there is nothing to say
+        return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
+    }
+    output::remark(&format!("ztier: {}", explain(e)));
+    ExitCode::from(2)
+}
+
+/// A parser's error in one line, with the nearest command if there is none of that name.
+fn explain(e: &clap::Error) -> String {
+    let Some(ContextValue::String(word)) = e.get(ContextKind::InvalidSubcommand) else {
+        return one_line(&e.render().to_string());
+    };
+    let command = Cli::command();
+    let shown = command.get_subcommands().filter(|c| !c.is_hide_set());
+    let known: Vec<&str> = shown.map(clap::Command::get_name).collect();
+    format!("unknown command `{word}`; {}", name::suggest(word, &known))
+}
+
+/// The parser's error without its heading and usage, with its tips after semicolons.
+fn one_line(rendered: &str) -> String {
+    let lines = rendered.lines().take_while(|line| !line.starts_with("Usage:"));
+    let mut text = String::new();
+    for line in lines.map(str::trim).filter(|l| !l.is_empty() && !l.starts_with("For more")) {
+        let line = line.strip_prefix("error: ").unwrap_or(line);
+        match line.strip_prefix("tip: ") {
+            Some(tip) => text = format!("{text}; {tip}"),
+            None if text.is_empty() => line.clone_into(&mut text),
+            None => text = format!("{text} {line}"),
+        }
+    }
+    text
+}
+
+/// A way to ask the daemon of the volume `volume`, which must be up.
+fn client(paths: &Paths, volume: &str) -> Result<Client> {
+    name::check(volume).map_err(Error::usage)?;
+    if !paths.exists()? {
+        return Err(unknown(paths, volume));
+    }
+    match daemon::find(paths, volume) {
+        Found::Up(_) => Ok(Client::new(&paths.volume(volume).control)),
+        Found::Dead(_) | Found::Broken(_) => {
+            Err(Error::failure(format!("the daemon of volume `{volume}` is gone"))
+                .mend(format!("`ztier down {volume}` removes what it left")))
+        }
+        Found::Nothing => Err(unknown(paths, volume)),
+    }
+}
+
+fn unknown(paths: &Paths, volume: &str) -> Error {
+    let names = daemon::names(paths);
+    let error = Error::failure(format!("no volume `{volume}` is up"));
+    match name::nearest(volume, names.iter().map(String::as_str)) {
+        Some(near) => error.mend(format!("did you mean `{near}`?")),
+        None if names.is_empty() => error.mend("none is; `ztier up` makes one"),
+        None => error.mend(format!("up are {}", names.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn parse_errors_are_one_line() {
+        let error = |args: &[&str]| match Cli::try_parse_from(args) {
+            Ok(_) => String::new(),
+            Err(e) => explain(&e),
+        };
+        assert_eq!(error(&["ztier", "lst"]), "unknown command `lst`; did you mean `list`?");
+        assert_eq!(error(&["ztier", "dwon", "x"]), "unknown command `dwon`; did you mean `down`?");
+        assert!(error(&["ztier", "xyz"]).contains("known are up, down, list"));
+        let found = error(&["ztier", "up", "x", "--algorithm", "lz5"]);
+        assert!(found.contains("[possible values: lz4, zstd, none]; a similar value"), "{found}");
+        let found = error(&["ztier", "up", "x", "--size", "3X"]);
+        assert!(found.ends_with("unknown unit `X` in `3X`; use K, M, G or T (powers of 1024)"));
+        let found = error(&["ztier", "up", "x", "--backing", "/dev/sdb"]);
+        assert!(found.starts_with("unexpected argument '--backing' found"), "{found}");
+        assert!(!error(&["ztier", "up"]).contains('\n'));
+    }
 }

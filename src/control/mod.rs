@@ -1,1 +1,13 @@
-//! Placeholder.
+//! The control socket: one line of JSON asks, one line of JSON answers.
+//!
+//! Every line carries the protocol's [`VERSION`]. Invariants: lines have a bounded length and both
+//! sides a bounded patience; only the daemon's own user and root are heard.
+
+mod client;
+mod protocol;
+mod server;
+
+pub use client::Client;
+pub(crate) use protocol::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive, send};
+pub use protocol::{Request, Status, VERSION, Version};
+pub use server::{Handler, Server};

@@ -4,6 +4,7 @@
 //! The historic layouts (`ramzswap`, `zramconfig`, `zram`) are only other ways to print it.
 
 pub mod histogram;
+pub mod layout;
 
 use serde::{Deserialize, Serialize};
 

@@ -18,6 +18,7 @@ pub fn volume(size: u64) -> Arc<Volume> {
     Volume::create(&volume::Options {
         size,
         ram_limit: 1 << 30,
+        ram_limit_max: 0,
         segment: 1 << 20,
         algorithm: volume::Algorithm::Lz4,
         lock_memory: false,

@@ -1,0 +1,200 @@
+//! `ztier doctor`: what works on this machine, why not, and how to get it.
+//!
+//! Invariant: it only looks; nothing on the machine is changed.
+
+use super::output;
+use crate::config::machine;
+use crate::config::size::human;
+use crate::error::Result;
+use clap::Args;
+use rustix::fs::{Access, access};
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use std::fs;
+use std::path::Path;
+
+/// Say which exports and features work on this machine, and how to get the others
+#[derive(Args)]
+pub struct Doctor {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+struct Check {
+    what: String,
+    works: bool,
+    found: String,
+    /// How to get it; empty when it works or nothing needs to be done.
+    mend: String,
+}
+
+impl Check {
+    fn new(what: &str, found: std::result::Result<String, String>, mend: &str) -> Self {
+        let works = found.is_ok();
+        Self {
+            what: what.into(),
+            works,
+            found: found.unwrap_or_else(|why| why),
+            mend: if works { String::new() } else { mend.into() },
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    /// What `--export auto` takes.
+    export: &'static str,
+    checks: Vec<Check>,
+}
+
+impl Doctor {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        let report = Report { export: best_export(), checks: checks() };
+        if self.json {
+            return output::json(&report);
+        }
+        let rows: Vec<Vec<String>> = report
+            .checks
+            .iter()
+            .map(|check| {
+                let works = if check.works { "yes" } else { "no" };
+                vec![check.what.clone(), works.into(), check.found.clone(), check.mend.clone()]
+            })
+            .collect();
+        output::print(&format!(
+            "{}\n--export auto takes {} here\n",
+            output::table(&["WHAT", "WORKS", "FOUND", "TO GET IT"], &rows),
+            report.export
+        ))
+    }
+}
+
+fn best_export() -> &'static str {
+    match crate::daemon::choose(&crate::config::Settings::default()) {
+        Ok(chosen) if chosen.fuse => "fuse",
+        _ => "nbd",
+    }
+}
+
+fn checks() -> Vec<Check> {
+    let mut checks =
+        vec![Check::new("export nbd", Ok("always works, also without root".into()), "")];
+    #[cfg(feature = "fuse")]
+    {
+        let available = crate::export::fuse::available(true).map(|()| "works".to_owned());
+        checks.push(Check::new("export fuse", available, "see what it needs, below"));
+        checks.extend(crate::export::fuse::probe().into_iter().map(|check| Check {
+            what: check.what.into(),
+            works: check.works,
+            found: check.found,
+            mend: check.mend.into(),
+        }));
+    }
+    #[cfg(not(feature = "fuse"))]
+    checks.push(Check::new(
+        "export fuse",
+        Err("this ztier was built without it".into()),
+        "build with the feature `fuse`",
+    ));
+    checks.extend([
+        Check::new(
+            "/dev/ublk-control",
+            opens("/dev/ublk-control"),
+            "not used by this version; modprobe ublk_drv (Linux 6.0 or newer)",
+        ),
+        Check::new(
+            "kernel NBD client",
+            nbd_client(),
+            "modprobe nbd, then `nbd-client -unix SOCKET /dev/nbd0` makes a block device of NBD",
+        ),
+        Check::new(
+            "io_uring",
+            io_uring(),
+            "sysctl kernel.io_uring_disabled=0, or a kernel and container that allow it",
+        ),
+        Check::new(
+            "huge pages for memory",
+            huge_pages(),
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        ),
+        Check::new(
+            "locking memory",
+            memlock(),
+            "raise `ulimit -l` (LimitMEMLOCK=infinity); needed to carry swap",
+        ),
+        Check::new("memory", Ok(memory()), ""),
+        Check::new("swap", swap(), "nothing needs to be done: memory is then never swapped out"),
+    ]);
+    checks
+}
+
+fn opens(path: &str) -> std::result::Result<String, String> {
+    if !Path::new(path).exists() {
+        return Err("missing".into());
+    }
+    access(path, Access::READ_OK | Access::WRITE_OK)
+        .map(|()| "there".into())
+        .map_err(|e| e.to_string())
+}
+
+fn nbd_client() -> std::result::Result<String, String> {
+    if Path::new("/sys/block/nbd0").exists() {
+        return Ok("/dev/nbd0 is there".into());
+    }
+    Err("nbd is neither loaded nor built in".into())
+}
+
+fn io_uring() -> std::result::Result<String, String> {
+    let mut params = rustix::io_uring::io_uring_params::default();
+    // SAFETY: one entry and parameters that ask for nothing: the kernel only fills `params` in and
+    // returns a descriptor, which is closed here; nothing is mapped.
+    let ring = unsafe { rustix::io_uring::io_uring_setup(1, &mut params) };
+    ring.map(|_| "works".into()).map_err(|e| e.to_string())
+}
+
+fn huge_pages() -> std::result::Result<String, String> {
+    let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let text = fs::read_to_string(file).map_err(|e| format!("{file}: {e}"))?;
+    let chosen = text.split('[').nth(1).and_then(|rest| rest.split(']').next()).unwrap_or("?");
+    match chosen {
+        "never" | "deny" | "?" => Err(format!("shmem_enabled is `{chosen}`")),
+        _ => Ok(format!("shmem_enabled is `{chosen}`")),
+    }
+}
+
+fn memlock() -> std::result::Result<String, String> {
+    match getrlimit(Resource::Memlock).current {
+        None => Ok("no limit".into()),
+        Some(_) if rustix::process::geteuid().is_root() => Ok("as root".into()),
+        Some(bytes) if bytes >= machine::memory_bytes() => Ok(human(bytes)),
+        Some(bytes) => Err(format!("at most {}", human(bytes))),
+    }
+}
+
+fn memory() -> String {
+    let ram = human(machine::ram_bytes());
+    match machine::cgroup_limit() {
+        Some(limit) if limit.bytes < machine::ram_bytes() => {
+            format!("{} by {}, of {ram} of RAM", human(limit.bytes), limit.file.display())
+        }
+        _ => format!("{ram} of RAM, no lower cgroup limit"),
+    }
+}
+
+fn swap() -> std::result::Result<String, String> {
+    let text = fs::read_to_string("/proc/swaps").map_err(|e| format!("/proc/swaps: {e}"))?;
+    let areas: Vec<String> = text
+        .lines()
+        .skip(1)
+        .filter_map(|line| {
+            let mut fields = line.split_whitespace();
+            let (path, kib) = (fields.next()?, fields.nth(1)?.parse::<u64>().ok()?);
+            Some(format!("{path} {}", human(kib.saturating_mul(1024))))
+        })
+        .collect();
+    if areas.is_empty() { Err("none".into()) } else { Ok(areas.join(", ")) }
+}

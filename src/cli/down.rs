@@ -1,0 +1,82 @@
+//! `ztier down`: end a volume, or remove what a dead daemon left.
+
+use super::{output, unknown};
+use crate::config::{Paths, name};
+use crate::control::{Client, Request};
+use crate::daemon::state::{self, Lock};
+use crate::daemon::{self, Found};
+use crate::error::{Error, Result};
+use clap::Args;
+use std::time::{Duration, Instant};
+
+/// How long the export may take to end.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the process may take after that.
+const PATIENCE_TO_EXIT: Duration = Duration::from_secs(20);
+
+/// Take a volume down, or clean up after a daemon that died
+///
+/// Refuses while the device is held, and while the volume holds data that exists nowhere else.
+#[derive(Args)]
+pub struct Down {
+    /// Name of the volume
+    name: String,
+    /// Give up the data that exists only in memory
+    #[arg(long)]
+    discard: bool,
+    /// Take the device away from whoever holds it; their requests fail
+    #[arg(long)]
+    force: bool,
+}
+
+impl Down {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        name::check(&self.name).map_err(Error::usage)?;
+        let paths = Paths::of_this_user()?;
+        if !paths.exists()? {
+            return Err(unknown(&paths, &self.name));
+        }
+        match daemon::find(&paths, &self.name) {
+            Found::Up(_) => self.end(&paths),
+            Found::Dead(_) | Found::Broken(_) => self.clean(&paths),
+            Found::Nothing => Err(unknown(&paths, &self.name)),
+        }
+    }
+
+    fn end(&self, paths: &Paths) -> Result<()> {
+        let files = paths.volume(&self.name);
+        let request = Request::Down { discard: self.discard, force: self.force };
+        Client::new(&files.control).ask::<()>(&request, PATIENCE)?;
+        let deadline = Instant::now() + PATIENCE_TO_EXIT;
+        while Lock::is_held(&files) {
+            if Instant::now() >= deadline {
+                return Err(Error::failure(format!(
+                    "volume `{}` is stopped, but its daemon does not end",
+                    self.name
+                ))
+                .mend(format!("see `ztier list`, then `ztier down {}` again", self.name)));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        match daemon::find(paths, &self.name) {
+            // It could not remove everything: what was taken away by force is still held.
+            Found::Dead(_) | Found::Broken(_) => self.clean(paths).map_err(|e| {
+                Error::failure(format!("volume `{}` is stopped, but {e}", self.name))
+                    .mend(format!("then `ztier down {}` again", self.name))
+            }),
+            _ => output::print(&format!("{} is down\n", self.name)),
+        }
+    }
+
+    fn clean(&self, paths: &Paths) -> Result<()> {
+        let files = paths.volume(&self.name);
+        let Some(lock) = Lock::acquire(&files, Duration::from_secs(1))? else {
+            return Err(Error::failure(format!("volume `{}` came up just now", self.name))
+                .mend("look with `ztier list`"));
+        };
+        let removed = state::clean(lock, &files)?;
+        let what = if removed.is_empty() { "nothing was left".into() } else { removed.join(", ") };
+        output::print(&format!("{}: its daemon was gone; removed: {what}\n", self.name))
+    }
+}

@@ -1,0 +1,85 @@
+//! Printing: to whoever still reads, in columns that line up.
+
+use crate::error::{Context, Result};
+use serde::Serialize;
+use std::io::{ErrorKind, Write};
+
+/// Prints `text` to standard output. A reader that has gone (`| head`) is not an error.
+///
+/// # Errors
+/// When it can't be written, for example because the disk is full.
+pub fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
+        done => done.context("cannot write the result"),
+    }
+}
+
+/// Prints `value` as JSON, in lines for people.
+///
+/// # Errors
+/// As [`print`].
+pub fn json(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).context("cannot encode the result")?;
+    print(&format!("{text}\n"))
+}
+
+/// Prints a line to standard error.
+pub fn remark(line: &str) {
+    // There is no other place to complain to.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// `rows` in columns, two spaces apart. Columns whose heading in `head` ends with `>` are flushed
+/// right.
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let titles = head.iter().map(|title| title.trim_end_matches('>').to_owned()).collect();
+    let all: Vec<&Vec<String>> = std::iter::once(&titles).chain(rows).collect();
+    let width = |column: usize| {
+        all.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+    };
+    let widths: Vec<usize> = (0..head.len()).map(|column| width(column).unwrap_or(0)).collect();
+    let mut out = String::new();
+    for row in all {
+        let mut line = String::new();
+        for ((cell, width), title) in row.iter().zip(&widths).zip(head) {
+            let cell = if title.ends_with('>') {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:<width$}")
+            };
+            line.push_str(&cell);
+            line.push_str("  ");
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+/// `rows` of names and values, the values in one column.
+pub fn pairs(rows: &[(&str, String)]) -> String {
+    let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    rows.iter().map(|(name, value)| format!("{name:<width$}  {value}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let rows = vec![
+            vec!["a".to_owned(), "1 GiB".to_owned(), "x".to_owned()],
+            vec!["longer".to_owned(), "10 GiB".to_owned(), "y".to_owned()],
+        ];
+        let golden = "\
+NAME      SIZE  WHERE
+a        1 GiB  x
+longer  10 GiB  y
+";
+        assert_eq!(table(&["NAME", "SIZE>", "WHERE"], &rows), golden);
+        assert_eq!(pairs(&[("a", "1".into()), ("bcd", "2".into())]), "a    1\nbcd  2\n");
+    }
+}

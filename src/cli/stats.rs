@@ -1,0 +1,112 @@
+//! `ztier stats`: the counters of one volume, in today's layout or a historic one.
+
+use super::{PATIENCE, client, output};
+use crate::config::Paths;
+use crate::config::size::human;
+use crate::control::Request;
+use crate::error::Result;
+use crate::stats::{self, layout};
+use clap::{Args, ValueEnum};
+
+/// Print the counters of a volume
+#[derive(Args)]
+pub struct Stats {
+    /// Name of the volume
+    name: String,
+    /// How to print them: for people, as JSON, or in the layout of /proc/ramzswap, of
+    /// `zramconfig --stats`, or of a zram device's mm_stat, io_stat and bd_stat
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Table,
+    Json,
+    Ramzswap,
+    Zramconfig,
+    Zram,
+}
+
+impl Stats {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        let paths = Paths::of_this_user()?;
+        let stats: stats::Stats = client(&paths, &self.name)?.ask(&Request::Stats, PATIENCE)?;
+        match self.format {
+            Format::Table => output::print(&table(&stats)),
+            Format::Json => output::json(&stats),
+            Format::Ramzswap => output::print(&layout::ramzswap(&stats)),
+            Format::Zramconfig => output::print(&layout::zramconfig(&stats)),
+            Format::Zram => output::print(&layout::zram(&stats)),
+        }
+    }
+}
+
+fn table(stats: &stats::Stats) -> String {
+    let micros = |ns: u64| format!("{:.1}", ns as f64 / 1000.0);
+    let requests = [
+        ("read", &stats.read),
+        ("write", &stats.write),
+        ("flush", &stats.flush),
+        ("discard", &stats.discard),
+        ("write zeroes", &stats.write_zeroes),
+    ];
+    let rows: Vec<Vec<String>> = requests
+        .iter()
+        .map(|(kind, r)| {
+            vec![
+                (*kind).into(),
+                r.requests.to_string(),
+                human(r.bytes),
+                r.failed.to_string(),
+                micros(r.waiting.p50_ns),
+                micros(r.waiting.p99_ns),
+                micros(r.serving.p50_ns),
+                micros(r.serving.p99_ns),
+                micros(r.serving.p999_ns),
+                micros(r.serving.max_ns),
+            ]
+        })
+        .collect();
+    let head = [
+        "REQUESTS",
+        "COUNT>",
+        "BYTES>",
+        "FAILED>",
+        "WAIT p50>",
+        "p99>",
+        "SERVE p50>",
+        "p99>",
+        "p99.9>",
+        "max>",
+    ];
+    let count = |n: u64| n.to_string();
+    output::table(&head, &rows)
+        + "(waiting and service in µs)\n\n"
+        + &output::pairs(&[
+            ("device", human(stats.disk_size_bytes)),
+            ("memory limit", human(stats.ram_limit_bytes)),
+            ("memory used", human(stats.mem_used_bytes)),
+            ("  most ever", human(stats.mem_used_max_bytes)),
+            ("  frames", human(stats.frames_bytes)),
+            ("  metadata", human(stats.metadata_bytes)),
+            ("  buffers", human(stats.buffers_bytes)),
+            ("data stored", human(stats.orig_data_bytes)),
+            ("  as payload", human(stats.compr_data_bytes)),
+            ("blocks stored", count(stats.blocks_stored)),
+            ("  at most half", count(stats.blocks_good)),
+            ("  above 3/4", count(stats.blocks_poor)),
+            ("  raw", count(stats.blocks_raw)),
+            ("blocks same-filled", count(stats.blocks_same)),
+            ("  zeros", count(stats.blocks_zero)),
+            ("blocks discarded", count(stats.blocks_discarded)),
+            ("segments", count(stats.segments)),
+            ("  cleaned", count(stats.segments_cleaned)),
+            ("blocks moved", count(stats.blocks_moved)),
+            ("stalls", count(stats.stalls)),
+            ("without space", count(stats.no_space)),
+            ("outside the device", count(stats.invalid_io)),
+            ("damaged records", count(stats.corrupt_records)),
+        ])
+}

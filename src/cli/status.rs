@@ -1,0 +1,144 @@
+//! `ztier status`: what a running volume is, what it holds, and who holds it.
+
+use super::{PATIENCE, client, output};
+use crate::config::Paths;
+use crate::config::size::{exact, human};
+use crate::control::{self, Request};
+use crate::daemon::{self, Found};
+use crate::error::Result;
+use crate::stats::Stats;
+use clap::Args;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Show one running volume, or all
+#[derive(Args)]
+pub struct Status {
+    /// Name of the volume [default: all that are up]
+    name: Option<String>,
+    /// Print JSON, with everything that is counted
+    #[arg(long)]
+    json: bool,
+}
+
+impl Status {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        let paths = Paths::of_this_user()?;
+        if let Some(name) = &self.name {
+            let status = ask(&paths, name)?;
+            return if self.json { output::json(&status) } else { output::print(&text(&status)) };
+        }
+        let names = if paths.exists()? { daemon::names(&paths) } else { vec![] };
+        let up = names.iter().filter(|name| matches!(daemon::find(&paths, name), Found::Up(_)));
+        let all = up.map(|name| ask(&paths, name)).collect::<Result<Vec<_>>>()?;
+        if self.json {
+            return output::json(&all);
+        }
+        output::print(&all.iter().map(text).collect::<Vec<_>>().join("\n"))
+    }
+}
+
+fn ask(paths: &Paths, name: &str) -> Result<control::Status> {
+    client(paths, name)?.ask(&Request::Status, PATIENCE)
+}
+
+fn text(status: &control::Status) -> String {
+    let (plan, stats) = (&status.plan, &status.stats);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let holders =
+        if status.holders.is_empty() { "nobody".into() } else { status.holders.join(", ") };
+    output::pairs(&[
+        ("volume", plan.name.clone()),
+        ("open", status.endpoints.join(" ")),
+        ("held by", holders),
+        ("export", plan.export.kind().into()),
+        ("size", human(plan.size_bytes)),
+        ("stored", stored(stats)),
+        (
+            "memory",
+            format!(
+                "{} of at most {} (most ever {})",
+                human(stats.mem_used_bytes),
+                human(plan.ram_limit_bytes),
+                human(stats.mem_used_max_bytes)
+            ),
+        ),
+        (
+            "metadata",
+            format!(
+                "{}, {:.1} bytes a stored block",
+                human(stats.metadata_bytes),
+                stats.metadata_bytes_per_block
+            ),
+        ),
+        ("segments", format!("{} of {}", stats.segments, exact(plan.segment_bytes.into()))),
+        ("errors", errors(stats)),
+        ("durable", "nowhere: gone after `ztier down` or a reboot".into()),
+        (
+            "daemon",
+            format!(
+                "process {}, ztier {}, up for {}",
+                status.pid,
+                status.version,
+                duration(now.saturating_sub(status.started_unix_s))
+            ),
+        ),
+    ])
+}
+
+fn stored(stats: &Stats) -> String {
+    let data = stats.orig_data_bytes + stats.blocks_same * crate::BLOCK_SIZE as u64;
+    let ratio = match stats.mem_used_bytes {
+        used if used > 0 && data > 0 => {
+            format!(", {:.2} × its memory", data as f64 / used as f64)
+        }
+        _ => String::new(),
+    };
+    format!("{} ({} as payload{ratio})", human(data), human(stats.compr_data_bytes))
+}
+
+fn errors(stats: &Stats) -> String {
+    let list: Vec<String> = [
+        ("failed reads", stats.read.failed),
+        ("failed writes", stats.write.failed),
+        ("requests outside the device", stats.invalid_io),
+        ("writes without space", stats.no_space),
+        ("damaged records", stats.corrupt_records),
+    ]
+    .into_iter()
+    .filter(|(_, count)| *count > 0)
+    .map(|(what, count)| format!("{count} {what}"))
+    .collect();
+    if list.is_empty() { "none".into() } else { list.join(", ") }
+}
+
+/// `3 d 4 h`, `5 min 6 s`: the two largest units.
+fn duration(seconds: u64) -> String {
+    let parts = [
+        (seconds / 86_400, "d"),
+        (seconds / 3600 % 24, "h"),
+        (seconds / 60 % 60, "min"),
+        (seconds % 60, "s"),
+    ];
+    let first = parts.iter().position(|(count, _)| *count > 0).unwrap_or(3);
+    parts[first..]
+        .iter()
+        .take(2)
+        .map(|(count, unit)| format!("{count} {unit}"))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn durations() {
+        for (seconds, text) in
+            [(0, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (3600, "1 h 0 min"), (90_061, "1 d 1 h")]
+        {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+}

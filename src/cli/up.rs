@@ -1,0 +1,241 @@
+//! `ztier up`: a volume from flags or its file, by a daemon of its own or in this process.
+
+use super::output;
+use crate::config::plan::{self, Address};
+use crate::config::size::{exact, human};
+use crate::config::{Amount, Choice, Paths, Plan, Settings, machine, name};
+use crate::daemon::{self, Chosen, Found, Ready};
+use crate::error::{Error, Result};
+use crate::volume::Algorithm;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueHint};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Make a volume and offer it as a block device or over NBD
+///
+/// Without --size the settings come from NAME.toml in the configuration directory. Prints what to
+/// open, one a line, once it is usable.
+#[derive(Args)]
+pub struct Up {
+    /// Name of the volume
+    name: String,
+    /// Size of the device, like 3G or 512M: a multiple of 4096, up to 16T
+    #[arg(long, value_name = "BYTES")]
+    size: Option<Amount>,
+    /// Limit on all memory of the volume, like 512M, or 25% of the machine's (or cgroup's) memory
+    /// [default: the smaller of the size and half of that memory]
+    #[arg(long, value_name = "BYTES|%")]
+    ram_limit: Option<Amount>,
+    /// How blocks are compressed [default: lz4]
+    #[arg(long, value_parser = word::<Algorithm>(&["lz4", "zstd", "none"]))]
+    algorithm: Option<Algorithm>,
+    /// Unit in which memory is filled and cleaned: a power of two, 32K to 16M [default: 1M]
+    #[arg(long, value_name = "BYTES")]
+    segment: Option<Amount>,
+    /// How to offer it: `fuse` is a real block device and needs root, `nbd` works without, `auto`
+    /// takes the best that works here [default: auto]
+    #[arg(long, value_parser = word::<Choice>(&["auto", "fuse", "nbd"]))]
+    export: Option<Choice>,
+    /// Serve NBD on this TCP address as well; a port alone means loopback. Whoever reaches the
+    /// address can read and write the volume
+    #[arg(long, value_name = "[ADDRESS:]PORT")]
+    nbd_listen: Vec<Address>,
+    /// Serve NBD on this Unix socket [default: NAME.nbd in the run directory]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    socket: Option<PathBuf>,
+    /// Threads that serve the block device, 1 to 256 [default: the number of CPUs, 2 to 16]
+    #[arg(long, value_name = "N")]
+    threads: Option<u32>,
+    /// Stay in the foreground until a signal or `ztier down`
+    #[arg(long)]
+    foreground: bool,
+    /// Only say what would be made and where data would be durable
+    #[arg(long)]
+    dry_run: bool,
+    /// Write the settings to NAME.toml in the configuration directory
+    #[arg(long)]
+    save: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A parser of fixed words, as the settings' file knows them.
+fn word<T: DeserializeOwned + Clone + Send + Sync + 'static>(
+    words: &'static [&'static str],
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(words).try_map(|word| serde_json::from_value::<T>(word.into()))
+}
+
+impl Up {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        name::check(&self.name).map_err(Error::usage)?;
+        let paths = Paths::of_this_user()?;
+        let settings = self.settings(&paths)?;
+        let chosen = daemon::choose(&settings)?;
+        let mut plan = Plan::resolve(&self.name, &settings, chosen.fuse, &paths)?;
+        self.refuse_second(&paths)?;
+        if self.dry_run {
+            return self.print_plan(&plan, &chosen, &paths);
+        }
+        if self.foreground {
+            inherit_sockets(&mut plan, settings.socket.is_some());
+        }
+        let after = |ready: &Ready| {
+            self.print_ready(&plan, &chosen, ready)?;
+            if self.save { self.save_settings(&settings, &paths) } else { Ok(()) }
+        };
+        if self.foreground {
+            daemon::run(plan.clone(), &paths, after)
+        } else {
+            after(&daemon::spawn(&plan, &paths)?)
+        }
+    }
+
+    /// Writes the settings once they have proven to work. In the foreground a failure ends nothing.
+    fn save_settings(&self, settings: &Settings, paths: &Paths) -> Result<()> {
+        let file = paths.settings(&self.name);
+        match settings.save(&file) {
+            Ok(()) => output::remark(&format!("saved {}", file.display())),
+            Err(e) if self.foreground => output::remark(&format!("ztier: not saved: {e}")),
+            Err(e) => {
+                return Err(Error::failure(format!("volume `{}` is up, but {e}", self.name))
+                    .mend("mend that, then give --save again after `ztier down`"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The flags, over what the volume's file says if there is no `--size`.
+    fn settings(&self, paths: &Paths) -> Result<Settings> {
+        let flags = Settings {
+            size: self.size,
+            ram_limit: self.ram_limit,
+            algorithm: self.algorithm,
+            segment: self.segment,
+            export: self.export,
+            nbd_listen: (!self.nbd_listen.is_empty()).then(|| self.nbd_listen.clone()),
+            socket: self.socket.clone(),
+            threads: self.threads,
+        };
+        if flags.size.is_some() {
+            return Ok(flags);
+        }
+        let file = paths.settings(&self.name);
+        if let Some(saved) = Settings::load(&file)? {
+            return Ok(flags.over(saved));
+        }
+        let saved = Paths::names_in(&paths.config, "toml");
+        let near = name::nearest(&self.name, saved.iter().map(String::as_str));
+        let error =
+            Error::usage(format!("volume `{}` has no --size and no {}", self.name, file.display()));
+        Err(match near {
+            Some(near) => error.mend(format!("add --size, or did you mean `{near}`?")),
+            None => error.mend("add --size, like --size 3G"),
+        })
+    }
+
+    fn refuse_second(&self, paths: &Paths) -> Result<()> {
+        let name = &self.name;
+        if !paths.exists()? || !matches!(daemon::find(paths, name), Found::Up(_)) {
+            return Ok(());
+        }
+        Err(Error::failure(format!("volume `{name}` is already up"))
+            .mend(format!("use another name, or `ztier down {name}` first")))
+    }
+
+    fn print_ready(&self, plan: &Plan, chosen: &Chosen, ready: &Ready) -> Result<()> {
+        for what in &ready.removed {
+            output::remark(&format!("removed {what}, left by an earlier daemon"));
+        }
+        if self.json {
+            return output::json(&json!({
+                "name": plan.name,
+                "endpoints": ready.endpoints,
+                "pid": ready.pid,
+                "export": plan.export.kind(),
+                "export_reason": chosen.why,
+                "size_bytes": plan.size_bytes,
+                "ram_limit_bytes": plan.ram_limit_bytes,
+                "durable": false,
+            }));
+        }
+        output::remark(&format!(
+            "{}: {} in at most {} of memory, by {} ({}); gone after a reboot",
+            plan.name,
+            human(plan.size_bytes),
+            human(plan.ram_limit_bytes),
+            plan.export.kind(),
+            chosen.why
+        ));
+        output::print(&format!("{}\n", ready.endpoints.join("\n")))
+    }
+
+    fn print_plan(&self, plan: &Plan, chosen: &Chosen, paths: &Paths) -> Result<()> {
+        let mut makes: Vec<String> =
+            daemon::planned(plan, paths).iter().map(|leftover| leftover.describe()).collect();
+        if let plan::Export::Nbd { tcp, .. } = &plan.export {
+            makes.extend(tcp.iter().map(|address| format!("TCP listener {address}")));
+        }
+        makes.push(format!("control socket {}", paths.volume(&plan.name).control.display()));
+        if self.save {
+            makes.push(format!("file {}", paths.settings(&plan.name).display()));
+        }
+        let durable = "nowhere: the data is in the daemon's memory and gone after `ztier down` or a \
+                       reboot";
+        if self.json {
+            return output::json(&json!({
+                "plan": plan,
+                "role": "compressed RAM disk",
+                "export_reason": chosen.why,
+                "would_make": makes,
+                "would_overwrite": [],
+                "durable": false,
+                "durable_where": durable,
+            }));
+        }
+        let algorithm = match plan.algorithm {
+            Algorithm::Lz4 => "lz4",
+            Algorithm::Zstd => "zstd",
+            Algorithm::None => "none",
+        };
+        output::print(&output::pairs(&[
+            ("volume", plan.name.clone()),
+            ("role", "compressed RAM disk (all data in memory)".into()),
+            ("size", format!("{} ({} bytes)", human(plan.size_bytes), plan.size_bytes)),
+            (
+                "memory",
+                format!(
+                    "at most {} of {}",
+                    human(plan.ram_limit_bytes),
+                    human(machine::memory_bytes())
+                ),
+            ),
+            (
+                "compression",
+                format!("{algorithm}, segments of {}", exact(plan.segment_bytes.into())),
+            ),
+            ("export", format!("{} ({})", plan.export.kind(), chosen.why)),
+            ("would make", makes.join(", ")),
+            ("would overwrite", "nothing".into()),
+            ("durable", durable.into()),
+        ]))
+    }
+}
+
+/// Under a service manager that hands sockets over, those are served instead of the default one.
+fn inherit_sockets(plan: &mut Plan, own_socket: bool) {
+    let for_us = std::env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string());
+    if let plan::Export::Nbd { socket, inherited, .. } = &mut plan.export
+        && for_us
+        && std::env::var_os("LISTEN_FDS").is_some()
+    {
+        *inherited = true;
+        if !own_socket {
+            *socket = None;
+        }
+    }
+}

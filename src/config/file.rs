@@ -1,0 +1,230 @@
+//! `NAME.toml`: the settings of a volume, with the same keys as `ztier up` has flags.
+//!
+//! Invariant: what [`Settings::save`] writes, [`Settings::load`] reads as the same settings.
+
+use super::name;
+use super::plan::{Address, Choice};
+use super::size::Amount;
+use crate::error::{Context, Error, Result};
+use crate::volume::Algorithm;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// What somebody asked for, by flags or in a file; `None` means the default.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Settings {
+    /// Size of the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<Amount>,
+    /// Limit on all memory of the volume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ram_limit: Option<Amount>,
+    /// How blocks are compressed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub algorithm: Option<Algorithm>,
+    /// Bytes in a segment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub segment: Option<Amount>,
+    /// How the volume is offered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub export: Option<Choice>,
+    /// TCP addresses on which NBD is served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nbd_listen: Option<Vec<Address>>,
+    /// The Unix socket on which NBD is served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<PathBuf>,
+    /// Threads that serve requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
+}
+
+/// All keys of the file, in the order in which it is written.
+pub const KEYS: [&str; 8] =
+    ["size", "ram-limit", "algorithm", "segment", "export", "nbd-listen", "socket", "threads"];
+
+/// The largest file that is read, in bytes.
+const LARGEST: u64 = 64 << 10;
+
+impl Settings {
+    /// Reads `path`; `Ok(None)` if there is no such file.
+    ///
+    /// # Errors
+    /// One line with the file, the line in it, what is wrong there and the nearest that would do.
+    pub fn load(path: &Path) -> Result<Option<Self>> {
+        let shown = path.display();
+        let meta = match fs::metadata(path) {
+            Ok(meta) => meta,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e).context(format!("cannot read {shown}")),
+        };
+        if !meta.is_file() || meta.len() > LARGEST {
+            return Err(Error::usage(format!(
+                "{shown} is not a regular file of at most {LARGEST} bytes"
+            )));
+        }
+        let text = fs::read_to_string(path).context(format!("cannot read {shown}"))?;
+        Self::parse(&text, path).map(Some)
+    }
+
+    /// Parses the text of the file `path`, which is only named in errors.
+    ///
+    /// # Errors
+    /// As [`Settings::load`].
+    pub fn parse(text: &str, path: &Path) -> Result<Self> {
+        toml::from_str(text).map_err(|e| {
+            let line = e.span().map_or(1, |span| {
+                text.as_bytes()[..span.start.min(text.len())]
+                    .iter()
+                    .filter(|byte| **byte == b'\n')
+                    .count()
+                    + 1
+            });
+            let (what, mend) = explain(e.message());
+            let error = Error::usage(format!("{}:{line}: {what}", path.display()));
+            match mend {
+                Some(mend) => error.mend(mend),
+                None => error,
+            }
+        })
+    }
+
+    /// Writes the settings to `path` in one step, making its directory if need be.
+    ///
+    /// # Errors
+    /// When the directory or file can't be written; then the old file is still there.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let what = || format!("cannot write {}", path.display());
+        let text = toml::to_string(self).context(what())?;
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).context(what())?;
+        }
+        let new = path.with_extension("toml.new");
+        let mut file = fs::File::create(&new).context(what())?;
+        let written = file
+            .write_all(text.as_bytes())
+            .and_then(|()| file.sync_all())
+            .and_then(|()| fs::rename(&new, path));
+        if written.is_err() {
+            // The first error is the one to report; a file half written helps nobody.
+            let _ = fs::remove_file(&new);
+        }
+        written.context(what())
+    }
+
+    /// These settings, with those of `base` where these say nothing.
+    #[must_use]
+    pub fn over(self, base: Self) -> Self {
+        Self {
+            size: self.size.or(base.size),
+            ram_limit: self.ram_limit.or(base.ram_limit),
+            algorithm: self.algorithm.or(base.algorithm),
+            segment: self.segment.or(base.segment),
+            export: self.export.or(base.export),
+            nbd_listen: self.nbd_listen.or(base.nbd_listen),
+            socket: self.socket.or(base.socket),
+            threads: self.threads.or(base.threads),
+        }
+    }
+}
+
+/// Turns the parser's message into ours: what is wrong, and a suggestion if a word is unknown.
+fn explain(message: &str) -> (String, Option<String>) {
+    let words: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    let unknown = if message.starts_with("unknown field") {
+        "key"
+    } else if message.starts_with("unknown variant") {
+        "value"
+    } else {
+        return (message.to_owned(), None);
+    };
+    match words.split_first() {
+        Some((word, known)) => {
+            (format!("unknown {unknown} `{word}`"), Some(name::suggest(word, known)))
+        }
+        None => (message.to_owned(), None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn full() -> Settings {
+        Settings {
+            size: Some(Amount::Bytes(3 << 30)),
+            ram_limit: Some(Amount::Percent(12.5)),
+            algorithm: Some(Algorithm::Zstd),
+            segment: Some(Amount::Bytes(64 << 10)),
+            export: Some(Choice::Nbd),
+            nbd_listen: Some(vec!["127.0.0.1:10809".parse().unwrap()]),
+            socket: Some("/run/x.nbd".into()),
+            threads: Some(3),
+        }
+    }
+
+    #[test]
+    fn saved_settings_are_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/x.toml");
+        assert_eq!(Settings::load(&path).unwrap(), None);
+        full().save(&path).unwrap();
+        assert_eq!(Settings::load(&path).unwrap(), Some(full()));
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn keys_are_those_that_are_accepted_and_documented() {
+        let written: toml::Table = toml::from_str(&toml::to_string(&full()).unwrap()).unwrap();
+        let mut written: Vec<&str> = written.keys().map(String::as_str).collect();
+        let mut keys = KEYS;
+        written.sort_unstable();
+        keys.sort_unstable();
+        assert_eq!(written, keys);
+
+        let doc = include_str!("../../docs/config.md");
+        let mut documented: Vec<&str> = doc
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+            .map(|(key, _)| key)
+            .collect();
+        documented.sort_unstable();
+        assert_eq!(documented, keys, "docs/config.md lists other keys than are accepted");
+    }
+
+    #[test]
+    fn errors_name_file_line_and_mend() {
+        for (text, error) in [
+            (
+                "size = 4096\nram-limt = 1\n",
+                "x.toml:2: unknown key `ram-limt`; did you mean `ram-limit`?",
+            ),
+            ("\n\nalgorithm = \"lz5\"", "x.toml:3: unknown value `lz5`; did you mean `lz4`?"),
+            (
+                "size = \"3X\"",
+                "x.toml:1: unknown unit `X` in `3X`; use K, M, G or T (powers of 1024)",
+            ),
+            ("size = -1", "x.toml:1: a size can't be negative"),
+        ] {
+            let found = Settings::parse(text, Path::new("x.toml")).unwrap_err();
+            assert_eq!(found.to_string(), error);
+            assert_eq!(found.exit_status(), 2);
+        }
+        for text in
+            ["size = ", "size = 1\nsize = 2", "size = [1]", "[size]", "\u{0}", "threads = -1"]
+        {
+            let found = Settings::parse(text, Path::new("x.toml")).unwrap_err().to_string();
+            assert!(found.starts_with("x.toml:") && !found.contains('\n'), "{text}: {found}");
+        }
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let flags = Settings { threads: Some(9), ..Settings::default() };
+        assert_eq!(flags.over(full()), Settings { threads: Some(9), ..full() });
+    }
+}

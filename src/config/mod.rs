@@ -1,0 +1,16 @@
+//! What a volume shall be: read from flags and TOML, checked, resolved.
+//!
+//! Invariant: a [`Plan`] exists only if every limit in [`plan`] and [`name`] holds; whatever is
+//! beyond it (the daemon, the engine) does not look again at what a person typed.
+
+pub mod file;
+pub mod machine;
+pub mod name;
+pub mod paths;
+pub mod plan;
+pub mod size;
+
+pub use file::Settings;
+pub use paths::Paths;
+pub use plan::{Choice, Plan};
+pub use size::Amount;

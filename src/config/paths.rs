@@ -1,0 +1,182 @@
+//! Where the files of volumes are.
+//!
+//! Invariant: nobody but this user and root can write to a run directory that [`Paths::prepare`]
+//! let through, so what is read from it was written by us.
+
+use crate::error::{Context, Error, Result};
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// The directories of this user's volumes.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Paths {
+    /// Sockets, locks and state of running volumes; empty after a reboot.
+    pub run: PathBuf,
+    /// `NAME.toml` files.
+    pub config: PathBuf,
+}
+
+/// The files of one volume in the run directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeFiles {
+    /// Locked as long as the daemon lives.
+    pub lock: PathBuf,
+    /// What the daemon is and what it leaves behind, see [`crate::daemon::state`].
+    pub state: PathBuf,
+    /// The control socket.
+    pub control: PathBuf,
+    /// What a detached daemon has to say.
+    pub log: PathBuf,
+    /// The NBD socket, unless another is asked for.
+    pub nbd: PathBuf,
+}
+
+impl Paths {
+    /// The directories: `ZTIER_RUN_DIR` and `ZTIER_CONFIG_DIR` if set; for root `/run/ztier` and
+    /// `/etc/ztier`; for others below `$XDG_RUNTIME_DIR` (or `/tmp/ztier-UID`) and
+    /// `$XDG_CONFIG_HOME` (or `~/.config`).
+    ///
+    /// # Errors
+    /// When a variable does not hold an absolute path.
+    pub fn of_this_user() -> Result<Self> {
+        let uid = rustix::process::geteuid();
+        let run = match (absolute("ZTIER_RUN_DIR")?, uid.is_root()) {
+            (Some(dir), _) => dir,
+            (None, true) => PathBuf::from("/run/ztier"),
+            (None, false) => match absolute("XDG_RUNTIME_DIR")? {
+                Some(dir) => dir.join("ztier"),
+                None => PathBuf::from(format!("/tmp/ztier-{}", uid.as_raw())),
+            },
+        };
+        let config = match (absolute("ZTIER_CONFIG_DIR")?, uid.is_root()) {
+            (Some(dir), _) => dir,
+            (None, true) => PathBuf::from("/etc/ztier"),
+            (None, false) => match (absolute("XDG_CONFIG_HOME")?, absolute("HOME")?) {
+                (Some(dir), _) => dir.join("ztier"),
+                (None, Some(home)) => home.join(".config/ztier"),
+                (None, None) => PathBuf::from("/etc/ztier"),
+            },
+        };
+        Ok(Self { run, config })
+    }
+
+    /// Makes the run directory (0700) and checks that it is ours alone.
+    ///
+    /// # Errors When it can't be made, is not a directory, belongs to somebody else, or others may
+    /// write to it.
+    pub fn prepare(&self) -> Result<()> {
+        let dir = &self.run;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .context(format!("cannot make the run directory {}", dir.display()))?;
+        self.check()
+    }
+
+    /// Whether the run directory exists; if so, it is checked as in [`Paths::prepare`].
+    ///
+    /// # Errors
+    /// As [`Paths::prepare`].
+    pub fn exists(&self) -> Result<bool> {
+        if self.run.symlink_metadata().is_err() {
+            return Ok(false);
+        }
+        self.check().map(|()| true)
+    }
+
+    fn check(&self) -> Result<()> {
+        let dir = &self.run;
+        let bad = |why: String| {
+            Error::failure(format!("run directory {} {why}", dir.display()))
+                .mend("remove it, or set ZTIER_RUN_DIR to a directory of your own")
+        };
+        let meta =
+            fs::symlink_metadata(dir).context(format!("cannot look at {}", dir.display()))?;
+        if !meta.is_dir() {
+            return Err(bad("is not a directory".into()));
+        }
+        if meta.uid() != rustix::process::geteuid().as_raw() {
+            return Err(bad(format!("belongs to user {}", meta.uid())));
+        }
+        if meta.mode() & 0o022 != 0 {
+            return Err(bad(format!("is writable for others (mode {:o})", meta.mode() & 0o777)));
+        }
+        Ok(())
+    }
+
+    /// The files of the volume `name`.
+    pub fn volume(&self, name: &str) -> VolumeFiles {
+        let file = |end: &str| self.run.join(format!("{name}.{end}"));
+        VolumeFiles {
+            lock: file("lock"),
+            state: file("json"),
+            control: file("sock"),
+            log: file("log"),
+            nbd: file("nbd"),
+        }
+    }
+
+    /// Where the settings of the volume `name` are kept.
+    pub fn settings(&self, name: &str) -> PathBuf {
+        self.config.join(format!("{name}.toml"))
+    }
+
+    /// Names of which there is a file `NAME.end` in `dir`, in order.
+    pub fn names_in(dir: &Path, end: &str) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(dir)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| {
+                let name = entry.file_name().into_string().ok()?;
+                let name = name.strip_suffix(end)?.strip_suffix('.')?;
+                super::name::check(name).is_ok().then(|| name.to_owned())
+            })
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+fn absolute(variable: &str) -> Result<Option<PathBuf>> {
+    let Some(value) = std::env::var_os(variable).filter(|v| !v.is_empty()) else { return Ok(None) };
+    let path = PathBuf::from(value);
+    if path.is_absolute() {
+        return Ok(Some(path));
+    }
+    Err(Error::usage(format!("{variable} is {}, not an absolute path", path.display()))
+        .mend("let it begin with /, or unset it"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_run_directory_that_others_can_write_to_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths { run: dir.path().join("a/run"), config: dir.path().into() };
+        assert!(!paths.exists().unwrap());
+        paths.prepare().unwrap();
+        assert!(paths.exists().unwrap());
+        assert_eq!(fs::metadata(&paths.run).unwrap().mode() & 0o777, 0o700);
+        fs::set_permissions(&paths.run, fs::Permissions::from_mode(0o770)).unwrap();
+        assert!(paths.prepare().unwrap_err().to_string().contains("writable for others"));
+        fs::remove_dir(&paths.run).unwrap();
+        std::os::unix::fs::symlink(dir.path(), &paths.run).unwrap();
+        assert!(paths.prepare().unwrap_err().to_string().contains("not a directory"));
+    }
+
+    #[test]
+    fn names_come_from_whole_endings() {
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["b.json", "a.json", "a.sock", ".json", "json", "x.json.new"] {
+            fs::write(dir.path().join(file), "").unwrap();
+        }
+        assert_eq!(Paths::names_in(dir.path(), "json"), ["a", "b"]);
+    }
+}

@@ -1,0 +1,348 @@
+//! A volume's settings, resolved: every default filled in, every limit checked.
+
+use super::file::Settings;
+use super::machine;
+use super::name;
+use super::paths::Paths;
+use super::size::{exact, human};
+use crate::BLOCK_SIZE;
+use crate::error::{Error, Result};
+use crate::volume::{self, Algorithm};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The largest device, in bytes.
+pub const LARGEST_SIZE: u64 = 16 << 40;
+/// The smallest segment, in bytes.
+pub const SMALLEST_SEGMENT: u32 = 32 << 10;
+/// The largest segment, in bytes.
+pub const LARGEST_SEGMENT: u32 = 16 << 20;
+/// The segment that nobody asked for, in bytes.
+pub const DEFAULT_SEGMENT: u32 = 1 << 20;
+/// The most threads that serve one volume.
+pub const MOST_THREADS: u32 = 256;
+/// The longest path of a Unix socket, in bytes.
+const LONGEST_SOCKET: usize = 107;
+
+/// What somebody says about the export.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Choice {
+    /// The best that this machine has.
+    #[default]
+    Auto,
+    /// A real block device through FUSE and a loop device; needs root.
+    Fuse,
+    /// The network block device protocol, on a Unix socket unless asked otherwise.
+    Nbd,
+}
+
+/// A TCP address; a port alone means loopback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address(pub SocketAddr);
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let port = text.strip_prefix("localhost:").or(text.strip_prefix(':')).unwrap_or(text);
+        if let Ok(port) = port.parse::<u16>() {
+            return Ok(Self((Ipv4Addr::LOCALHOST, port).into()));
+        }
+        text.parse().map(Self).map_err(|_| {
+            format!(
+                "`{text}` is not an address; write it like 10809, 127.0.0.1:10809 or [::1]:10809"
+            )
+        })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Serialize for Address {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> std::result::Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
+        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// The export of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Export {
+    /// A real block device through FUSE and a loop device.
+    Fuse,
+    /// NBD.
+    Nbd {
+        /// The Unix socket, unless only inherited sockets are served.
+        socket: Option<PathBuf>,
+        /// TCP addresses beside it.
+        tcp: Vec<SocketAddr>,
+        /// Serve the sockets that a service manager handed over (`LISTEN_FDS`).
+        inherited: bool,
+    },
+}
+
+impl Export {
+    /// `fuse` or `nbd`.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Fuse => "fuse",
+            Self::Nbd { .. } => "nbd",
+        }
+    }
+}
+
+/// A volume as it will be made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// A name that [`name::check`] let through.
+    pub name: String,
+    /// Size of the device in bytes: a multiple of 4096, up to [`LARGEST_SIZE`].
+    pub size_bytes: u64,
+    /// Limit on all memory of the volume, in bytes.
+    pub ram_limit_bytes: u64,
+    /// Bytes in a segment: a power of two, [`SMALLEST_SEGMENT`] to [`LARGEST_SEGMENT`].
+    pub segment_bytes: u32,
+    /// How blocks are compressed.
+    pub algorithm: Algorithm,
+    /// How the volume is offered.
+    pub export: Export,
+    /// Threads that serve requests, 1 to [`MOST_THREADS`].
+    pub threads: u32,
+}
+
+impl Plan {
+    /// Checks `settings` and fills in what they leave out. `fuse`: offer a block device, else NBD.
+    ///
+    /// # Errors
+    /// One line (usage) that names the value, its limit, and what to give instead.
+    pub fn resolve(volume: &str, settings: &Settings, fuse: bool, paths: &Paths) -> Result<Self> {
+        name::check(volume).map_err(Error::usage)?;
+        let size = settings.size.ok_or_else(|| {
+            Error::usage(format!("volume `{volume}` has no size"))
+                .mend("add --size, like --size 3G")
+        })?;
+        let super::Amount::Bytes(size_bytes) = size else {
+            return Err(Error::usage(format!("size {size} is a share, not a number of bytes"))
+                .mend("write it like 3G"));
+        };
+        check_size(size_bytes)?;
+        let segment_bytes = check_segment(settings)?;
+        let memory = machine::memory_bytes();
+        let ram_limit_bytes = match settings.ram_limit {
+            Some(limit) => limit.of(memory),
+            None => {
+                size_bytes.min(memory / 2).max(volume::min_ram_limit(size_bytes, segment_bytes))
+            }
+        };
+        check_ram_limit(ram_limit_bytes, size_bytes, segment_bytes)?;
+        let threads = settings.threads.unwrap_or_else(default_threads);
+        if !(1..=MOST_THREADS).contains(&threads) {
+            return Err(Error::usage(format!("{threads} threads can't serve a volume"))
+                .mend(format!("give 1 to {MOST_THREADS}")));
+        }
+        Ok(Self {
+            name: volume.to_owned(),
+            size_bytes,
+            ram_limit_bytes,
+            segment_bytes,
+            algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
+            export: export(volume, settings, fuse, paths)?,
+            threads,
+        })
+    }
+}
+
+fn export(volume: &str, settings: &Settings, fuse: bool, paths: &Paths) -> Result<Export> {
+    check_socket(&paths.volume(volume).control, "set ZTIER_RUN_DIR to a shorter path")?;
+    if fuse {
+        return Ok(Export::Fuse);
+    }
+    let socket = match &settings.socket {
+        Some(path) => std::path::absolute(path)
+            .map_err(|e| Error::usage(format!("--socket {}: {e}", path.display())))?,
+        None => paths.volume(volume).nbd,
+    };
+    check_socket(&socket, "give a shorter --socket")?;
+    let tcp = settings.nbd_listen.iter().flatten().map(|address| address.0).collect();
+    Ok(Export::Nbd { socket: Some(socket), tcp, inherited: false })
+}
+
+fn check_socket(path: &std::path::Path, mend: &str) -> Result<()> {
+    let long = path.as_os_str().len();
+    if long <= LONGEST_SOCKET {
+        return Ok(());
+    }
+    Err(Error::usage(format!(
+        "socket path {} has {long} bytes, the most is {LONGEST_SOCKET}",
+        path.display()
+    ))
+    .mend(mend))
+}
+
+fn default_threads() -> u32 {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    u32::try_from(cpus).unwrap_or(MOST_THREADS).clamp(2, 16)
+}
+
+/// Checks the size of a device in bytes.
+///
+/// # Errors
+/// When it is 0, not a multiple of 4096, or above [`LARGEST_SIZE`].
+pub fn check_size(bytes: u64) -> Result<()> {
+    let block = BLOCK_SIZE as u64;
+    if bytes == 0 {
+        return Err(Error::usage("size 0 makes no device").mend("give at least 4096"));
+    }
+    if bytes > LARGEST_SIZE {
+        return Err(Error::usage(format!(
+            "size {bytes} is more than can be addressed, which is {LARGEST_SIZE} (16T)"
+        ))
+        .mend("give less"));
+    }
+    if !bytes.is_multiple_of(block) {
+        let (below, above) = (bytes / block * block, bytes.next_multiple_of(block));
+        let mend =
+            if below == 0 { format!("give {above}") } else { format!("give {below} or {above}") };
+        return Err(Error::usage(format!("size {bytes} is not a multiple of 4096")).mend(mend));
+    }
+    Ok(())
+}
+
+fn check_segment(settings: &Settings) -> Result<u32> {
+    let Some(segment) = settings.segment else { return Ok(DEFAULT_SEGMENT) };
+    let wrong = |why: &str| {
+        Error::usage(format!("segment {segment} {why}"))
+            .mend("give a power of two from 32K to 16M, like 1M")
+    };
+    let super::Amount::Bytes(bytes) = segment else {
+        return Err(wrong("is a share, not a number of bytes"));
+    };
+    if !(u64::from(SMALLEST_SEGMENT)..=u64::from(LARGEST_SEGMENT)).contains(&bytes) {
+        return Err(wrong("is outside 32K to 16M"));
+    }
+    if !bytes.is_power_of_two() {
+        return Err(wrong("is not a power of two"));
+    }
+    u32::try_from(bytes).map_err(|_| wrong("is outside 32K to 16M"))
+}
+
+/// Checks a limit on memory in bytes for a device of `size` bytes in segments of `segment` bytes.
+///
+/// # Errors
+/// When the volume could not work under it.
+pub fn check_ram_limit(limit: u64, size: u64, segment: u32) -> Result<()> {
+    let least = volume::min_ram_limit(size, segment);
+    if limit >= least {
+        return Ok(());
+    }
+    let least = least.next_multiple_of(1 << 10);
+    Err(Error::usage(format!(
+        "memory limit {limit} ({}) is below the minimum for {} in segments of {}",
+        human(limit),
+        human(size),
+        exact(u64::from(segment)),
+    ))
+    .mend(format!("give at least {}, or a smaller --segment", exact(least))))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::config::Amount;
+
+    fn paths() -> Paths {
+        Paths { run: "/run/x".into(), config: "/etc/x".into() }
+    }
+
+    fn sized(bytes: u64) -> Settings {
+        Settings { size: Some(Amount::Bytes(bytes)), ..Settings::default() }
+    }
+
+    #[test]
+    fn defaults() {
+        let plan = Plan::resolve("x", &sized(3 << 30), false, &paths()).unwrap();
+        assert_eq!(plan.segment_bytes, 1 << 20);
+        assert_eq!(plan.algorithm, Algorithm::Lz4);
+        assert!(plan.ram_limit_bytes <= 3 << 30);
+        let socket = Some(PathBuf::from("/run/x/x.nbd"));
+        assert_eq!(plan.export, Export::Nbd { socket, tcp: vec![], inherited: false });
+        let fuse = Plan::resolve("x", &sized(4096), true, &paths()).unwrap();
+        assert_eq!(fuse.export, Export::Fuse);
+        assert!(fuse.ram_limit_bytes >= volume::min_ram_limit(4096, 1 << 20));
+    }
+
+    #[test]
+    fn limits_are_named() {
+        for (settings, error) in [
+            (Settings::default(), "volume `x` has no size; add --size, like --size 3G"),
+            (sized(0), "size 0 makes no device; give at least 4096"),
+            (sized(100), "size 100 is not a multiple of 4096; give 4096"),
+            (sized(5000), "size 5000 is not a multiple of 4096; give 4096 or 8192"),
+            (
+                sized((16 << 40) + 4096),
+                "size 17592186048512 is more than can be addressed, which is 17592186044416 (16T); give less",
+            ),
+            (
+                Settings { threads: Some(0), ..sized(4096) },
+                "0 threads can't serve a volume; give 1 to 256",
+            ),
+            (
+                Settings { segment: Some(Amount::Bytes(48 << 10)), ..sized(4096) },
+                "segment 48K is not a power of two; give a power of two from 32K to 16M, like 1M",
+            ),
+            (
+                Settings { segment: Some(Amount::Bytes(32 << 20)), ..sized(4096) },
+                "segment 32M is outside 32K to 16M; give a power of two from 32K to 16M, like 1M",
+            ),
+        ] {
+            let found = Plan::resolve("x", &settings, false, &paths()).unwrap_err();
+            assert_eq!(found.to_string(), error);
+            assert_eq!(found.exit_status(), 2);
+        }
+        let low = Settings { ram_limit: Some(Amount::Bytes(4096)), ..sized(1 << 30) };
+        let found = Plan::resolve("x", &low, false, &paths()).unwrap_err().to_string();
+        assert!(found.starts_with("memory limit 4096 (4 KiB) is below the minimum"), "{found}");
+        let deep = Paths { run: format!("/{}", "d".repeat(110)).into(), config: "/".into() };
+        let found = Plan::resolve("x", &sized(4096), true, &deep).unwrap_err().to_string();
+        assert!(found.contains("ZTIER_RUN_DIR"), "{found}");
+    }
+
+    #[test]
+    fn the_least_limit_that_an_error_names_is_accepted() {
+        let low = Settings { ram_limit: Some(Amount::Bytes(1)), ..sized(3 << 30) };
+        let found = Plan::resolve("x", &low, false, &paths()).unwrap_err().to_string();
+        let least = found.split("at least ").nth(1).unwrap().split(',').next().unwrap();
+        let enough = Settings { ram_limit: Some(least.parse().unwrap()), ..low };
+        Plan::resolve("x", &enough, false, &paths()).unwrap();
+    }
+
+    #[test]
+    fn a_port_alone_is_loopback() {
+        for (text, address) in [
+            ("10809", "127.0.0.1:10809"),
+            (":10809", "127.0.0.1:10809"),
+            ("localhost:1", "127.0.0.1:1"),
+            ("0.0.0.0:10809", "0.0.0.0:10809"),
+            ("[::1]:10809", "[::1]:10809"),
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), address);
+        }
+        assert!("10809x".parse::<Address>().unwrap_err().contains("write it like"));
+        assert!("70000".parse::<Address>().is_err());
+    }
+}

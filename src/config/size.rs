@@ -1,0 +1,243 @@
+//! Sizes as people write them: `4096`, `64KiB`, `512M`, `3G`, `1.5T`, `10%`.
+//!
+//! K, M, G, T are powers of 1024, with or without `B` or `iB` behind them, in either case.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::str::FromStr;
+
+/// Bytes, or a share of the machine's memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Amount {
+    /// So many bytes.
+    Bytes(u64),
+    /// So many hundredths of the memory that this process may use, above 0 and at most 100.
+    Percent(f64),
+}
+
+impl Amount {
+    /// The bytes, when percentages are of `whole`.
+    pub fn of(self, whole: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Percent(percent) => (whole as f64 / 100.0 * percent) as u64,
+        }
+    }
+}
+
+const UNITS: [(char, u32); 4] = [('k', 10), ('m', 20), ('g', 30), ('t', 40)];
+const EXAMPLES: &str = "write it like 4096, 64KiB, 512M or 3G";
+
+/// Parses a number of bytes.
+///
+/// # Errors
+/// One line that names the text, what is wrong with it, and how to write it.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = (&text[..split], text[split..].trim_start());
+    if number.is_empty() {
+        return Err(format!("`{text}` is not a size; {EXAMPLES}"));
+    }
+    let shift = shift_of(unit).ok_or_else(|| match unit {
+        "%" => format!("`{text}` is a percentage where bytes are wanted; {EXAMPLES}"),
+        _ => format!("unknown unit `{unit}` in `{text}`; use K, M, G or T (powers of 1024)"),
+    })?;
+    let too_large = || format!("`{text}` is too large; the most is 16T");
+    if number.contains('.') {
+        let value: f64 =
+            number.parse().map_err(|_| format!("`{text}` is not a size; {EXAMPLES}"))?;
+        let bytes = value * (1u64 << shift) as f64;
+        if bytes >= u64::MAX as f64 {
+            return Err(too_large());
+        }
+        if bytes.fract() != 0.0 {
+            return Err(format!("`{text}` is not a whole number of bytes; {EXAMPLES}"));
+        }
+        return Ok(bytes as u64);
+    }
+    let value: u64 = number.parse().map_err(|_| too_large())?;
+    value.checked_mul(1 << shift).ok_or_else(too_large)
+}
+
+fn shift_of(unit: &str) -> Option<u32> {
+    let unit = unit.to_ascii_lowercase();
+    if unit.is_empty() || unit == "b" {
+        return Some(0);
+    }
+    let (letter, shift) = UNITS.into_iter().find(|(letter, _)| unit.starts_with(*letter))?;
+    matches!(unit.strip_prefix(letter), Some("" | "b" | "ib")).then_some(shift)
+}
+
+impl FromStr for Amount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(number) = text.trim().strip_suffix('%') else {
+            return parse_bytes(text).map(Self::Bytes);
+        };
+        match number.trim().parse::<f64>() {
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self::Percent(percent)),
+            Ok(_) => Err(format!("`{text}` is outside 0 to 100 %; write it like 10%")),
+            Err(_) => Err(format!("`{text}` is not a percentage; write it like 10%")),
+        }
+    }
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Percent(percent) => write!(f, "{percent}%"),
+            Self::Bytes(bytes) => f.write_str(&exact(*bytes)),
+        }
+    }
+}
+
+/// `bytes` in the largest unit that loses nothing: `3G`, `1536M`, `4097`.
+pub fn exact(bytes: u64) -> String {
+    for (letter, shift) in UNITS.into_iter().rev() {
+        if bytes != 0 && bytes.trailing_zeros() >= shift {
+            return format!("{}{}", bytes >> shift, letter.to_ascii_uppercase());
+        }
+    }
+    bytes.to_string()
+}
+
+/// `bytes` for the eye: three digits and a unit, `2.71 GiB`, `640 KiB`, `17 B`.
+pub fn human(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    let mut unit = "B";
+    for next in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 999.5 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    let digits = match value {
+        _ if value.fract() == 0.0 || value >= 99.95 => 0,
+        _ if value >= 9.995 => 1,
+        _ => 2,
+    };
+    format!("{value:.digits$} {unit}")
+}
+
+impl Serialize for Amount {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Amount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Amount;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a size such as \"3G\" or \"10%\", or a number of bytes")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Amount, E> {
+                text.parse().map_err(E::custom)
+            }
+            fn visit_u64<E>(self, bytes: u64) -> Result<Amount, E> {
+                Ok(Amount::Bytes(bytes))
+            }
+            fn visit_i64<E: serde::de::Error>(self, bytes: i64) -> Result<Amount, E> {
+                let bytes = u64::try_from(bytes);
+                bytes.map(Amount::Bytes).map_err(|_| E::custom("a size can't be negative"))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_people_write() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("0", 0),
+            ("64KiB", 64 << 10),
+            ("64k", 64 << 10),
+            ("512M", 512 << 20),
+            ("512 MB", 512 << 20),
+            ("3G", 3 << 30),
+            (" 3gib ", 3 << 30),
+            ("1.5G", 3 << 29),
+            ("16T", 16 << 40),
+            ("17b", 17),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_refused_names_the_text_and_the_mend() {
+        for (text, part) in [
+            ("", "write it like"),
+            ("G", "write it like"),
+            ("-3G", "write it like"),
+            ("3X", "unknown unit `X`"),
+            ("3GG", "unknown unit `GG`"),
+            ("3Gi", "unknown unit `Gi`"),
+            ("1.2.3G", "not a size"),
+            (".", "not a size"),
+            ("0.3", "not a whole number"),
+            ("10%", "percentage where bytes"),
+            ("99999999999999999999", "too large"),
+            ("99999999T", "too large"),
+            ("99999999999.5T", "too large"),
+            ("3 G x", "unknown unit"),
+            ("3é", "unknown unit"),
+        ] {
+            let error = parse_bytes(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn shares() {
+        assert_eq!("10%".parse(), Ok(Amount::Percent(10.0)));
+        assert_eq!(Amount::Percent(10.0).of(1000), 100);
+        assert_eq!(Amount::Bytes(7).of(1000), 7);
+        for text in ["0%", "101%", "-1%", "%", "x%", "NaN%"] {
+            assert!(text.parse::<Amount>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn for_the_eye() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (17, "17 B"),
+            (1023, "1.00 KiB"),
+            (4096, "4 KiB"),
+            (3 << 30, "3 GiB"),
+            (2_911_690_752, "2.71 GiB"),
+            (u64::MAX, "16777216 TiB"),
+        ] {
+            assert_eq!(human(bytes), text);
+        }
+        assert_eq!(exact(3 << 29), "1536M");
+        assert_eq!(exact(4097), "4097");
+        assert_eq!(exact(0), "0");
+    }
+
+    proptest! {
+        #[test]
+        fn printed_sizes_parse_to_themselves(bytes in any::<u64>(), shift in 0u32..50) {
+            let bytes = bytes >> shift << (shift / 2);
+            prop_assert_eq!(parse_bytes(&exact(bytes)), Ok(bytes));
+        }
+
+        #[test]
+        fn no_text_panics(text in "\\PC{0,12}") {
+            let _ = text.parse::<Amount>();
+        }
+    }
+}

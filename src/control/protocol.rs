@@ -1,0 +1,185 @@
+//! The messages, and how they travel.
+
+use crate::config::Plan;
+use crate::error::{Context, Error, Result};
+use crate::stats::Stats;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// The version of the protocol; both sides refuse any other.
+pub const VERSION: u32 = 1;
+
+/// The longest request line in bytes.
+pub(crate) const LONGEST_REQUEST: usize = 16 << 10;
+/// The longest reply line in bytes.
+pub(crate) const LONGEST_REPLY: usize = 1 << 20;
+
+/// What can be asked of a daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Request {
+    /// Nothing: is it there? Answer: [`Version`].
+    Ping,
+    /// Answer: [`Status`].
+    Status,
+    /// Answer: [`Stats`].
+    Stats,
+    /// Who holds the device. Answer: a list of strings.
+    Holders,
+    /// Change a running volume. Answer: [`Status`].
+    Set {
+        /// The new size in bytes, not below the present one.
+        size_bytes: Option<u64>,
+        /// The new limit on memory in bytes.
+        ram_limit_bytes: Option<u64>,
+    },
+    /// End. Answered when the export is gone and just before the process is.
+    Down {
+        /// Although data is lost by it.
+        discard: bool,
+        /// Although somebody holds the device.
+        force: bool,
+    },
+}
+
+/// Who answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// The program's version.
+    pub version: String,
+    /// The daemon's process.
+    pub pid: u32,
+}
+
+/// A running volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The program's version.
+    pub version: String,
+    /// The daemon's process.
+    pub pid: u32,
+    /// When it became usable, in seconds since 1970.
+    pub started_unix_s: u64,
+    /// What was asked for, as it is now.
+    #[serde(flatten)]
+    pub plan: Plan,
+    /// What users open.
+    pub endpoints: Vec<String>,
+    /// Who holds it.
+    pub holders: Vec<String>,
+    /// All counters.
+    pub stats: Stats,
+}
+
+/// A message with the protocol's version beside it.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Envelope<T> {
+    pub v: u32,
+    #[serde(flatten)]
+    pub body: T,
+}
+
+/// How an answer travels.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Reply {
+    Ok(serde_json::Value),
+    Error { usage: bool, text: String },
+}
+
+impl Reply {
+    pub fn of(result: Result<serde_json::Value>) -> Self {
+        match result {
+            Ok(value) => Self::Ok(value),
+            Err(e) => Self::Error { usage: e.exit_status() == 2, text: e.to_string() },
+        }
+    }
+
+    pub fn into_result(self) -> Result<serde_json::Value> {
+        match self {
+            Self::Ok(value) => Ok(value),
+            Self::Error { usage: true, text } => Err(Error::usage(text)),
+            Self::Error { usage: false, text } => Err(Error::failure(text)),
+        }
+    }
+}
+
+/// Sends `message` as one line, at the latest by `deadline`.
+pub(crate) fn send(
+    stream: &mut UnixStream,
+    message: &impl Serialize,
+    deadline: Instant,
+) -> Result<()> {
+    let mut line = serde_json::to_vec(message).context("cannot encode a control message")?;
+    line.push(b'\n');
+    let mut rest = &line[..];
+    while !rest.is_empty() {
+        stream.set_write_timeout(Some(left(deadline)?)).context("control socket")?;
+        match stream.write(rest) {
+            Ok(0) => return Err(Error::failure("the control socket closed")),
+            Ok(n) => rest = &rest[n..],
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(patience(e)),
+        }
+    }
+    Ok(())
+}
+
+/// Receives one line of at most `longest` bytes, at the latest by `deadline`.
+pub(crate) fn receive<T: DeserializeOwned>(
+    stream: &mut UnixStream,
+    longest: usize,
+    deadline: Instant,
+) -> Result<T> {
+    let mut line = Vec::new();
+    let mut chunk = [0; 4096];
+    let end = loop {
+        stream.set_read_timeout(Some(left(deadline)?)).context("control socket")?;
+        match stream.read(&mut chunk) {
+            Ok(0) => return Err(Error::failure("the control socket closed before a whole line")),
+            Ok(n) => {
+                let from = line.len();
+                line.extend_from_slice(&chunk[..n]);
+                if let Some(at) = line[from..].iter().position(|byte| *byte == b'\n') {
+                    break from + at;
+                }
+                if line.len() > longest {
+                    return Err(Error::failure(format!(
+                        "a control message is longer than {longest} bytes"
+                    )));
+                }
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(patience(e)),
+        }
+    };
+    let envelope: Envelope<serde_json::Value> =
+        serde_json::from_slice(&line[..end]).context("a control message is not understood")?;
+    if envelope.v != VERSION {
+        return Err(Error::failure(format!(
+            "the other side speaks version {} of the control protocol, this one {VERSION}",
+            envelope.v
+        ))
+        .mend("use the ztier that started the volume"));
+    }
+    serde_json::from_value(envelope.body).context("a control message is not understood")
+}
+
+fn left(deadline: Instant) -> Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(late()) } else { Ok(left) }
+}
+
+fn late() -> Error {
+    Error::failure("no answer on the control socket in time")
+}
+
+fn patience(e: std::io::Error) -> Error {
+    match e.kind() {
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => late(),
+        _ => Error::failure(format!("control socket: {e}")),
+    }
+}

@@ -1,0 +1,19 @@
+//! One process for each volume: it makes the volume, offers it, answers on the control socket, and
+//! takes everything down again.
+//!
+//! Invariants: whatever the process puts into the system is named in its state file before it is
+//! made; `NAME.lock` is locked exactly as long as the process lives; a held device is never taken
+//! away unless that was forced.
+
+mod log;
+mod notify;
+mod running;
+mod serve;
+mod signals;
+mod spawn;
+pub mod state;
+
+pub use running::{Ready, run};
+pub use serve::{Chosen, choose, planned};
+pub use spawn::{detached_main, spawn};
+pub use state::{Found, find, names};

@@ -1,0 +1,27 @@
+//! Telling the service manager: `sd_notify` without its library.
+
+use std::ffi::OsString;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// Sends `message` (lines of `KEY=value`) to `NOTIFY_SOCKET`, if there is one. A service manager
+/// that does not listen is no reason to fail.
+pub fn send(message: &str) {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
+        return;
+    };
+    if let Err(e) = deliver(&name, message) {
+        super::log::line(&format!("cannot notify {}: {e}", name.display()));
+    }
+}
+
+fn deliver(name: &OsString, message: &str) -> std::io::Result<()> {
+    let address = match name.as_bytes().strip_prefix(b"@") {
+        Some(hidden) => SocketAddr::from_abstract_name(hidden)?,
+        None => SocketAddr::from_pathname(name)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    socket.send_to_addr(message.as_bytes(), &address).map(drop)
+}

@@ -1,0 +1,347 @@
+//! The daemon itself, from the lock to the last file removed.
+
+use super::signals::{self, Event};
+use super::state::{self, Found, Lock, State};
+use super::{log, notify, serve};
+use crate::config::paths::VolumeFiles;
+use crate::config::{Paths, Plan, machine, plan, size};
+use crate::control::{Handler, Request, Server, Status, Version};
+use crate::error::{Context, Error, Result};
+use crate::export::{Export, Leftover};
+use crate::stats::Stats;
+use crate::volume::{self, Device, Volume};
+use parking_lot::{Mutex, MutexGuard};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// How long a lock that somebody only looks at may be in the way.
+const LOOKERS: Duration = Duration::from_millis(300);
+/// How long a question waits while the export is being stopped.
+const BUSY: Duration = Duration::from_secs(2);
+/// How often a daemon that was asked to end looks whether its device is still held.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// What a daemon says once its device is usable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// What users open.
+    pub endpoints: Vec<String>,
+    /// The daemon's process.
+    pub pid: u32,
+    /// What an earlier daemon of that name had left, and is now removed.
+    pub removed: Vec<String>,
+}
+
+/// A volume that is up.
+struct Running {
+    name: String,
+    volume: Arc<Volume>,
+    /// `None` once it is stopped.
+    export: Mutex<Option<Box<dyn Export>>>,
+    state: Mutex<State>,
+    files: VolumeFiles,
+    events: Mutex<Sender<Event>>,
+}
+
+/// Runs a daemon in this process until it is told to end. `ready` hears what users may know once
+/// the device is usable; if that fails, the daemon ends (nobody would know that it runs).
+///
+/// # Errors
+/// Whatever kept the volume from coming up; then nothing is left behind. Later trouble is logged.
+pub fn run(plan: Plan, paths: &Paths, ready: impl FnOnce(&Ready) -> Result<()>) -> Result<()> {
+    serve::prepare(&plan);
+    paths.prepare()?;
+    let files = paths.volume(&plan.name);
+    let (events, inbox) = mpsc::channel();
+    let Some(lock) = Lock::acquire(&files, LOOKERS)? else {
+        return Err(already_up(paths, &plan.name));
+    };
+    signals::watch(events.clone())?;
+    let removed = clean_before(&files)?;
+    let name = plan.name.clone();
+    let (running, control) = match bring_up(plan, paths, &files, events) {
+        Ok(up) => up,
+        Err(e) => {
+            // The error to tell is the first; whatever can't be removed stays in the state file.
+            if let Err(left) = state::clean(lock, &files) {
+                log::line(&left.to_string());
+            }
+            return Err(e);
+        }
+    };
+    for what in &removed {
+        log::line(&format!("removed {what}, left by an earlier daemon"));
+    }
+    let endpoints = running.export.lock().as_ref().map(|e| e.endpoints()).unwrap_or_default();
+    let pid = std::process::id();
+    log::line(&format!("{name} is up: {}", endpoints.join(" ")));
+    notify::send(&format!("READY=1\nMAINPID={pid}\nSTATUS={}\n", endpoints.join(" ")));
+    match ready(&Ready { endpoints, pid, removed }) {
+        Ok(()) => wait(&running, &inbox),
+        Err(e) => {
+            log::line(&e.to_string());
+            end_by_force(&running);
+        }
+    }
+    notify::send("STOPPING=1\n");
+    running.volume.close();
+    control.stop();
+    match state::clean(lock, &files) {
+        Ok(_) => log::line(&format!("{name} is down")),
+        Err(e) => log::line(&e.to_string()),
+    }
+    Ok(())
+}
+
+fn already_up(paths: &Paths, name: &str) -> Error {
+    let error = match state::find(paths, name) {
+        Found::Up(Some(state)) => {
+            Error::failure(format!("volume `{name}` is already up (process {})", state.pid))
+        }
+        _ => Error::failure(format!("volume `{name}` is already up")),
+    };
+    error.mend(format!("use another name, or `ztier down {name}` first"))
+}
+
+/// Removes what an earlier daemon of that name left, under the lock that the caller has.
+fn clean_before(files: &VolumeFiles) -> Result<Vec<String>> {
+    state::clean_leftovers(files).map_err(|e| {
+        Error::failure(format!("an earlier daemon of this volume left something behind: {e}"))
+    })
+}
+
+fn bring_up(
+    plan: Plan,
+    paths: &Paths,
+    files: &VolumeFiles,
+    events: Sender<Event>,
+) -> Result<(Arc<Running>, Server)> {
+    let volume = create(&plan)?;
+    let control = Leftover::Socket(files.control.clone());
+    let with_control = |mut leftovers: Vec<Leftover>| {
+        leftovers.push(control.clone());
+        leftovers
+    };
+    let mut state = State {
+        pid: std::process::id(),
+        started_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        leftovers: with_control(serve::planned(&plan, paths)),
+        plan,
+    };
+    state.write(files)?;
+    let before: Vec<Leftover> = state.leftovers.iter().filter(|l| l.exists()).cloned().collect();
+    let export = match serve::start(&state.plan, paths, Arc::clone(&volume)) {
+        Ok(export) => export,
+        Err(e) => {
+            // What was there before is somebody else's, and may be the reason of the failure.
+            state.leftovers.retain(|leftover| !before.contains(leftover));
+            if let Err(second) = state.write(files) {
+                log::line(&second.to_string());
+            }
+            return Err(e);
+        }
+    };
+    state.leftovers = with_control(export.leftovers());
+    state.write(files)?;
+    let running = Arc::new(Running {
+        name: state.plan.name.clone(),
+        volume,
+        export: Mutex::new(Some(export)),
+        state: Mutex::new(state),
+        files: files.clone(),
+        events: Mutex::new(events),
+    });
+    let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
+    Ok((running, server))
+}
+
+fn create(plan: &Plan) -> Result<Arc<Volume>> {
+    let mut options = volume::Options {
+        size: plan.size_bytes,
+        ram_limit: plan.ram_limit_bytes,
+        ram_limit_max: machine::memory_bytes(),
+        segment: plan.segment_bytes,
+        algorithm: plan.algorithm,
+        // A block device may be given to swapon; what carries swap must not be swapped out itself.
+        lock_memory: matches!(plan.export, plan::Export::Fuse),
+    };
+    match Volume::create(&options) {
+        Err(e) if options.lock_memory => {
+            // Without the right to lock memory the device is good for everything else.
+            options.lock_memory = false;
+            let volume = Volume::create(&options)?;
+            log::line(&format!("memory is not locked, so don't use the device as swap: {e}"));
+            Ok(volume)
+        }
+        created => created,
+    }
+}
+
+/// Waits until the export is stopped: by `down`, or by a signal once nobody holds the device, or by
+/// a second signal whoever holds it.
+fn wait(running: &Running, inbox: &Receiver<Event>) {
+    let mut asked = false;
+    loop {
+        let event = if asked {
+            inbox.recv_timeout(RETRY)
+        } else {
+            inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        };
+        match event {
+            Ok(Event::Down) => return,
+            Ok(Event::Signal) if asked => return end_by_force(running),
+            Ok(Event::Signal) | Err(RecvTimeoutError::Timeout) => match running.stop(false) {
+                Ok(()) => return,
+                Err(e) if !asked => {
+                    log::line(&format!("asked to end, but {e}"));
+                    log::line("ending when it is released; a second signal ends at once");
+                    asked = true;
+                }
+                Err(_) => {}
+            },
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+fn end_by_force(running: &Running) {
+    if let Err(e) = running.stop(true) {
+        log::line(&e.to_string());
+    }
+}
+
+impl Running {
+    /// The export, unless it is stopped, or being stopped or changed for longer than [`BUSY`].
+    fn export(&self) -> Result<MutexGuard<'_, Option<Box<dyn Export>>>> {
+        match self.export.try_lock_for(BUSY) {
+            Some(export) if export.is_some() => Ok(export),
+            Some(_) => Err(Error::failure(format!("volume `{}` is being taken down", self.name))),
+            None => Err(Error::failure(format!("volume `{}` is being changed", self.name))
+                .mend("try again soon")),
+        }
+    }
+
+    /// Stops the export. `force`: also when somebody holds the device.
+    fn stop(&self, force: bool) -> Result<()> {
+        let mut slot = self.export()?;
+        let Some(export) = slot.as_mut() else { return Ok(()) };
+        match export.stop() {
+            Ok(()) => {}
+            Err(e) if force => log::line(&format!("forced: {e}")),
+            Err(e) => return Err(e),
+        }
+        *slot = None; // dropping it stops what `stop` refused to
+        Ok(())
+    }
+
+    fn down(&self, discard: bool, force: bool) -> Result<()> {
+        let name = &self.name;
+        let holders = self.export()?.as_ref().map(|e| e.holders()).unwrap_or_default();
+        if !force && !holders.is_empty() {
+            return Err(Error::failure(format!(
+                "volume `{name}` is in use: {}",
+                holders.join(", ")
+            ))
+            .mend("end that first, or take it away with --force"));
+        }
+        let stats = self.volume.stats();
+        let blocks = stats.blocks_stored + stats.blocks_same;
+        if blocks > 0 && !discard {
+            return Err(Error::failure(format!(
+                "volume `{name}` holds {} that exist nowhere else",
+                size::human(blocks * crate::BLOCK_SIZE as u64)
+            ))
+            .mend("copy what you need, then add --discard"));
+        }
+        self.stop(force)
+    }
+
+    fn set(&self, size: Option<u64>, ram_limit: Option<u64>) -> Result<()> {
+        let export = self.export()?;
+        let mut state = self.state.lock();
+        let (old, plan) = (state.plan.clone(), &mut state.plan);
+        plan.size_bytes = size.unwrap_or(old.size_bytes);
+        plan.ram_limit_bytes = ram_limit.unwrap_or(old.ram_limit_bytes);
+        let checked = check_change(&old, plan);
+        let new = plan.clone();
+        state.plan = old.clone();
+        checked?;
+        if new.ram_limit_bytes != old.ram_limit_bytes {
+            self.volume.set_ram_limit(new.ram_limit_bytes)?;
+            state.plan.ram_limit_bytes = new.ram_limit_bytes;
+        }
+        if new.size_bytes != old.size_bytes {
+            self.volume.grow(new.size_bytes)?;
+            state.plan.size_bytes = new.size_bytes;
+            export.as_ref().map_or(Ok(()), |export| export.resized())?;
+        }
+        state.write(&self.files)
+    }
+
+    fn status(&self) -> Result<Status> {
+        let (endpoints, holders) = {
+            let export = self.export()?;
+            export.as_ref().map(|e| (e.endpoints(), e.holders())).unwrap_or_default()
+        };
+        let state = self.state.lock();
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: state.pid,
+            started_unix_s: state.started_unix_s,
+            plan: Plan { size_bytes: self.volume.size(), ..state.plan.clone() },
+            endpoints,
+            holders,
+            stats: self.stats(),
+        })
+    }
+
+    fn stats(&self) -> Stats {
+        self.volume.stats()
+    }
+}
+
+fn check_change(old: &Plan, new: &Plan) -> Result<()> {
+    plan::check_size(new.size_bytes)?;
+    if new.size_bytes < old.size_bytes {
+        return Err(Error::usage(format!(
+            "size {} is below the present {}",
+            size::exact(new.size_bytes),
+            size::exact(old.size_bytes)
+        ))
+        .mend("sizes grow, never shrink; make a new volume instead"));
+    }
+    plan::check_ram_limit(new.ram_limit_bytes, new.size_bytes, new.segment_bytes)
+}
+
+impl Handler for Running {
+    fn handle(&self, request: Request) -> Result<serde_json::Value> {
+        let value = match request {
+            Request::Ping => serde_json::to_value(Version {
+                version: env!("CARGO_PKG_VERSION").into(),
+                pid: std::process::id(),
+            }),
+            Request::Status => serde_json::to_value(self.status()?),
+            Request::Stats => serde_json::to_value(self.stats()),
+            Request::Holders => serde_json::to_value(self.status()?.holders),
+            Request::Set { size_bytes, ram_limit_bytes } => {
+                self.set(size_bytes, ram_limit_bytes)?;
+                serde_json::to_value(self.status()?)
+            }
+            Request::Down { discard, force } => {
+                self.down(discard, force)?;
+                serde_json::to_value(())
+            }
+        };
+        value.context("cannot encode the answer")
+    }
+
+    fn answered(&self, request: &Request) {
+        let stopped = self.export.try_lock().is_some_and(|export| export.is_none());
+        if stopped && matches!(request, Request::Down { .. }) {
+            // If nobody listens, the daemon is ending anyway.
+            let _ = self.events.lock().send(Event::Down);
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Signals that ask the daemon to end, as events on a channel.
+
+use crate::error::{Context, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::sync::mpsc::Sender;
+use std::thread;
+
+/// What wakes the daemon's main thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Somebody sent SIGTERM, SIGINT or SIGHUP.
+    Signal,
+    /// The volume was taken down through the control socket.
+    Down,
+}
+
+/// Sends an [`Event::Signal`] for every signal from now on, from a thread of its own.
+///
+/// # Errors
+/// When the signals can't be caught.
+pub fn watch(events: Sender<Event>) -> Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot catch signals")?;
+    thread::Builder::new()
+        .name("ztier-signals".into())
+        .spawn(move || {
+            for _ in signals.forever() {
+                if events.send(Event::Signal).is_err() {
+                    return;
+                }
+            }
+        })
+        .context("cannot start a thread")
+        .map(drop)
+}

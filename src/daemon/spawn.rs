@@ -1,0 +1,162 @@
+//! A daemon of its own: this program again, detached from the terminal, with one line of readiness.
+//!
+//! The plan goes to the child, and the answer comes back, over one socket pair that is the child's
+//! standard input, as the messages of the control protocol.
+
+use super::running::{Ready, run};
+use super::state::{self, Lock};
+use crate::config::{Paths, Plan};
+use crate::control::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, VERSION, receive, send};
+use crate::error::{Context, Error, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::OpenOptions;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a daemon may take until its device is usable.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a daemon that is late may take to end.
+const PATIENCE_TO_END: Duration = Duration::from_secs(5);
+
+/// Starts a detached daemon for `plan` and waits until its device is usable.
+///
+/// # Errors The daemon's own error; or that it died or was too late, and then it is ended and
+/// cleaned up after.
+pub fn spawn(plan: &Plan, paths: &Paths) -> Result<Ready> {
+    paths.prepare()?;
+    let what = || format!("cannot start the daemon of volume `{}`", plan.name);
+    let deadline = Instant::now() + PATIENCE;
+    let (mut ours, theirs) = UnixStream::pair().context(what())?;
+    let log = open_log(&paths.volume(&plan.name).log)?;
+    let mut child = Command::new("/proc/self/exe")
+        .arg0_of(&plan.name)
+        .current_dir("/")
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .context(what())?;
+    // The Command, and with it our copy of the child's end, is gone: if the child dies, reading
+    // ends.
+    let answer = send(&mut ours, &Envelope { v: VERSION, body: Order { plan, paths } }, deadline)
+        .and_then(|()| receive::<Reply>(&mut ours, LONGEST_REPLY, deadline));
+    match answer {
+        Ok(reply) => match reply.into_result() {
+            Ok(ready) => serde_json::from_value(ready).context(what()),
+            Err(e) => {
+                // It has cleaned up and is about to end; waiting leaves no process behind.
+                end(&mut child);
+                Err(e)
+            }
+        },
+        Err(e) => {
+            end(&mut child);
+            Err(after_failure(plan, paths, &e))
+        }
+    }
+}
+
+/// What the parent tells the child.
+#[derive(serde::Serialize)]
+struct Order<'a> {
+    plan: &'a Plan,
+    paths: &'a Paths,
+}
+
+/// The same, on the other side.
+#[derive(serde::Deserialize)]
+struct Ordered {
+    plan: Plan,
+    paths: Paths,
+}
+
+trait Arg0 {
+    fn arg0_of(&mut self, name: &str) -> &mut Self;
+}
+
+impl Arg0 for Command {
+    /// What `ps` shows: `ztier daemon NAME`.
+    fn arg0_of(&mut self, name: &str) -> &mut Self {
+        use std::os::unix::process::CommandExt;
+        self.arg0("ztier").args(["daemon", name])
+    }
+}
+
+/// Runs the child's side in this process, whose standard input is the socket pair.
+///
+/// # Errors
+/// Only when nobody is there to be told; otherwise errors go to the parent.
+pub fn detached_main() -> Result<()> {
+    // Fails only for a process that leads its group already, which is as good.
+    let _ = rustix::process::setsid();
+    let input = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use the input")?;
+    let mut parent = UnixStream::from(input);
+    let deadline = Instant::now() + PATIENCE;
+    let Ordered { plan, paths } = receive(&mut parent, LONGEST_REQUEST, deadline)
+        .map_err(|e| e.mend("`ztier daemon` is started by `ztier up` alone"))?;
+    let mut told = false;
+    let ran = run(plan, &paths, |ready| {
+        told = true;
+        let ready = serde_json::to_value(ready).context("cannot encode readiness")?;
+        tell(&mut parent, Ok(ready))
+    });
+    if told { ran } else { ran.or_else(|e| tell(&mut parent, Err(e))) }
+}
+
+fn tell(parent: &mut UnixStream, result: Result<serde_json::Value>) -> Result<()> {
+    let message = Envelope { v: VERSION, body: Reply::of(result) };
+    send(parent, &message, Instant::now() + PATIENCE)
+}
+
+fn open_log(path: &Path) -> Result<std::fs::File> {
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(path)
+        .context(format!("cannot open the log {}", path.display()))
+}
+
+/// Ends a daemon that did not come up: politely, and soon without politeness.
+fn end(child: &mut Child) {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    for signal in [None, Some(Signal::TERM), Some(Signal::KILL)] {
+        if let (Some(pid), Some(signal)) = (pid, signal) {
+            let _ = kill_process(pid, signal); // it may have ended just now
+        }
+        let wait = if signal.is_none() { Duration::from_millis(500) } else { PATIENCE_TO_END };
+        let deadline = Instant::now() + wait;
+        while Instant::now() < deadline {
+            if !matches!(child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The error for a daemon that died or was late, after removing what it left.
+fn after_failure(plan: &Plan, paths: &Paths, why: &Error) -> Error {
+    let files = paths.volume(&plan.name);
+    let last = std::fs::read_to_string(&files.log)
+        .ok()
+        .and_then(|log| log.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned));
+    let cleaned = match Lock::acquire(&files, Duration::from_secs(1)) {
+        Ok(Some(lock)) => state::clean(lock, &files).map(drop),
+        Ok(None) => Ok(()), // somebody else has the name by now
+        Err(e) => Err(e),
+    };
+    let last = last.map_or_else(String::new, |line| format!(" (its last words: {line})"));
+    let error = Error::failure(format!(
+        "the daemon of volume `{}` did not come up: {why}{last}",
+        plan.name
+    ));
+    match cleaned {
+        Ok(()) => error.mend("try --foreground to watch it"),
+        Err(e) => error.mend(format!("and it left something behind: {e}")),
+    }
+}

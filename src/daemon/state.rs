@@ -1,0 +1,245 @@
+//! What a daemon leaves in the run directory, and what is found there when it has died.
+//!
+//! Invariants: `NAME.lock` is locked (`flock`) as long as the daemon lives, so whether it lives
+//! never depends on a process number; `NAME.json` is replaced in one step; files are removed only
+//! under the lock.
+
+use crate::config::paths::VolumeFiles;
+use crate::config::{Paths, Plan};
+use crate::error::{Context, Error, Result};
+use crate::export::Leftover;
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The state file of a daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// The daemon's process; only to be shown.
+    pub pid: u32,
+    /// When it started, in seconds since 1970.
+    pub started_unix_s: u64,
+    /// What it was asked for.
+    pub plan: Plan,
+    /// What has to be removed if it dies, in this order.
+    pub leftovers: Vec<Leftover>,
+}
+
+impl State {
+    /// Replaces the state file in one step.
+    ///
+    /// # Errors
+    /// When it can't be written; then the old one is still there.
+    pub fn write(&self, files: &VolumeFiles) -> Result<()> {
+        let what = || format!("cannot write {}", files.state.display());
+        let new = files.state.with_extension("new");
+        let text = serde_json::to_vec(self).context(what())?;
+        let mut file = fs::File::create(&new).context(what())?;
+        file.write_all(&text).context(what())?;
+        fs::rename(&new, &files.state).context(what())
+    }
+
+    fn read(files: &VolumeFiles) -> Result<Option<Self>> {
+        let what = || format!("cannot read {}", files.state.display());
+        match fs::read(&files.state) {
+            Ok(text) => serde_json::from_slice(&text).map(Some).context(what()),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e).context(what()),
+        }
+    }
+}
+
+/// The lock of one volume, held until it is dropped or the process ends.
+pub struct Lock {
+    path: PathBuf,
+    _file: OwnedFd,
+}
+
+impl Lock {
+    /// Takes the lock of a volume. `Ok(None)` when another process still has it after `patience`
+    /// (whoever only looks whether a daemon lives has it for an instant).
+    ///
+    /// # Errors
+    /// When the lock file can't be made.
+    pub fn acquire(files: &VolumeFiles, patience: Duration) -> Result<Option<Self>> {
+        let path = &files.lock;
+        let what = || format!("cannot lock {}", path.display());
+        let deadline = Instant::now() + patience;
+        loop {
+            let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).context(what())?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // The file may have been removed between open and lock; then it locks nothing.
+                Ok(()) if same_file(&file, path) => {
+                    return Ok(Some(Self { path: path.clone(), _file: file }));
+                }
+                Ok(()) | Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if Instant::now() >= deadline => return Ok(None),
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(5)),
+                Err(e) => return Err(e).context(what()),
+            }
+        }
+    }
+
+    /// Whether a living daemon has the lock.
+    pub fn is_held(files: &VolumeFiles) -> bool {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        rustix::fs::open(&files.lock, flags, Mode::empty()).is_ok_and(|file| {
+            flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+        })
+    }
+
+    /// Removes the lock file and gives the lock up.
+    fn remove(self) {
+        // A file that stays locks nothing.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn same_file(file: &OwnedFd, path: &Path) -> bool {
+    match (rustix::fs::fstat(file), rustix::fs::stat(path)) {
+        (Ok(ours), Ok(there)) => (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino),
+        _ => false,
+    }
+}
+
+/// What is known about a volume of this user.
+#[derive(Debug)]
+pub enum Found {
+    /// Its daemon lives.
+    Up(Option<Box<State>>),
+    /// Its daemon died and left things behind.
+    Dead(Box<State>),
+    /// Its daemon died, and its state file can't be read.
+    Broken(Error),
+    /// There is no such volume.
+    Nothing,
+}
+
+/// Looks for a volume in the run directory.
+pub fn find(paths: &Paths, name: &str) -> Found {
+    let files = paths.volume(name);
+    let held = Lock::is_held(&files);
+    match State::read(&files) {
+        Ok(state) if held => Found::Up(state.map(Box::new)),
+        Ok(Some(state)) => Found::Dead(Box::new(state)),
+        Ok(None) => Found::Nothing,
+        Err(_) if held => Found::Up(None),
+        Err(e) => Found::Broken(e),
+    }
+}
+
+/// Names of all volumes that are up or left something behind.
+pub fn names(paths: &Paths) -> Vec<String> {
+    Paths::names_in(&paths.run, "json")
+}
+
+/// Removes what a dead daemon left behind, and the volume's files. Returns what was removed, in
+/// words.
+///
+/// # Errors
+/// When something is held or can't be removed; then the state file stays, so that it can be tried
+/// again.
+pub fn clean(lock: Lock, files: &VolumeFiles) -> Result<Vec<String>> {
+    let removed = clean_leftovers(files)?;
+    remove_files(lock, files);
+    Ok(removed)
+}
+
+/// The first half of [`clean`], for a caller that has the lock and keeps it.
+///
+/// # Errors
+/// As [`clean`].
+pub(super) fn clean_leftovers(files: &VolumeFiles) -> Result<Vec<String>> {
+    let leftovers = match State::read(files) {
+        Ok(state) => state.map(|state| state.leftovers).unwrap_or_default(),
+        Err(e) => return Ok(vec![format!("its unreadable state file ({e})")]),
+    };
+    let mut removed = Vec::new();
+    for leftover in leftovers.iter().filter(|leftover| leftover.exists()) {
+        leftover.remove()?;
+        if !leftover.exists() {
+            removed.push(leftover.describe());
+        }
+    }
+    Ok(removed)
+}
+
+/// Removes the volume's files from the run directory, the lock last.
+pub fn remove_files(lock: Lock, files: &VolumeFiles) {
+    for file in [&files.control, &files.log, &files.state] {
+        // Most are gone already, and none is worth an error at the very end.
+        let _ = fs::remove_file(file);
+    }
+    lock.remove();
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn files(dir: &Path) -> VolumeFiles {
+        Paths { run: dir.into(), config: dir.into() }.volume("x")
+    }
+
+    #[test]
+    fn one_holder_at_a_time_also_while_the_file_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let inside = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let lock = Lock::acquire(&files, Duration::from_secs(20)).unwrap().unwrap();
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        assert!(Lock::is_held(&files));
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        remove_files(lock, &files);
+                    }
+                });
+            }
+        });
+        assert!(!Lock::is_held(&files));
+        let _lock = Lock::acquire(&files, Duration::ZERO).unwrap().unwrap();
+        assert!(Lock::acquire(&files, Duration::from_millis(20)).unwrap().is_none());
+    }
+
+    #[test]
+    fn cleaning_removes_what_the_state_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let left = dir.path().join("left");
+        fs::create_dir(&left).unwrap();
+        let plan = serde_json::json!({
+            "name": "x", "size_bytes": 4096, "ram_limit_bytes": 4096, "segment_bytes": 32768,
+            "algorithm": "lz4", "export": "fuse", "threads": 1,
+        });
+        let state = State {
+            pid: 1,
+            started_unix_s: 2,
+            plan: serde_json::from_value(plan).unwrap(),
+            leftovers: vec![
+                Leftover::Directory(left.clone()),
+                Leftover::Directory(dir.path().join("never made")),
+            ],
+        };
+        state.write(&files).unwrap();
+        let paths = Paths { run: dir.path().into(), config: dir.path().into() };
+        assert!(matches!(find(&paths, "x"), Found::Dead(found) if *found == state));
+        let lock = Lock::acquire(&files, Duration::ZERO).unwrap().unwrap();
+        assert!(matches!(find(&paths, "x"), Found::Up(Some(_))));
+        assert_eq!(clean(lock, &files).unwrap(), [format!("directory {}", left.display())]);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        assert!(matches!(find(&paths, "x"), Found::Nothing));
+        fs::write(&files.state, "{").unwrap();
+        assert!(matches!(find(&paths, "x"), Found::Broken(_)));
+    }
+}

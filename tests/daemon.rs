@@ -1,0 +1,297 @@
+//! The daemon's life: readiness, races, signals, death, and what is left after each of them.
+#![allow(clippy::unwrap_used)]
+
+mod support {
+    pub mod disk;
+    pub mod nbd;
+    pub mod sandbox;
+}
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use support::disk::Disk;
+use support::sandbox::{Guard, PATIENCE, Sandbox, eventually, finish, wait};
+
+const UP: [&str; 6] = ["up", "vol", "--size", "64M", "--export", "nbd"];
+
+fn connect(sandbox: &Sandbox) -> Disk {
+    Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol")
+}
+
+/// A daemon in the foreground, once it has printed its endpoint.
+fn foreground(command: &mut Command) -> Guard {
+    let mut child = Guard(command.arg("--foreground").stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("nbd+unix:///vol?socket="), "{line}");
+    child
+}
+
+fn signal(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+#[test]
+fn a_killed_daemon_is_listed_and_cleaned_up() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    let mut client = connect(&sandbox);
+    client.write(0, &[1; 4096]);
+    sandbox.kill("vol");
+    let list = sandbox.ztier(&["list"]);
+    assert!(list.out.lines().nth(1).unwrap().starts_with("vol   dead"), "{list:?}");
+    assert!(list.err.contains("vol.nbd") && list.err.contains("ztier down vol"), "{list:?}");
+    sandbox.ztier(&["status", "vol"]).refused(1, &["is gone", "ztier down vol"]);
+    sandbox.ztier(&["set", "vol", "size=1G"]).refused(1, &["is gone"]);
+    let left = sandbox.ztier(&["list", "--json"]).json();
+    assert_eq!(left[0]["left"].as_array().unwrap().len(), 2, "{left}");
+    let out = sandbox.ztier(&["down", "vol"]).ok();
+    assert!(out.contains("removed: socket") && out.contains("vol.nbd"), "{out}");
+    assert_eq!(sandbox.files(), [""; 0]);
+    sandbox.ztier(&["down", "vol"]).refused(1, &["no volume `vol`"]);
+}
+
+#[test]
+fn up_replaces_a_dead_daemon() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    sandbox.kill("vol");
+    let again = sandbox.ztier(&UP);
+    assert!(again.err.contains("left by an earlier daemon"), "{again:?}");
+    again.ok();
+    assert_eq!(connect(&sandbox).read(0, 4096), [0; 4096]);
+}
+
+#[test]
+fn a_broken_state_file_is_told_and_removed() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    sandbox.kill("vol");
+    fs::write(sandbox.run_dir().join("vol.json"), "{\"pid\": tru").unwrap();
+    let list = sandbox.ztier(&["list"]);
+    assert!(list.err.contains("cannot read") && list.status == 0, "{list:?}");
+    assert!(sandbox.ztier(&["down", "vol"]).ok().contains("unreadable state file"));
+    let left: Vec<String> = sandbox.files();
+    assert_eq!(left, ["vol.nbd"], "only what the lost state named may be left");
+}
+
+#[test]
+fn of_many_ups_at_once_exactly_one_wins() {
+    let sandbox = Sandbox::new();
+    for _ in 0..3 {
+        let mut all: Vec<_> = (0..6)
+            .map(|_| {
+                let mut command = sandbox.command(&UP);
+                Guard(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+            })
+            .collect();
+        let mut ended: Vec<i32> = all.iter_mut().map(|child| wait(&mut child.0)).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, [0, 1, 1, 1, 1, 1]);
+        assert_eq!(connect(&sandbox).size, 64 << 20);
+        eventually("the client is gone", || sandbox.ztier(&["down", "vol"]).status == 0);
+        assert_eq!(sandbox.files(), [""; 0]);
+    }
+}
+
+#[test]
+fn an_up_that_fails_leaves_nothing() {
+    let sandbox = Sandbox::new();
+    let missing = sandbox.path().join("missing/vol.nbd").display().to_string();
+    sandbox
+        .ztier(&[&UP[..], &["--socket", &missing]].concat())
+        .refused(1, &["/missing", "make that directory"]);
+    assert_eq!(sandbox.files(), [""; 0]);
+    // A place that somebody else serves is left to them.
+    let taken = sandbox.path().join("taken");
+    let _listener = UnixListener::bind(&taken).unwrap();
+    let taken_by_us = taken.display().to_string();
+    sandbox.ztier(&[&UP[..], &["--socket", &taken_by_us]].concat()).refused(1, &["taken"]);
+    assert!(taken.exists());
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hear = || {
+        let mut buffer = [0; 4096];
+        loop {
+            match manager.recv(&mut buffer) {
+                Ok(n) => return String::from_utf8_lossy(&buffer[..n]).into_owned(),
+                Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::Interrupted, "{e}"),
+            }
+        }
+    };
+    let mut daemon = foreground(sandbox.command(&UP).env("NOTIFY_SOCKET", &path));
+    let ready = hear();
+    assert!(ready.starts_with("READY=1\n"), "{ready}");
+    assert!(ready.contains(&format!("MAINPID={}\n", daemon.0.id())), "{ready}");
+    assert_eq!(connect(&sandbox).size, 64 << 20);
+    signal(&daemon.0, Signal::TERM);
+    assert_eq!(hear(), "STOPPING=1\n");
+    assert_eq!(wait(&mut daemon.0), 0);
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
+fn sockets_of_the_service_manager_are_served() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.path().join("activated");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut shell = Command::new("sh");
+    // The shell's own number is the program's: it replaces itself.
+    let script = "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0 </dev/null";
+    let program = sandbox.command(&UP);
+    shell.arg("-c").arg(script).arg(program.get_program()).args(program.get_args());
+    for (key, value) in program.get_envs() {
+        value.map(|value| shell.env(key, value));
+    }
+    let mut daemon = foreground(shell.stdin(OwnedFd::from(listener)));
+    let mut disk = Disk::open(&path, "vol");
+    disk.write(0, &[3; 4096]);
+    assert!(!sandbox.files().contains(&"vol.nbd".into()), "only what was handed over is served");
+    drop(disk);
+    eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
+    signal(&daemon.0, Signal::TERM);
+    assert_eq!(wait(&mut daemon.0), 0);
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
+fn a_signal_waits_for_those_who_hold_the_device() {
+    let sandbox = Sandbox::new();
+    let log = sandbox.path().join("log");
+    let mut command = sandbox.command(&UP);
+    let mut daemon = foreground(command.stderr(fs::File::create(&log).unwrap()));
+    let mut client = connect(&sandbox);
+    client.write(0, &[7; 4096]);
+    signal(&daemon.0, Signal::TERM);
+    eventually("the holder is named", || {
+        fs::read_to_string(&log).unwrap().contains("asked to end, but")
+    });
+    assert_eq!(client.read(0, 4096), [7; 4096], "still served");
+    drop(client);
+    assert_eq!(wait(&mut daemon.0), 0);
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
+fn a_second_signal_does_not_wait() {
+    let sandbox = Sandbox::new();
+    let log = sandbox.path().join("log");
+    let mut command = sandbox.command(&UP);
+    let mut daemon = foreground(command.stderr(fs::File::create(&log).unwrap()));
+    let mut client = connect(&sandbox);
+    signal(&daemon.0, Signal::TERM);
+    eventually("the holder is named", || {
+        fs::read_to_string(&log).unwrap().contains("asked to end, but")
+    });
+    signal(&daemon.0, Signal::INT);
+    assert_eq!(wait(&mut daemon.0), 0);
+    assert!(client.is_closed());
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
+fn silent_clients_of_the_control_socket_keep_nobody_out() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    let socket = sandbox.run_dir().join("vol.sock");
+    let silent: Vec<_> = (0..15).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    assert_eq!(sandbox.status("vol")["size_bytes"], 64 << 20);
+    let mut over = UnixStream::connect(&socket).unwrap();
+    over.set_read_timeout(Some(PATIENCE)).unwrap();
+    let _ = over.write_all(&[b'x'; 64 << 10]); // it may hang up before the end
+    let mut answer = Vec::new();
+    let _ = over.read_to_end(&mut answer); // and reset what was not read
+    drop(silent);
+    sandbox.ztier(&["down", "vol"]).ok();
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
+fn a_daemon_is_started_by_up_alone() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&["daemon", "vol"]).refused(1, &["ztier up"]);
+}
+
+/// Somebody who is not root: this user, or `nobody` with a copy of the program.
+fn as_nobody(sandbox: &Sandbox, args: &[&str]) -> Command {
+    let mut command = sandbox.command(args);
+    if rustix::process::geteuid().is_root() {
+        let program = sandbox.path().join("ztier");
+        if !program.exists() {
+            fs::copy(env!("CARGO_BIN_EXE_ztier"), &program).unwrap();
+            fs::set_permissions(sandbox.path(), fs::Permissions::from_mode(0o755)).unwrap();
+            fs::create_dir(sandbox.run_dir()).unwrap();
+            chown(sandbox.run_dir(), Some(65534), Some(65534)).unwrap();
+            fs::set_permissions(sandbox.run_dir(), fs::Permissions::from_mode(0o700)).unwrap();
+        }
+        command = Command::new(program);
+        command
+            .args(args)
+            .env("ZTIER_RUN_DIR", sandbox.run_dir())
+            .env("ZTIER_CONFIG_DIR", sandbox.config_dir())
+            .stdin(Stdio::null())
+            .current_dir("/")
+            .uid(65534)
+            .gid(65534);
+    }
+    command
+}
+
+#[test]
+fn without_root_nbd_works_and_a_block_device_is_refused() {
+    let sandbox = Sandbox::new();
+    let fuse = ["up", "vol", "--size", "64M", "--export", "fuse"];
+    finish(as_nobody(&sandbox, &fuse)).refused(1, &["export fuse does not work", "--export nbd"]);
+    let up = finish(as_nobody(&sandbox, &["up", "vol", "--size", "64M"]));
+    assert!(up.err.contains("by nbd (no block device here"), "{up:?}");
+    up.ok();
+    assert_eq!(connect(&sandbox).size, 64 << 20);
+    eventually("it is down", || finish(as_nobody(&sandbox, &["down", "vol"])).status == 0);
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
+fn a_killed_block_device_is_cleaned_up_completely() {
+    let sandbox = Sandbox::new();
+    let report = sandbox.ztier(&["doctor", "--json"]).json();
+    if report["export"] != "fuse" {
+        eprintln!("skipped: block devices don't work here, see `ztier doctor`");
+        return;
+    }
+    let name = format!("test-{}", std::process::id());
+    let device = format!("/dev/ztier/{name}");
+    let out = sandbox.ztier(&["up", &name, "--size", "64M", "--export", "fuse"]).ok();
+    assert_eq!(out, format!("{device}\n"));
+    fs::write(&device, [7; 8192]).unwrap();
+    assert_eq!(fs::read(&device).unwrap().len(), 64 << 20);
+    sandbox.ztier(&["set", &name, "size=128M"]).ok();
+    assert_eq!(fs::read(&device).unwrap().len(), 128 << 20);
+    let open = fs::File::open(&device).unwrap();
+    sandbox.ztier(&["down", &name, "--discard"]).refused(1, &["in use", "process"]);
+    drop(open);
+    sandbox.ztier(&["down", &name]).refused(1, &["nowhere else"]);
+
+    sandbox.kill(&name);
+    let list = sandbox.ztier(&["list"]);
+    assert!(list.err.contains(&device) && list.err.contains("loop device"), "{list:?}");
+    let out = sandbox.ztier(&["down", &name]).ok();
+    assert!(out.contains("loop device") && out.contains("FUSE mount"), "{out}");
+    assert_eq!(sandbox.files(), [""; 0]);
+    assert!(fs::symlink_metadata(Path::new(&device)).is_err());
+    assert!(!fs::read_to_string("/proc/mounts").unwrap().contains(&name));
+}

@@ -1,0 +1,41 @@
+//! A volume opened over NBD, for tests that have other things in mind than the protocol.
+#![allow(clippy::unwrap_used, dead_code)]
+
+use super::nbd::{Client, go};
+use std::path::Path;
+use ztier::export::nbd::proto;
+
+pub struct Disk {
+    client: Client,
+    /// Size in bytes, as the server announced it.
+    pub size: u64,
+}
+
+impl Disk {
+    pub fn open(socket: &Path, name: &str) -> Self {
+        let mut client = Client::connect(socket);
+        client.greet(3);
+        client.option(proto::opt::GO, &go(name, &[]));
+        let answers = client.answers();
+        assert_eq!(answers.last().unwrap().0, proto::rep::ACK);
+        let export = answers.iter().find(|(_, data)| data.starts_with(&[0, 0])).unwrap();
+        let size = u64::from_be_bytes(export.1[2..10].try_into().unwrap());
+        Self { client, size }
+    }
+
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        assert_eq!(self.client.write(0, offset, data), 0);
+    }
+
+    pub fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        self.client.read(offset, u32::try_from(len).unwrap()).unwrap()
+    }
+
+    /// Whether the server has hung up, asked now.
+    pub fn is_closed(&mut self) -> bool {
+        self.client.stream.set_nonblocking(true).unwrap();
+        let closed = self.client.is_closed();
+        self.client.stream.set_nonblocking(false).unwrap();
+        closed
+    }
+}

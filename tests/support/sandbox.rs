@@ -1,0 +1,185 @@
+//! The real program in directories of its own, taken down whatever happens to the test.
+#![allow(clippy::unwrap_used, dead_code)]
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// The longest that anything here may take.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A run and a configuration directory; dropping it takes down every volume in it.
+pub struct Sandbox {
+    dir: TempDir,
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Done {
+    pub status: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Done {
+    /// Its output; the test fails if the command did.
+    pub fn ok(self) -> String {
+        assert_eq!(self.status, 0, "{self:?}");
+        self.out
+    }
+
+    /// Its one-line error, which must contain every one of `parts`.
+    pub fn refused(self, status: i32, parts: &[&str]) -> String {
+        assert_eq!(self.status, status, "{self:?}");
+        assert_eq!(self.err.lines().count(), 1, "not one line: {self:?}");
+        assert!(self.err.starts_with("ztier: "), "{self:?}");
+        for part in parts {
+            assert!(self.err.contains(part), "{part:?} is missing in {self:?}");
+        }
+        self.err
+    }
+
+    /// Its output as JSON.
+    pub fn json(self) -> Value {
+        serde_json::from_str(&self.ok()).unwrap()
+    }
+}
+
+impl Sandbox {
+    pub fn new() -> Self {
+        Self { dir: tempfile::Builder::new().prefix("ztier-").tempdir().unwrap() }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    pub fn config_dir(&self) -> PathBuf {
+        self.dir.path().join("etc")
+    }
+
+    /// Names of all files in the run directory.
+    pub fn files(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.run_dir()).into_iter().flatten().flatten();
+        let mut names: Vec<_> =
+            entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ztier"));
+        command
+            .args(args)
+            .env("ZTIER_RUN_DIR", self.run_dir())
+            .env("ZTIER_CONFIG_DIR", self.config_dir())
+            .env_remove("NOTIFY_SOCKET")
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn ztier(&self, args: &[&str]) -> Done {
+        finish(self.command(args))
+    }
+
+    pub fn status(&self, name: &str) -> Value {
+        self.ztier(&["status", name, "--json"]).json()
+    }
+
+    pub fn pid(&self, name: &str) -> Pid {
+        let pid = self.status(name)["pid"].as_i64().unwrap();
+        Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
+    }
+
+    /// Kills a volume's daemon as nobody should, and waits until it is gone.
+    pub fn kill(&self, name: &str) {
+        let pid = self.pid(name);
+        kill_process(pid, Signal::KILL).unwrap();
+        eventually("the daemon is gone", || self.ztier(&["status", name]).status == 1);
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        for file in self.files() {
+            let Some(name) = file.strip_suffix(".json") else { continue };
+            let down = finish(self.command(&["down", name, "--discard", "--force"]));
+            if down.status != 0 {
+                eprintln!("{name} was left: {down:?}");
+                self.kill_recorded(&file);
+                eprintln!("{:?}", finish(self.command(&["down", name, "--discard", "--force"])));
+            }
+        }
+    }
+}
+
+impl Sandbox {
+    /// The last resort: the process that a state file names, if it is one of ours.
+    fn kill_recorded(&self, file: &str) {
+        let state = fs::read_to_string(self.run_dir().join(file)).unwrap_or_default();
+        let state: Value = serde_json::from_str(&state).unwrap_or_default();
+        let pid = state["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+        let Some(pid) = pid.filter(|pid| *pid > 1) else { return };
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        if line.starts_with("ztier\0daemon\0") || line.contains("--foreground") {
+            let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
+        }
+    }
+}
+
+/// Runs `command` to its end, which must come within [`PATIENCE`].
+pub fn finish(mut command: Command) -> Done {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = Guard(child);
+    let mut pipes = (child.0.stdout.take().unwrap(), child.0.stderr.take().unwrap());
+    let reader = std::thread::spawn(move || {
+        let (mut out, mut err) = (String::new(), String::new());
+        // Small outputs: one after the other can't block the writer for long.
+        let _ = pipes.0.read_to_string(&mut out);
+        let _ = pipes.1.read_to_string(&mut err);
+        (out, err)
+    });
+    let status = wait(&mut child.0);
+    let (out, err) = reader.join().unwrap();
+    Done { status, out, err }
+}
+
+/// The exit status of `child`, −1 for a signal.
+pub fn wait(child: &mut Child) -> i32 {
+    let mut status = None;
+    eventually("the command ends", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap().code().unwrap_or(-1)
+}
+
+/// A child that does not outlive the test.
+pub struct Guard(pub Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(None)) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}
+
+/// Waits until `true`, at most [`PATIENCE`].
+pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
