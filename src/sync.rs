@@ -1,8 +1,8 @@
 //! The locks and atomics of the concurrent parts, so that a schedule explorer can take them over.
 //!
-//! Ordinary builds get `parking_lot` and `std`; with `--cfg shuttle` every one of them is a point at
-//! which [shuttle](https://docs.rs/shuttle) may switch threads. Code below `volume` that threads share
-//! uses only these.
+//! Ordinary builds get `parking_lot` and `std`; with `--cfg shuttle` every one of them is a point
+//! at which [shuttle](https://docs.rs/shuttle) may switch threads. Code below `volume` that
+//! threads share uses only these.
 
 #[cfg(not(shuttle))]
 mod plain {

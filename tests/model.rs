@@ -1,5 +1,5 @@
-//! The volume against a plain array of bytes, over random sequences of requests, with limits so small
-//! that cleaning, refusals and leaves that come and go are the rule.
+//! The volume against a plain array of bytes, over random sequences of requests, with limits so
+//! small that cleaning, refusals and leaves that come and go are the rule.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -66,7 +66,8 @@ struct Pair {
     volume: Arc<Volume>,
     channel: Box<dyn Channel>,
     model: Vec<u8>,
-    /// A refused write may have been carried out for some blocks: their old or new bytes are right.
+    /// A refused write may have been carried out for some blocks: their old or new bytes are
+    /// right.
     limit: u64,
 }
 

@@ -1,5 +1,6 @@
-//! Schedules: the concurrent parts under [shuttle](https://docs.rs/shuttle), which runs each test under
-//! thousands of thread interleavings, and bugs planted on purpose, each of which must be found.
+//! Schedules: the concurrent parts under [shuttle](https://docs.rs/shuttle), which runs each test
+//! under thousands of thread interleavings, and bugs planted on purpose, each of which must be
+//! found.
 //!
 //! Built only with `RUSTFLAGS="--cfg shuttle"`; a failure prints the schedule that replays it.
 #![cfg(shuttle)]

@@ -4,9 +4,9 @@
 //! - the mapping has a fixed address and length for as long as the [`Arena`] lives;
 //! - an offset is all that is ever stored about a place in it.
 //!
-//! On a memory file `MADV_DONTNEED` frees nothing: the file keeps its pages. `MADV_REMOVE` frees them,
-//! but is refused on locked mappings, so [`Arena::remove`] punches the hole into the file itself,
-//! which is what `MADV_REMOVE` does inside the kernel.
+//! On a memory file `MADV_DONTNEED` frees nothing: the file keeps its pages. `MADV_REMOVE` frees
+//! them, but is refused on locked mappings, so [`Arena::remove`] punches the hole into the file
+//! itself, which is what `MADV_REMOVE` does inside the kernel.
 
 use super::PAGE;
 use crate::error::{Context, Error, Result};

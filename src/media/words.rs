@@ -32,8 +32,9 @@ impl Words {
 
     /// Word `index`. Reading a word makes its page present.
     pub fn get(&self, index: usize) -> &AtomicU64 {
-        // SAFETY: inside the mapping (`at` checks), aligned to 8 because the mapping is to 4096, valid
-        // as long as `self`; all access to this memory is atomic, and any bit pattern is a valid u64.
+        // SAFETY: inside the mapping (`at` checks), aligned to 8 because the mapping is to 4096,
+        // valid as long as `self`; all access to this memory is atomic, and any bit pattern
+        // is a valid u64.
         unsafe { AtomicU64::from_ptr(self.arena.at(index * 8).cast()) }
     }
 

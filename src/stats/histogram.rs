@@ -1,8 +1,8 @@
 //! Latency histograms that one thread fills and others read: buckets with a relative width of 1/8.
 //!
-//! The layout is that of HdrHistogram (Tene) with one significant octal digit: values below 8 have a
-//! bucket each, every later octave has eight. `hdrhistogram`'s own recorder needs a lock or a queue
-//! between the writer and its readers; here a counter that its one writer adds to is enough.
+//! The layout is that of HdrHistogram (Tene) with one significant octal digit: values below 8 have
+//! a bucket each, every later octave has eight. `hdrhistogram`'s own recorder needs a lock or a
+//! queue between the writer and its readers; here a counter that its one writer adds to is enough.
 
 use super::Latency;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -60,7 +60,8 @@ pub struct Stats {
     pub write_zeroes: Requests,
     /// Requests that lay outside the device (historic: `InvalidIO`).
     pub invalid_io: u64,
-    /// Blocks that were stored and are freed by a discard or write-zeroes (historic: `PagesDiscard`).
+    /// Blocks that were stored and are freed by a discard or write-zeroes (historic:
+    /// `PagesDiscard`).
     pub blocks_discarded: u64,
 
     /// Blocks stored as records: neither holes nor same-filled (historic: `PagesStored`).

@@ -39,9 +39,9 @@ impl Store {
         Ok(())
     }
 
-    /// Replays the log, oldest segment first, and compares: the last record of each block must be the
-    /// one that the index names, unless the index names none. This is what recovery from the log alone
-    /// would see.
+    /// Replays the log, oldest segment first, and compares: the last record of each block must be
+    /// the one that the index names, unless the index names none. This is what recovery from
+    /// the log alone would see.
     ///
     /// # Errors
     /// The first block for which log order is not index order.
@@ -105,8 +105,8 @@ impl Store {
         }
     }
 
-    /// Damages the record of `block`: flips one bit of its payload or header. For tests of detection.
-    /// `false` when the block is in no record.
+    /// Damages the record of `block`: flips one bit of its payload or header. For tests of
+    /// detection. `false` when the block is in no record.
     pub fn flip_bit(&self, block: u64, bit: u32) -> bool {
         let Home::Record(at) = self.index.load(block).home() else { return false };
         let Some(frame) = self.segments.frame(at.segment) else { return false };

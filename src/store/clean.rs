@@ -1,10 +1,10 @@
 //! Cleaning: copies what is live out of a segment, so that its memory can be used again.
 //!
-//! A record does not hold its block's number in the clear. The cleaner computes the record's digest,
-//! which it must check anyway before it copies, gets the number out of the check word, and asks the
-//! index whether that block is really here. A damaged record answers with some other block's number,
-//! which is elsewhere: it is never copied, and because its bytes never become dead, the segment never
-//! looks empty and is kept, out of cleaning, for reads to report.
+//! A record does not hold its block's number in the clear. The cleaner computes the record's
+//! digest, which it must check anyway before it copies, gets the number out of the check word, and
+//! asks the index whether that block is really here. A damaged record answers with some other
+//! block's number, which is elsewhere: it is never copied, and because its bytes never become dead,
+//! the segment never looks empty and is kept, out of cleaning, for reads to report.
 
 use super::budget::Taker;
 use super::format::{Entry, HEADER, Location, block_of, check_word, decode_shape, digest};
@@ -211,8 +211,8 @@ fn frame_of_empty(frame: Option<u32>) -> u32 {
     frame
 }
 
-/// The record at `offset`, with the block number that its check word gives; `None` where there is no
-/// record.
+/// The record at `offset`, with the block number that its check word gives; `None` where there is
+/// no record.
 fn candidate(bytes: &[u8], offset: u32, victim: &Sealed) -> Option<Candidate> {
     let rest = &bytes[offset as usize..];
     let header = rest.first_chunk::<HEADER>()?;

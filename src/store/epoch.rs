@@ -1,13 +1,14 @@
 //! Epochs: when may memory that readers might still be looking at be used again?
 //!
-//! A reader pins: it writes the current epoch into its own slot, looks things up without a lock, and
-//! unpins. Whoever takes something out of the index afterwards asks for a [`Stamp`]; once no slot
-//! holds that epoch or an earlier one, nobody can still be looking at it. The algorithm is Fraser's
-//! epoch-based reclamation (*Practical lock-freedom*, 2004, §5.2.3) with one counter for each retirement.
+//! A reader pins: it writes the current epoch into its own slot, looks things up without a lock,
+//! and unpins. Whoever takes something out of the index afterwards asks for a [`Stamp`]; once no
+//! slot holds that epoch or an earlier one, nobody can still be looking at it. The algorithm is
+//! Fraser's epoch-based reclamation (*Practical lock-freedom*, 2004, §5.2.3) with one counter for
+//! each retirement.
 //!
-//! A library (`crossbeam-epoch`) was considered. It decides by itself when to run what was deferred; a
-//! store that must answer «is this frame free *now*» at its memory limit has to ask, and a schedule
-//! explorer has to see the atomics.
+//! A library (`crossbeam-epoch`) was considered. It decides by itself when to run what was
+//! deferred; a store that must answer «is this frame free *now*» at its memory limit has to ask,
+//! and a schedule explorer has to see the atomics.
 //!
 //! Invariants:
 //! - a slot belongs to one [`Participant`], which one thread uses at a time;
@@ -107,8 +108,8 @@ impl Epochs {
         Stamp(self.global.fetch_add(1, Ordering::SeqCst))
     }
 
-    /// The latest stamp that has passed is the answer's predecessor: a stamp smaller than the answer
-    /// has passed, nobody can see what was retired under it.
+    /// The latest stamp that has passed is the answer's predecessor: a stamp smaller than the
+    /// answer has passed, nobody can see what was retired under it.
     pub fn horizon(&self) -> Stamp {
         fence(Ordering::SeqCst);
         let used = self.used.load(Ordering::SeqCst) as usize;

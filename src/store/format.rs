@@ -163,8 +163,8 @@ pub fn block_of(check: u32, digest: u32, sequence: u64) -> u64 {
     u64::from(check ^ digest ^ scramble(sequence))
 }
 
-/// Spreads a sequence number over 32 bits (the finalizer of MurmurHash3, 64-bit), so that records of
-/// neighbouring laps differ in many bits.
+/// Spreads a sequence number over 32 bits (the finalizer of MurmurHash3, 64-bit), so that records
+/// of neighbouring laps differ in many bits.
 fn scramble(sequence: u64) -> u32 {
     let mut x = sequence;
     x ^= x >> 33;
@@ -181,7 +181,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn entries_round_trip(segment in 0..SEGMENTS_MAX, offset in 0..SEGMENT_MAX, len in 1..=4096u32) {
+        fn entries_round_trip(
+            segment in 0..SEGMENTS_MAX, offset in 0..SEGMENT_MAX, len in 1..=4096u32,
+        ) {
             let at = Location { segment, offset, len };
             let entry = Entry::record(at);
             prop_assert_eq!(entry.home(), Home::Record(at));

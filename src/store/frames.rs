@@ -120,9 +120,10 @@ impl Frames {
     pub fn bytes(&self, frame: u32, offset: u32, len: u32) -> &[u8] {
         assert!(offset as usize + len as usize <= self.frame_size, "record leaves its frame");
         let at = self.arena.at(frame as usize * self.frame_size + offset as usize);
-        // SAFETY: inside the arena (frame numbers come from `take`; the range was checked). The range
-        // was filled before it was published and nobody writes to it again before the frame is
-        // reused, which the caller prevents, so it is immutable while the slice lives.
+        // SAFETY: inside the arena (frame numbers come from `take`; the range was checked). The
+        // range was filled before it was published and nobody writes to it again before the
+        // frame is reused, which the caller prevents, so it is immutable while the slice
+        // lives.
         unsafe { std::slice::from_raw_parts(at, len as usize) }
     }
 

@@ -1,4 +1,5 @@
-//! The index: block number to newest version, 8 bytes a block, in leaves of 512 blocks made on demand.
+//! The index: block number to newest version, 8 bytes a block, in leaves of 512 blocks made on
+//! demand.
 //!
 //! The entries are one sparse array in a memory file, so a leaf is a page of it, found without a
 //! pointer. A directory word a leaf says whether the page may be touched; it also counts who has to
@@ -9,8 +10,8 @@
 //!
 //! Invariants:
 //! - entries change only under their block's stripe lock and while the leaf is retained;
-//! - the directory's count is the number of entries that are no holes, plus the retains in force, so a
-//!   leaf whose count is 0 has only holes;
+//! - the directory's count is the number of entries that are no holes, plus the retains in force,
+//!   so a leaf whose count is 0 has only holes;
 //! - a leaf in the zero map is absent or leaving.
 
 use super::budget::{Budget, Taker};
@@ -96,8 +97,8 @@ impl Index {
         self.leaves.load(Ordering::Relaxed) * PAGE as u64
     }
 
-    /// Bytes that the directory takes for a device of `blocks`, all of it touched, and of the zero map
-    /// as it is.
+    /// Bytes that the directory takes for a device of `blocks`, all of it touched, and of the zero
+    /// map as it is.
     pub fn table_bytes(&self, blocks: u64) -> u64 {
         let directory = (blocks.div_ceil(LEAF) * 8).next_multiple_of(PAGE as u64);
         directory + (self.rare.lock().zeroed.ranges() * BYTES_PER_RANGE) as u64
@@ -108,7 +109,8 @@ impl Index {
         self.zeroed.load(Ordering::Relaxed)
     }
 
-    /// Blocks that ever went from the zero map to zero entries of their own, which nobody else counts.
+    /// Blocks that ever went from the zero map to zero entries of their own, which nobody else
+    /// counts.
     pub fn unfolded_blocks(&self) -> u64 {
         self.unfolded.load(Ordering::Relaxed)
     }
@@ -131,8 +133,8 @@ impl Index {
         self.zeroed.load(Ordering::Relaxed) != 0 && self.rare.lock().zeroed.contains(block / LEAF)
     }
 
-    /// Keeps the leaf of `block` present until [`Index::release`]; makes it if it is not. The caller
-    /// is pinned.
+    /// Keeps the leaf of `block` present until [`Index::release`]; makes it if it is not. The
+    /// caller is pinned.
     ///
     /// # Errors
     /// [`NoMemory`].
@@ -169,7 +171,8 @@ impl Index {
         }
     }
 
-    /// Replaces an entry; the caller holds the block's stripe lock and the leaf. Returns the old one.
+    /// Replaces an entry; the caller holds the block's stripe lock and the leaf. Returns the old
+    /// one.
     pub fn swap(&self, _leaf: &Retained, block: u64, entry: Entry) -> Entry {
         Entry(self.entries.get(block as usize).swap(entry.0, Ordering::AcqRel))
     }
@@ -203,8 +206,8 @@ impl Index {
             return Ok(());
         }
         if state & LEAVING != 0 {
-            // Its page is still there and zero. Take it back from the list, whoever looks at it sees
-            // holes until something is published.
+            // Its page is still there and zero. Take it back from the list, whoever looks at it
+            // sees holes until something is published.
             rare.leaving.retain(|(leaving, _)| *leaving != leaf);
         } else {
             if !budget.take(PAGE as u64, Taker::Ordinary) {
@@ -225,15 +228,15 @@ impl Index {
             self.unfolded.fetch_add(LEAF, Ordering::Relaxed);
             self.change_zeroed(&mut rare, budget, |zeroed| zeroed.remove(leaf..leaf + 1));
         }
-        // Others may be passing through `retain_present` with their +1 and -1, so only bits and counts
-        // are added, nothing is stored.
+        // Others may be passing through `retain_present` with their +1 and -1, so only bits and
+        // counts are added, nothing is stored.
         let flags = PRESENT.wrapping_sub(state & LEAVING);
         word.fetch_add(flags.wrapping_add(entries), Ordering::AcqRel);
         Ok(())
     }
 
-    /// Takes leaves out that were seen to have only holes and still do. Their memory follows when every
-    /// reader of today is gone ([`Index::collect`]).
+    /// Takes leaves out that were seen to have only holes and still do. Their memory follows when
+    /// every reader of today is gone ([`Index::collect`]).
     pub fn drop_empty(&self, epochs: &Epochs) {
         let mut rare = self.rare.lock();
         for leaf in std::mem::take(&mut rare.empty) {
@@ -259,8 +262,9 @@ impl Index {
         true
     }
 
-    /// Makes whole leaves read as written zeros: empty ones leave and are put into the zero map. A leaf
-    /// that somebody writes to at this moment keeps its entries (holes, or what was written).
+    /// Makes whole leaves read as written zeros: empty ones leave and are put into the zero map. A
+    /// leaf that somebody writes to at this moment keeps its entries (holes, or what was
+    /// written).
     pub fn zero(&self, leaves: Range<u64>, epochs: &Epochs, budget: &Budget) {
         let mut rare = self.rare.lock();
         let mut run: Option<Range<u64>> = None;
@@ -277,7 +281,8 @@ impl Index {
         }
     }
 
-    /// Takes whole leaves out of the zero map: they are holes again. Says how many blocks that were.
+    /// Takes whole leaves out of the zero map: they are holes again. Says how many blocks that
+    /// were.
     pub fn unzero(&self, leaves: Range<u64>, budget: &Budget) -> u64 {
         if self.zeroed.load(Ordering::Relaxed) == 0 {
             return 0;
@@ -292,7 +297,8 @@ impl Index {
         let before = rare.zeroed.ranges();
         change(&mut rare.zeroed);
         let after = rare.zeroed.ranges();
-        // Zeroing has to succeed also in a full store, and its ranges can never be more than leaves.
+        // Zeroing has to succeed also in a full store, and its ranges can never be more than
+        // leaves.
         if after > before {
             budget.add(((after - before) * BYTES_PER_RANGE) as u64);
         } else {

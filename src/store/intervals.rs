@@ -82,7 +82,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 256 }))]
         #[test]
-        fn it_is_a_set(steps in proptest::collection::vec((any::<bool>(), 0u64..60, 0u64..20), 0..60)) {
+        fn it_is_a_set(
+            steps in proptest::collection::vec((any::<bool>(), 0u64..60, 0u64..20), 0..60),
+        ) {
             let (mut set, mut model) = (Intervals::default(), BTreeSet::new());
             for (add, start, len) in steps {
                 if add {

@@ -1,13 +1,13 @@
 //! How bytes are kept: index, log, segments, codec, and the two ways in: [`Store::commit`] and
 //! [`Store::read`].
 //!
-//! A write is *check, reserve, fill, publish* under its blocks' stripe lock, so the order of records
-//! in the log is the order of changes to the index, block by block. Compression happens before, and
-//! nothing in between waits for anybody. Reads take no lock: pin an epoch, load the entry, check and
-//! decode the record.
+//! A write is *check, reserve, fill, publish* under its blocks' stripe lock, so the order of
+//! records in the log is the order of changes to the index, block by block. Compression happens
+//! before, and nothing in between waits for anybody. Reads take no lock: pin an epoch, load the
+//! entry, check and decode the record.
 //!
-//! The store never makes room. When there is none it says what is missing ([`Blocked`]), and the tier
-//! above opens a segment, cleans, or gives up.
+//! The store never makes room. When there is none it says what is missing ([`Blocked`]), and the
+//! tier above opens a segment, cleans, or gives up.
 //!
 //! Invariants:
 //! - a published record is immutable until its segment is freed, and a segment is freed only when
@@ -52,8 +52,8 @@ use tally::Tallies;
 /// Stripe locks. Two groups of blocks share one now and then, which costs a wait and nothing else.
 const STRIPES: usize = if cfg!(shuttle) { 2 } else { 1024 };
 
-/// Segments' worth of memory that only the cleaner may take: one to copy into, and one because a copy
-/// can straddle the end of the first.
+/// Segments' worth of memory that only the cleaner may take: one to copy into, and one because a
+/// copy can straddle the end of the first.
 pub const RESERVE_SEGMENTS: u64 = 2;
 
 /// What a store is made of.
@@ -189,8 +189,8 @@ impl Store {
         &self.tallies
     }
 
-    /// Bytes of memory that are neither frames nor buffers, for a device of `size` bytes: index leaves,
-    /// directory, zero map, segment table, locks and epochs.
+    /// Bytes of memory that are neither frames nor buffers, for a device of `size` bytes: index
+    /// leaves, directory, zero map, segment table, locks and epochs.
     pub fn metadata_bytes(&self, size: u64) -> u64 {
         let blocks = size / crate::BLOCK_SIZE as u64;
         let fixed = self.epochs.memory() + STRIPES * size_of::<Stripe>();

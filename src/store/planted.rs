@@ -6,7 +6,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Bug {
-    /// Room in the log is reserved before the stripe lock is taken, so log order is not index order.
+    /// Room in the log is reserved before the stripe lock is taken, so log order is not index
+    /// order.
     ReserveBeforeLock = 1,
     /// The cleaner publishes its copy without looking whether the block is still there.
     CopyWithoutCheck = 2,

@@ -1,11 +1,12 @@
 //! The segment table: what is known of each logical segment.
 //!
-//! A segment is *free*, *open* (the log appends to it), *sealed* (its end is known; it never changes
-//! again) or *retired* (emptied, waiting for the last reader). It lives in a memory file, eight words
-//! a segment, so that another process can find the frames again.
+//! A segment is *free*, *open* (the log appends to it), *sealed* (its end is known; it never
+//! changes again) or *retired* (emptied, waiting for the last reader). It lives in a memory file,
+//! eight words a segment, so that another process can find the frames again.
 //!
 //! Invariants:
-//! - `dead` only grows while a segment is in use, and reaches `end` exactly when nothing in it is live;
+//! - `dead` only grows while a segment is in use, and reaches `end` exactly when nothing in it is
+//!   live;
 //! - a sealed segment is *settled* once `filled` has reached `end`: only then is it cleaned.
 
 use super::log::Reservation;
@@ -94,8 +95,8 @@ impl Segments {
         self.words.get(segment as usize * STRIDE + what)
     }
 
-    /// Makes a free segment of `frame`, and says whether its number was never used before; `None` when
-    /// all numbers are in use.
+    /// Makes a free segment of `frame`, and says whether its number was never used before; `None`
+    /// when all numbers are in use.
     pub fn open(&self, frame: u32) -> Option<(u32, bool)> {
         let (segment, fresh) = {
             let mut ids = self.ids.lock();

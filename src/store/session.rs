@@ -1,5 +1,5 @@
-//! What one thread needs to use a store: its place in the epochs, its codec, its scratch memory, its
-//! tally. Nothing is allocated after it was made.
+//! What one thread needs to use a store: its place in the epochs, its codec, its scratch memory,
+//! its tally. Nothing is allocated after it was made.
 
 use super::Store;
 use super::codec::Codec;

@@ -41,7 +41,8 @@ pub struct Progress {
 }
 
 impl Store {
-    /// Encodes up to [`GROUP`] blocks into the session's scratch memory, in place of what was staged.
+    /// Encodes up to [`GROUP`] blocks into the session's scratch memory, in place of what was
+    /// staged.
     ///
     /// # Panics
     /// When there are more.

@@ -2,8 +2,8 @@
 
 use crate::store::segment::Sealed;
 
-/// Memory may be this much above the payload while writes go on, in thousandths: the thread that opens
-/// a segment above it cleans first.
+/// Memory may be this much above the payload while writes go on, in thousandths: the thread that
+/// opens a segment above it cleans first.
 pub const BUSY_PERMILLE: u64 = 1190;
 /// Where quiet volumes are cleaned down to.
 pub const QUIET_PERMILLE: u64 = 1055;
@@ -19,8 +19,9 @@ pub fn over(used: u64, payload: u64, permille: u64, segment: u32) -> bool {
 
 /// The segments to clean next, the emptiest first, at most `most` of them: those with at least
 /// `least_dead` bytes of garbage. Greedy choice is optimal for uniform overwriting and within a few
-/// percent of it elsewhere while the share of garbage is small (Rosenblum & Ousterhout 1992, §3.4–3.6
-/// compare it with cost-benefit, which needs hot and cold data in separate streams to pay).
+/// percent of it elsewhere while the share of garbage is small (Rosenblum & Ousterhout 1992,
+/// §3.4–3.6 compare it with cost-benefit, which needs hot and cold data in separate streams to
+/// pay).
 pub fn victims(sealed: impl Iterator<Item = Sealed>, least_dead: u32, most: usize) -> Vec<Sealed> {
     let mut worth: Vec<Sealed> = sealed.filter(|s| s.dead >= least_dead.max(1)).collect();
     let by_dead = |s: &Sealed| std::cmp::Reverse((s.dead, std::cmp::Reverse(s.sequence)));

@@ -2,8 +2,8 @@
 //! write only when nothing more fits.
 //!
 //! Whoever needs room makes it: the thread that opens a segment while garbage is above its share
-//! cleans some of it first, so memory stays bounded however fast writes come, and no write waits for
-//! another thread's turn. A thread of the volume's own does the same when writes have ceased
+//! cleans some of it first, so memory stays bounded however fast writes come, and no write waits
+//! for another thread's turn. A thread of the volume's own does the same when writes have ceased
 //! ([`Ram::tend`]).
 //!
 //! Invariants:
@@ -129,7 +129,8 @@ impl Ram {
         }
     }
 
-    /// Opens a segment with room for `len` bytes; cleans before that when garbage is above its share.
+    /// Opens a segment with room for `len` bytes; cleans before that when garbage is above its
+    /// share.
     fn roll(&self, session: &mut Session, len: u32) -> std::result::Result<(), NoSpace> {
         self.opened.fetch_add(1, Ordering::Relaxed);
         self.store.collect();
@@ -250,8 +251,8 @@ impl Ram {
         policy::over(self.store.budget().used(), payload, permille, self.store.segment_size())
     }
 
-    /// What the volume's own thread does now and then: `quiet` when no segment was opened for a while.
-    /// Stops early when `stop` says so.
+    /// What the volume's own thread does now and then: `quiet` when no segment was opened for a
+    /// while. Stops early when `stop` says so.
     pub fn tend(&self, quiet: bool, stop: &dyn Fn() -> bool) {
         self.store.collect();
         if !quiet {

@@ -70,8 +70,8 @@ impl VolumeChannel {
     fn serve(&mut self, request: Request<'_>) -> Result<(), IoError> {
         match request {
             Request::Read { offset, buf } => self.read(offset, buf),
-            // Memory is as durable as this volume gets: FUA and flush have nothing to wait for. What a
-            // write acknowledged, every later read on any thread sees.
+            // Memory is as durable as this volume gets: FUA and flush have nothing to wait for.
+            // What a write acknowledged, every later read on any thread sees.
             Request::Write { offset, data, fua: _ } => self.write(offset, data),
             Request::Flush => Ok(()),
             Request::Discard { offset, len } => self.zero(offset, len, false),
@@ -117,8 +117,8 @@ impl VolumeChannel {
         Ok(())
     }
 
-    /// Read-modify-write: the change is compressed outside of the lock and published only if the block
-    /// is still what was read.
+    /// Read-modify-write: the change is compressed outside of the lock and published only if the
+    /// block is still what was read.
     fn modify(
         &mut self,
         block: u64,

@@ -114,8 +114,8 @@ pub trait Device: Send + Sync + 'static {
 
 /// One thread's way into a device: owns the scratch memory and the counters of that thread.
 pub trait Channel: Send {
-    /// Serves one request of any byte range, run to completion on this thread. `arrived` is when the
-    /// front-end took it in (for the latency histograms).
+    /// Serves one request of any byte range, run to completion on this thread. `arrived` is when
+    /// the front-end took it in (for the latency histograms).
     ///
     /// # Errors
     /// See [`IoError`]; a request that failed may have been carried out for some of its blocks.

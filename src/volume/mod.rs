@@ -1,7 +1,7 @@
 //! The one entry for requests: range, blocks, read-modify-write, counters, latency.
 //!
-//! Invariant: a front-end reaches stored data only through a [`Channel`]; every request that comes in
-//! is counted exactly once, whether it ended well or not.
+//! Invariant: a front-end reaches stored data only through a [`Channel`]; every request that comes
+//! in is counted exactly once, whether it ended well or not.
 
 mod channel;
 mod counters;
@@ -35,8 +35,8 @@ pub struct Options {
     pub size: u64,
     /// Limit on all memory of the volume, in bytes: at least [`min_ram_limit`].
     pub ram_limit: u64,
-    /// The most that the limit can ever be raised to, in bytes: address space, not memory. Raised to
-    /// `ram_limit` when it is less.
+    /// The most that the limit can ever be raised to, in bytes: address space, not memory. Raised
+    /// to `ram_limit` when it is less.
     pub ram_limit_max: u64,
     /// Bytes in a segment: a power of two, 32 KiB to 16 MiB.
     pub segment: u32,
@@ -74,7 +74,8 @@ impl Volume {
     /// Makes an empty volume and starts the thread that keeps its memory near its payload.
     ///
     /// # Errors
-    /// An option out of its range (usage), or no address space, or no right to lock memory (failure).
+    /// An option out of its range (usage), or no address space, or no right to lock memory
+    /// (failure).
     pub fn create(options: &Options) -> Result<Arc<Self>> {
         let volume = Arc::new(Self::new(options)?);
         *volume.tender.lock() = Some(Tender::start(&volume)?);
@@ -137,8 +138,8 @@ impl Volume {
     /// Changes the limit on memory, in bytes.
     ///
     /// # Errors
-    /// A limit below [`min_ram_limit`] or above what the volume was made for (usage), or below what is
-    /// stored (failure); then nothing changes.
+    /// A limit below [`min_ram_limit`] or above what the volume was made for (usage), or below what
+    /// is stored (failure); then nothing changes.
     pub fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         let shape = self.ram.store().shape();
         let least = min_ram_limit(self.size_now(), shape.segment);
@@ -220,7 +221,15 @@ impl Volume {
         self.ram.tend(true, &|| false);
     }
 
-    /// Recounts everything from the index and compares it with the counters; nobody may write meanwhile.
+    /// Flips a bit in the record of a block, for tests of detection. `false` when the block has
+    /// none.
+    #[doc(hidden)]
+    pub fn damage(&self, block: u64, bit: u32) -> bool {
+        self.ram.store().flip_bit(block, bit)
+    }
+
+    /// Recounts everything from the index and compares it with the counters; nobody may write
+    /// meanwhile.
     ///
     /// # Errors
     /// What does not agree.

@@ -1,0 +1,182 @@
+//! The house rules that a compiler does not check: layers, headers, sizes.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The layers, top first. A layer uses itself and those below it.
+const LAYERS: [&[&str]; 8] = [
+    &["cli"],
+    &["daemon"],
+    &["control", "config"],
+    &["export"],
+    &["volume"],
+    &["tiers"],
+    &["store"],
+    &["media"],
+];
+/// What stands beside the layers: everybody may use it, and it uses no layer.
+const BESIDE: [&str; 3] = ["error", "stats", "sync"];
+const LINES_MAX: usize = 800;
+const COLUMNS_MAX: usize = 100;
+const FUNCTION_MAX: usize = 70;
+
+fn sources(dir: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut todo = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(dir)];
+    while let Some(dir) = todo.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                todo.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    assert!(!found.is_empty());
+    found
+}
+
+fn rank(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|layer| layer.contains(&module))
+}
+
+/// The module below `src/` that a file belongs to.
+fn module_of(path: &Path) -> String {
+    let below = path.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap();
+    let first = below.components().next().unwrap().as_os_str().to_str().unwrap();
+    first.trim_end_matches(".rs").to_string()
+}
+
+/// The lines that are not comments.
+fn code_of(text: &str) -> String {
+    text.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+/// Every `crate::module` that a text names, also in grouped imports.
+fn used_modules(text: &str) -> Vec<String> {
+    let mut used = Vec::new();
+    for (at, _) in text.match_indices("crate::") {
+        let rest = &text[at + "crate::".len()..];
+        let names = match rest.strip_prefix('{') {
+            Some(group) => {
+                let mut depth = 0;
+                let mut names = vec![String::new()];
+                for c in group.chars() {
+                    match c {
+                        '{' => depth += 1,
+                        '}' if depth == 0 => break,
+                        '}' => depth -= 1,
+                        ',' if depth == 0 => names.push(String::new()),
+                        _ if depth == 0 => names.last_mut().unwrap().push(c),
+                        _ => {}
+                    }
+                }
+                names
+            }
+            None => vec![rest.to_string()],
+        };
+        used.extend(names.iter().map(|name| {
+            name.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>()
+        }));
+    }
+    used
+}
+
+fn violation(module: &str, used: &str) -> bool {
+    match (rank(module), rank(used)) {
+        (Some(own), Some(other)) => other < own,
+        (None, Some(_)) => BESIDE.contains(&module),
+        _ => false,
+    }
+}
+
+#[test]
+fn a_layer_uses_only_those_below() {
+    let mut wrong = Vec::new();
+    for path in sources("src") {
+        let module = module_of(&path);
+        if ["main", "lib"].contains(&module.as_str()) {
+            continue;
+        }
+        assert!(
+            rank(&module).is_some() || BESIDE.contains(&module.as_str()),
+            "{module} has no place among the layers"
+        );
+        for used in used_modules(&code_of(&fs::read_to_string(&path).unwrap())) {
+            if violation(&module, &used) {
+                wrong.push(format!("{} uses {used}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn the_layering_check_can_fail() {
+    assert_eq!(used_modules("use crate::{store::{a, b}, cli::x};"), ["store", "cli"]);
+    assert_eq!(used_modules("crate::daemon::run()"), ["daemon"]);
+    assert!(violation("store", "cli") && violation("stats", "store"));
+    assert!(!violation("cli", "store") && !violation("store", "store"));
+    assert!(!violation("store", "stats"));
+}
+
+#[test]
+fn every_file_says_what_it_is_and_fits() {
+    let mut wrong = Vec::new();
+    for path in [sources("src"), sources("tests"), sources("crates")].concat() {
+        let text = fs::read_to_string(&path).unwrap();
+        let mut say = |what: String| wrong.push(format!("{}: {what}", path.display()));
+        if !text.starts_with("//! ") {
+            say("has no //! header".into());
+        }
+        if text.lines().count() > LINES_MAX {
+            say(format!("has more than {LINES_MAX} lines"));
+        }
+        for (n, line) in text.lines().enumerate() {
+            // What rustfmt leaves alone: text that cannot be broken.
+            if line.chars().count() > COLUMNS_MAX && !line.contains('"') {
+                say(format!("line {} is longer than {COLUMNS_MAX}", n + 1));
+            }
+        }
+        for (name, lines) in functions(&text) {
+            if lines > FUNCTION_MAX {
+                say(format!("{name} has {lines} lines"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// Functions and their lengths: from `fn` to the closing brace at the same indentation, which is
+/// where rustfmt puts it.
+fn functions(text: &str) -> Vec<(String, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (start, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let Some(at) = code.find("fn ").filter(|at| {
+            let before = &code[..*at];
+            let words = ["pub", "pub(super)", "pub(crate)", "const", "unsafe", "extern", "async"];
+            before.split_whitespace().all(|w| words.contains(&w) || w.starts_with('"'))
+        }) else {
+            continue;
+        };
+        let indent = line.len() - code.len();
+        let end = lines[start..].iter().position(|l| {
+            l.len() - l.trim_start().len() == indent
+                && (l.trim() == "}" || l.trim_end().ends_with(';'))
+        });
+        let name = code[at + 3..].split(['(', '<']).next().unwrap_or_default();
+        found.push((name.to_string(), end.map_or(0, |n| n + 1)));
+    }
+    found
+}
+
+#[test]
+fn the_function_check_can_fail() {
+    let long = format!("pub fn long() {{\n{}}}\n", "    x();\n".repeat(80));
+    assert_eq!(functions(&long), [("long".to_string(), 82)]);
+}
