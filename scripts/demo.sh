@@ -98,6 +98,8 @@ demo_block_device() {
     report "filled"
 
     awk 'NR % 2' "$work/files" | tr '\n' '\0' | (cd "$work/mnt" && xargs -0 rm -f)
+    # What a journal still holds is not trimmed.
+    sync -f "$work/mnt"
     fstrim "$work/mnt"
     sleep 3
     report "half deleted, fstrim"

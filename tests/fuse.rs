@@ -75,6 +75,7 @@ fn volume(size: u64) -> Arc<Volume> {
     Volume::create(&volume::Options {
         size,
         ram_limit: size * 2 + 64 * MIB,
+        ram_limit_max: 0,
         segment: 1 << 20,
         algorithm: Algorithm::Lz4,
         lock_memory: false,

@@ -286,7 +286,8 @@ fn wait_until(mut holds: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Socket activation as libnbd's tools do it: they start this very program, and in it the test below.
+/// Socket activation as libnbd's tools do it: they start this very program, and in it the test
+/// below.
 #[test]
 fn socket_activation() {
     if !installed("nbdinfo") {

@@ -1,5 +1,5 @@
-//! Arbitrary bytes to the NBD server: no thread panics, no allocation beyond its bound, and others are
-//! served as before.
+//! Arbitrary bytes to the NBD server: no thread panics, no allocation beyond its bound, and others
+//! are served as before.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/nbd.rs"]

@@ -2,8 +2,8 @@
 //!
 //! Invariants: only what is provably ours is touched (a loop device that shows the named file, a
 //! mount of our FUSE file system, a link to a loop device, a socket nobody listens on, an empty
-//! directory); nothing that is held is taken away; nothing waits without a bound. The server is taken
-//! for dead: while it lives, its export must be stopped instead.
+//! directory); nothing that is held is taken away; nothing waits without a bound. The server is
+//! taken for dead: while it lives, its export must be stopped instead.
 
 use super::Leftover;
 use super::holders::{backing_file, of_block_device};
@@ -40,8 +40,9 @@ impl Leftover {
         }
     }
 
-    /// Removes it; what is not there, or no longer ours, is left alone without an error. Takes at most
-    /// 10 s, also when the process that served the device is dead in the middle of a request.
+    /// Removes it; what is not there, or no longer ours, is left alone without an error. Takes at
+    /// most 10 s, also when the process that served the device is dead in the middle of a
+    /// request.
     ///
     /// # Errors
     /// It is held (the text names a holder and nothing was changed), or the privilege is missing.
@@ -82,8 +83,8 @@ impl Leftover {
     }
 }
 
-/// Runs `work` on a thread of its own and waits at most `limit` for it. A thread that is late is left
-/// to the kernel: it can't be stopped while it waits there.
+/// Runs `work` on a thread of its own and waits at most `limit` for it. A thread that is late is
+/// left to the kernel: it can't be stopped while it waits there.
 pub(super) fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
@@ -150,14 +151,15 @@ fn loops_in(point: &Path) -> Vec<(PathBuf, PathBuf)> {
         .collect()
 }
 
-/// Ends the FUSE connection of our mount on `point`: every request in it, and every later one, fails
-/// at once, whoever still has its descriptors. Does nothing to a mount that isn't ours.
+/// Ends the FUSE connection of our mount on `point`: every request in it, and every later one,
+/// fails at once, whoever still has its descriptors. Does nothing to a mount that isn't ours.
 fn abort(point: &Path) {
     let Some(m) = mounted_on(point).filter(super::mounts::MountEntry::is_ours) else { return };
     let connection = format!("/sys/fs/fuse/connections/{}/abort", m.device.1);
     if fs::write(connection, "1").is_err() {
-        // No fusectl here. A forced unmount ends the connection too, and fails while a loop device or
-        // a process has the file open, which is nothing lost: the caller unmounts once more.
+        // No fusectl here. A forced unmount ends the connection too, and fails while a loop device
+        // or a process has the file open, which is nothing lost: the caller unmounts once
+        // more.
         let _ = unmount(point, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW);
     }
 }

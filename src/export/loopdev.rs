@@ -1,8 +1,8 @@
 //! Loop devices: taking one off its file, whoever attached it.
 //!
-//! Invariants: no descriptor of a loop device is kept, so a dead process leaves nothing that keeps it
-//! attached; before anything is changed on a device, the file behind it must be the expected one;
-//! detaching first claims the device exclusively, so that it can't be mounted meanwhile.
+//! Invariants: no descriptor of a loop device is kept, so a dead process leaves nothing that keeps
+//! it attached; before anything is changed on a device, the file behind it must be the expected
+//! one; detaching first claims the device exclusively, so that it can't be mounted meanwhile.
 
 use super::holders::{backing_file, of_block_device};
 use crate::error::{Context, Error, Result};
@@ -147,7 +147,8 @@ pub(super) fn in_use(device: &Path, holder: &str) -> Error {
     Error::failure(format!("{} is in use: {holder}", device.display())).mend(mend)
 }
 
-/// Undoes a detach that is still waiting for the last user, so that the device is not lost under it.
+/// Undoes a detach that is still waiting for the last user, so that the device is not lost under
+/// it.
 fn keep(device: &Path) {
     let Ok(node) = open(device, OFlags::empty()) else { return };
     let mut info = LoopInfo::ZERO;

@@ -31,8 +31,8 @@ pub trait Export: Send {
     /// What has to be undone if this process dies.
     fn leftovers(&self) -> Vec<Leftover>;
 
-    /// Ends service and removes everything that [`Export::leftovers`] named. Refuses while the device
-    /// is held, naming a holder; then it goes on serving.
+    /// Ends service and removes everything that [`Export::leftovers`] named. Refuses while the
+    /// device is held, naming a holder; then it goes on serving.
     fn stop(&mut self) -> Result<()>;
 }
 

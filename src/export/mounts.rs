@@ -29,8 +29,8 @@ impl MountEntry {
     }
 }
 
-/// All mounts that this process sees, in the order in which they were made; empty if the kernel does
-/// not say.
+/// All mounts that this process sees, in the order in which they were made; empty if the kernel
+/// does not say.
 pub(super) fn mounts() -> Vec<MountEntry> {
     mounts_in(Path::new("/proc/self/mountinfo"))
 }

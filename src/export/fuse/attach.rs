@@ -36,7 +36,8 @@ const _: () = assert!(size_of::<LoopConfig>() == 304);
 /// `LOOP_CTL_GET_FREE`: the number of a free device is what the call returns.
 struct GetFree;
 
-// SAFETY: the opcode takes no argument and touches no memory of ours; the return value is the result.
+// SAFETY: the opcode takes no argument and touches no memory of ours; the return value is the
+// result.
 unsafe impl Ioctl for GetFree {
     type Output = u32;
     const IS_MUTATING: bool = false;

@@ -26,8 +26,8 @@ impl Check {
     }
 }
 
-/// Looks at everything that the FUSE + loop export uses. Changes nothing, apart from what the kernel
-/// loads when `/dev/fuse` and `/dev/loop-control` are opened.
+/// Looks at everything that the FUSE + loop export uses. Changes nothing, apart from what the
+/// kernel loads when `/dev/fuse` and `/dev/loop-control` are opened.
 pub fn probe() -> Vec<Check> {
     vec![
         Check::new(

@@ -1,8 +1,8 @@
 //! The FUSE + loop export: one file served through FUSE, shown as a block device by a loop device
 //! with direct I/O, linked as `/dev/ztier/NAME`.
 //!
-//! Invariants: everything is made in the order of [`FuseLoop::planned`] backwards and removed in its
-//! order; a device that is held is never taken away; no thread that serves requests ever does
+//! Invariants: everything is made in the order of [`FuseLoop::planned`] backwards and removed in
+//! its order; a device that is held is never taken away; no thread that serves requests ever does
 //! anything that causes requests (it would wait for itself).
 
 mod attach;
@@ -64,8 +64,8 @@ pub struct FuseLoop {
 }
 
 impl FuseLoop {
-    /// What [`FuseLoop::start`] with these options will leave in the system, besides the loop device,
-    /// which is found through the mount: to be noted before it is made.
+    /// What [`FuseLoop::start`] with these options will leave in the system, besides the loop
+    /// device, which is found through the mount: to be noted before it is made.
     pub fn planned(options: &Options) -> Vec<Leftover> {
         // The kernel's tables name places by their true paths.
         let run_dir =
@@ -87,8 +87,8 @@ impl FuseLoop {
     /// when a step fails. Must not be called from a thread that serves a FUSE file.
     ///
     /// # Errors
-    /// A step is not possible here (no `/dev/fuse`, no privilege, the name is in use); the text says
-    /// which and what else would work.
+    /// A step is not possible here (no `/dev/fuse`, no privilege, the name is in use); the text
+    /// says which and what else would work.
     pub fn start(device: Arc<dyn Device>, options: Options) -> Result<Self> {
         let run_dir = fs::canonicalize(&options.run_dir)
             .context(format!("cannot use {}", options.run_dir.display()))?;

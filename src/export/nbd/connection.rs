@@ -1,7 +1,7 @@
 //! The clients of a server: who is connected, and the thread that serves each.
 //!
-//! Invariant: a connection is in the table from before its thread starts until after that thread has
-//! let go of the device; a closed table has no device.
+//! Invariant: a connection is in the table from before its thread starts until after that thread
+//! has let go of the device; a closed table has no device.
 
 use super::wire::{Hangup, Input, Outcome, Output};
 use super::{Limits, handshake, transmission};
@@ -201,9 +201,9 @@ fn peer(socket: &OwnedFd) -> Option<String> {
 fn peer_pid(socket: &OwnedFd) -> Option<i32> {
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the descriptor is open, and the kernel writes at most `len` bytes of plain integers to
-    // `cred`. (The wrapper in rustix has a pid that can't be 0, which is what the kernel says of a
-    // process that it can't name to us.)
+    // SAFETY: the descriptor is open, and the kernel writes at most `len` bytes of plain integers
+    // to `cred`. (The wrapper in rustix has a pid that can't be 0, which is what the kernel
+    // says of a process that it can't name to us.)
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -4,10 +4,10 @@
 //! over. `docs/nbd.md` says what of the protocol is supported.
 //!
 //! Invariants:
-//! - The number of connections, of threads and (for each) of buffered bytes is bounded; a client that
-//!   has not finished its handshake is cut off after [`Limits::handshake`].
-//! - A client enters transmission under the lock under which [`Server::stop`] looks for clients, so a
-//!   refused or granted stop is true for everybody.
+//! - The number of connections, of threads and (for each) of buffered bytes is bounded; a client
+//!   that has not finished its handshake is cut off after [`Limits::handshake`].
+//! - A client enters transmission under the lock under which [`Server::stop`] looks for clients, so
+//!   a refused or granted stop is true for everybody.
 //! - When `stop` has returned, no thread of the server touches the device any more.
 
 mod connection;

@@ -174,8 +174,8 @@ impl Server<'_> {
         self.output.commit(total);
     }
 
-    /// A reply that says where holes are. The device sees one read of the whole range in any case, so
-    /// that it is counted as what it is; zeros are only kept off the wire.
+    /// A reply that says where holes are. The device sees one read of the whole range in any case,
+    /// so that it is counted as what it is; zeros are only kept off the wire.
     fn read_chunks(&mut self, r: &Request, arrived: Instant) {
         let pieces = self.pieces(r);
         if let [Extent { kind: ExtentKind::Data, .. }] = pieces[..] {

@@ -5,8 +5,8 @@
 //! - A payload lies in one piece in the receive buffer and is served from there; a reply is built
 //!   where it is sent from. No payload is copied between buffers of this process.
 //! - What is received beyond the present message stays buffered for the next one.
-//! - Waiting means sleeping. (Looking again for 20 µs first was measured: no more requests a second on
-//!   two processors, and half as much processor time again for each.)
+//! - Waiting means sleeping. (Looking again for 20 µs first was measured: no more requests a second
+//!   on two processors, and half as much processor time again for each.)
 //! - Both buffers go back to a bounded size once a large request is done ([`RETAIN`]).
 
 use rustix::io::Errno;
@@ -140,8 +140,8 @@ impl Input {
         self.start = 0;
     }
 
-    /// One `recv`, towards `wanted` buffered bytes: of a large message exactly the rest, so that the
-    /// next message begins at the front of the buffer; otherwise whatever is there.
+    /// One `recv`, towards `wanted` buffered bytes: of a large message exactly the rest, so that
+    /// the next message begins at the front of the buffer; otherwise whatever is there.
     fn receive(&mut self, wanted: usize) -> Outcome<()> {
         let missing = wanted - self.buffered();
         let large = wanted > AHEAD / 4;
@@ -202,7 +202,8 @@ impl Output {
         self.len += len;
     }
 
-    /// At least `n` writable bytes behind what is waiting. [`Output::commit`] makes them part of it.
+    /// At least `n` writable bytes behind what is waiting. [`Output::commit`] makes them part of
+    /// it.
     pub fn room(&mut self, n: usize) -> &mut [u8] {
         if self.buffer.len() - self.len < n {
             let mut larger = vec![0; (self.len + n).next_multiple_of(4096)];
