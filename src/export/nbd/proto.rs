@@ -493,7 +493,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_or_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fn any_bytes_decode_or_are_refused(
+            bytes in proptest::collection::vec(any::<u8>(), 0..600),
+        ) {
             if let Some(r) = InfoRequest::decode(&bytes) {
                 prop_assert_eq!(bytes.len(), 4 + r.name.len() + 2 + r.kinds.len());
             }
