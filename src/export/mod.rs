@@ -4,6 +4,8 @@
 //! named by [`Export::leftovers`] before it is made, so that somebody else can remove it after a
 //! kill -9.
 
+pub mod nbd;
+
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

@@ -1,0 +1,217 @@
+//! The clients of a server: who is connected, and the thread that serves each.
+//!
+//! Invariant: a connection is in the table from before its thread starts until after that thread's
+//! channel into the device is gone.
+
+use super::wire::{Hangup, Input, Outcome, Output};
+use super::{Limits, handshake, transmission};
+use crate::volume::Device;
+use parking_lot::{Condvar, Mutex};
+use rustix::net::{Shutdown, sockopt};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Clients that are named one by one.
+const NAMED_MAX: usize = 4;
+
+/// All connections of a server.
+pub struct Clients {
+    device: Arc<dyn Device>,
+    name: String,
+    most: usize,
+    limits: Limits,
+    table: Mutex<Table>,
+    /// Notified when a connection leaves the table.
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct Table {
+    /// Nobody is admitted any more.
+    closed: bool,
+    next: u64,
+    connections: BTreeMap<u64, Connection>,
+}
+
+struct Connection {
+    socket: Arc<OwnedFd>,
+    /// The handshake is over: this client holds the device.
+    transmits: bool,
+    peer: Option<String>,
+}
+
+impl Clients {
+    pub fn new(device: Arc<dyn Device>, name: String, most: usize, limits: Limits) -> Self {
+        Self { device, name, most, limits, table: Mutex::default(), left: Condvar::new() }
+    }
+
+    /// Serves a new connection on a thread of its own, or closes it when there are too many.
+    pub fn admit(self: &Arc<Self>, socket: OwnedFd) {
+        let socket = Arc::new(socket);
+        let id = {
+            let mut table = self.table.lock();
+            if table.closed || table.connections.len() >= self.most {
+                return;
+            }
+            let id = table.next;
+            table.next += 1;
+            let connection =
+                Connection { socket: Arc::clone(&socket), transmits: false, peer: peer(&socket) };
+            table.connections.insert(id, connection);
+            id
+        };
+        let entry = Entry { clients: Arc::clone(self), id };
+        // If there is no thread to be had, the entry goes and the client sees a closed connection.
+        let _ = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(move || {
+            // How a connection ends is the client's business; its requests were all answered.
+            let _ = entry.serve(socket);
+        });
+    }
+
+    /// Admits nobody any more and cuts all connections.
+    pub fn close(&self) {
+        self.table.lock().close();
+    }
+
+    /// The same if nobody transmits; otherwise changes nothing and returns `false`.
+    pub fn close_if_unused(&self) -> bool {
+        let mut table = self.table.lock();
+        if table.connections.values().any(|c| c.transmits) {
+            return false;
+        }
+        table.close();
+        true
+    }
+
+    /// Whether one of the above has closed them.
+    pub fn are_closed(&self) -> bool {
+        self.table.lock().closed
+    }
+
+    /// Waits until no connection is left; they have been closed before.
+    pub fn wait(&self) {
+        let mut table = self.table.lock();
+        while !table.connections.is_empty() {
+            self.left.wait(&mut table);
+        }
+    }
+
+    /// Who transmits: `2 NBD clients (fio, process 12; 192.0.2.7)`; `None`: nobody.
+    pub fn describe(&self) -> Option<String> {
+        let table = self.table.lock();
+        let holders: Vec<_> = table.connections.values().filter(|c| c.transmits).collect();
+        let mut names: Vec<&str> = holders.iter().filter_map(|c| c.peer.as_deref()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let more = names.len() > NAMED_MAX;
+        names.truncate(NAMED_MAX);
+        if more {
+            names.push("…");
+        }
+        let count = match holders.len() {
+            0 => return None,
+            1 => "1 NBD client".to_owned(),
+            n => format!("{n} NBD clients"),
+        };
+        Some(if names.is_empty() { count } else { format!("{count} ({})", names.join("; ")) })
+    }
+}
+
+impl Table {
+    fn close(&mut self) {
+        self.closed = true;
+        for connection in self.connections.values() {
+            // It may be closed already by the other side.
+            let _ = rustix::net::shutdown(&connection.socket, Shutdown::Both);
+        }
+    }
+}
+
+/// A connection's place in the table; leaves it when dropped, also by a panic.
+struct Entry {
+    clients: Arc<Clients>,
+    id: u64,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.clients.table.lock().connections.remove(&self.id);
+        self.clients.left.notify_all();
+    }
+}
+
+impl Entry {
+    fn serve(&self, socket: Arc<OwnedFd>) -> Outcome<()> {
+        let clients = &*self.clients;
+        let limit = clients.limits.handshake;
+        let system = Hangup::System;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(limit))
+            .map_err(system)?;
+        let mut input = Input::new(Arc::clone(&socket), Instant::now() + limit);
+        let mut output = Output::new(Arc::clone(&socket));
+        let export = handshake::Export {
+            name: &clients.name,
+            description: "ztier volume",
+            size: clients.device.size(),
+        };
+        let agreed =
+            handshake::negotiate(&mut input, &mut output, &export, || self.begin_transmission())?;
+        let Some(agreed) = agreed else { return Ok(()) };
+        // From here on a slow client is a client that is busy, and may be.
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None).map_err(system)?;
+        input.lift_deadline();
+        let end = transmission::serve(&clients.device, &mut input, &mut output, agreed);
+        if end == Err(Hangup::Refused) {
+            // What was done before the offence is still answered, if somebody listens.
+            let _ = output.flush();
+        }
+        end
+    }
+
+    /// Makes this connection one that holds the device, unless the server is being stopped.
+    fn begin_transmission(&self) -> bool {
+        let mut table = self.clients.table.lock();
+        if table.closed {
+            return false;
+        }
+        table.connections.get_mut(&self.id).is_some_and(|connection| {
+            connection.transmits = true;
+            true
+        })
+    }
+}
+
+/// Who is at the other end: a process (Unix sockets) or an address.
+fn peer(socket: &OwnedFd) -> Option<String> {
+    let address = rustix::net::getpeername(socket).ok().flatten();
+    if let Some(Ok(address)) = address.map(SocketAddr::try_from) {
+        return Some(address.ip().to_string());
+    }
+    let pid = peer_pid(socket)?;
+    match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(comm) => Some(format!("{}, process {pid}", comm.trim_end())),
+        Err(_) => Some(format!("process {pid}")),
+    }
+}
+
+/// The process that connected; `None` if it is in another pid namespace.
+fn peer_pid(socket: &OwnedFd) -> Option<i32> {
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, and the kernel writes at most `len` bytes of plain integers to
+    // `cred`. (The wrapper in rustix has a pid that can't be 0, which is what the kernel says of a
+    // process that it can't name to us.)
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut len,
+        )
+    };
+    (result == 0 && cred.pid > 0).then_some(cred.pid)
+}

@@ -1,0 +1,328 @@
+//! Where clients find the server: Unix sockets, TCP, sockets handed over by a service manager.
+//!
+//! Invariants: a Unix socket is never connectable by anybody but its owner, not even for a moment;
+//! only sockets that nobody serves are replaced; only the socket that we made is removed.
+
+use super::uri;
+use crate::error::{Context, Error, Result};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The port that belongs to NBD.
+pub const PORT: u16 = 10809;
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+/// The first descriptor that a service manager hands over.
+const INHERITED_FIRST: i32 = 3;
+/// Most descriptors that are taken over.
+const INHERITED_MAX: i32 = 64;
+
+/// One place to listen at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// A Unix socket with this path, mode 0600. A socket that nobody serves is replaced.
+    Unix(PathBuf),
+    /// A TCP port (0: any free one). NBD here has neither encryption nor passwords: whoever reaches
+    /// the address reads and writes the volume.
+    Tcp(SocketAddr),
+    /// The sockets that `LISTEN_FDS` and `LISTEN_PID` announce (systemd's socket activation, also
+    /// used by libnbd's tools for `[ COMMAND… ]`).
+    Inherited,
+}
+
+impl FromStr for Listen {
+    type Err = Error;
+
+    /// `unix:PATH`, `tcp:[ADDRESS][:PORT]` (loopback and port 10809 unless said otherwise; an IPv6
+    /// address in brackets) or `inherited`.
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = |why: &str| {
+            Err(Error::usage(format!("cannot listen at '{text}': {why}"))
+                .mend("say unix:PATH, tcp:[ADDRESS][:PORT] or inherited"))
+        };
+        if text == "inherited" {
+            return Ok(Self::Inherited);
+        }
+        if let Some(path) = text.strip_prefix("unix:") {
+            if path.is_empty() {
+                return wrong("the path is missing");
+            }
+            return Ok(Self::Unix(path.into()));
+        }
+        let Some(address) = text.strip_prefix("tcp:") else {
+            return wrong("it is neither a Unix socket nor TCP");
+        };
+        let (host, port) = match address.rsplit_once(':') {
+            Some((host, port)) if !port.contains(']') => match port.parse() {
+                Ok(port) => (host, port),
+                Err(_) => return wrong("the port is not a number from 0 to 65535"),
+            },
+            _ => (address, PORT),
+        };
+        let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+        let ip = match bare {
+            "" | "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            _ => match bare.parse() {
+                Ok(ip) => ip,
+                Err(_) => return wrong("the address is not an IP address"),
+            },
+        };
+        Ok(Self::Tcp(SocketAddr::new(ip, port)))
+    }
+}
+
+/// A socket that accepts connections. Dropping it removes what it left in the file system.
+pub(super) struct Listener {
+    fd: OwnedFd,
+    address: Address,
+}
+
+enum Address {
+    /// Ours: the path, and device and inode number of what we made there.
+    Unix {
+        path: PathBuf,
+        identity: (u64, u64),
+    },
+    /// Somebody else's Unix socket: never removed.
+    UnixInherited(PathBuf),
+    Tcp(SocketAddr),
+    Nameless,
+}
+
+impl Listener {
+    /// Opens everything that `listen` stands for, one socket or more.
+    pub fn open(listen: &Listen) -> Result<Vec<Self>> {
+        match listen {
+            Listen::Unix(path) => Ok(vec![unix(path)?]),
+            Listen::Tcp(address) => Ok(vec![tcp(*address)?]),
+            Listen::Inherited => inherited(),
+        }
+    }
+
+    /// The URI for clients, if there is one.
+    pub fn endpoint(&self, name: &str) -> String {
+        match &self.address {
+            Address::Unix { path, .. } | Address::UnixInherited(path) => uri::unix(name, path),
+            Address::Tcp(address) => uri::tcp(name, *address),
+            Address::Nameless => "an inherited socket without an address".to_owned(),
+        }
+    }
+
+    /// Takes one waiting connection; `None` if it went away meanwhile.
+    pub fn accept(&self) -> std::result::Result<Option<OwnedFd>, Errno> {
+        let socket = match rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        if matches!(self.address, Address::Tcp(_)) {
+            // Only speed and the discovery of dead peers depend on these.
+            let _ = sockopt::set_tcp_nodelay(&socket, true);
+            let _ = sockopt::set_socket_keepalive(&socket, true);
+            let _ = sockopt::set_tcp_keepidle(&socket, Duration::from_secs(60));
+            let _ = sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(15));
+            let _ = sockopt::set_tcp_keepcnt(&socket, 4);
+        } else {
+            // Large replies leave in few pieces. The system may grant less.
+            let _ = sockopt::set_socket_send_buffer_size(&socket, 1 << 20);
+        }
+        Ok(Some(socket))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Address::Unix { path, identity } = &self.address
+            && path.symlink_metadata().is_ok_and(|m| (m.dev(), m.ino()) == *identity)
+        {
+            // Nobody is left to be told; `ztier down` finds the path among the leftovers.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// The path that a Unix socket will have, as it is listed among leftovers and in URIs.
+pub(super) fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+fn socket(family: AddressFamily) -> Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+        .context("cannot make a socket")
+}
+
+fn unix(path: &Path) -> Result<Listener> {
+    let path = absolute(path);
+    let shown = path.display();
+    let address = SocketAddrUnix::new(path.as_path()).map_err(|_| {
+        let len = path.as_os_str().as_bytes().len();
+        Error::usage(format!("the socket path {shown} has {len} bytes, more than 107"))
+            .mend("choose a shorter one")
+    })?;
+    let fd = socket(AddressFamily::UNIX)?;
+    // The socket file inherits the mode of the unbound socket, so it never has another one.
+    rustix::fs::fchmod(&fd, Mode::from_raw_mode(0o600)).context("cannot set the socket's mode")?;
+    // Held until we are bound: two servers that find the same stale socket can't both replace it.
+    let _lock = lock_directory(&path)?;
+    match rustix::net::bind(&fd, &address) {
+        Err(Errno::ADDRINUSE) => {
+            remove_stale(&path, &address)?;
+            rustix::net::bind(&fd, &address)
+        }
+        bound => bound,
+    }
+    .context(format_args!("cannot make the socket {shown}"))?;
+    let identity = path
+        .symlink_metadata()
+        .map(|m| (m.dev(), m.ino()))
+        .context(format_args!("cannot look at the socket {shown}"))?;
+    let listener = Listener { fd, address: Address::Unix { path: path.clone(), identity } };
+    rustix::net::listen(&listener.fd, BACKLOG).context(format_args!("cannot listen at {shown}"))?;
+    Ok(listener)
+}
+
+/// An exclusive lock on the directory of `path`, waited for at most a second.
+fn lock_directory(path: &Path) -> Result<OwnedFd> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let what = format!("cannot make a socket in {}", directory.display());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(directory, flags, Mode::empty()).map_err(|e| {
+        let error = Error::failure(format!("{what}: {e}"));
+        if e == Errno::NOENT { error.mend("make that directory first") } else { error }
+    })?;
+    for _ in 0..50 {
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(20)),
+            locked => return locked.map(|()| fd).context(what),
+        }
+    }
+    Err(Error::failure(format!("{what}: another process keeps that directory locked")))
+}
+
+/// Removes the socket at `path` if nobody listens there any more.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
+    let shown = path.display();
+    let is_socket = path.symlink_metadata().is_ok_and(|m| m.file_type().is_socket());
+    if !is_socket {
+        return Err(Error::failure(format!("{shown} exists and is not a socket"))
+            .mend("choose another path, or remove it"));
+    }
+    // Not blocking: a server whose backlog is full counts as alive.
+    match rustix::net::connect(socket(AddressFamily::UNIX)?, address) {
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(path)
+            .context(format_args!("cannot remove the stale socket {shown}")),
+        Err(Errno::NOENT) => Ok(()),
+        _ => Err(Error::failure(format!("another process serves the socket {shown}"))
+            .mend("choose another path, or end that process")),
+    }
+}
+
+fn tcp(address: SocketAddr) -> Result<Listener> {
+    let what = format!("cannot listen at {address}");
+    let v4 = address.is_ipv4();
+    let fd = socket(if v4 { AddressFamily::INET } else { AddressFamily::INET6 })?;
+    sockopt::set_socket_reuseaddr(&fd, true).context(&what)?;
+    rustix::net::bind(&fd, &address).map_err(|e| {
+        let error = Error::failure(format!("{what}: {e}"));
+        if e == Errno::ADDRINUSE { error.mend("choose another port") } else { error }
+    })?;
+    rustix::net::listen(&fd, BACKLOG).context(&what)?;
+    let bound = rustix::net::getsockname(&fd)
+        .ok()
+        .and_then(|bound| SocketAddr::try_from(bound).ok())
+        .unwrap_or(address);
+    Ok(Listener { fd, address: Address::Tcp(bound) })
+}
+
+/// Takes over the sockets of `LISTEN_FDS`, at most once in the life of this process.
+fn inherited() -> Result<Vec<Listener>> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    let variable = |name| std::env::var(name).ok().and_then(|v| v.parse::<i32>().ok());
+    let ours = variable("LISTEN_PID") == i32::try_from(std::process::id()).ok();
+    let count = match variable("LISTEN_FDS") {
+        Some(count @ 1..=INHERITED_MAX) if ours => count,
+        _ => {
+            return Err(Error::failure("no listening socket was handed to this process")
+                .mend("start it by socket activation (LISTEN_FDS and LISTEN_PID)"));
+        }
+    };
+    if TAKEN.swap(true, Ordering::AcqRel) {
+        return Err(Error::failure("the inherited sockets are in use by another export"));
+    }
+    let mut listeners = Vec::new();
+    for raw in INHERITED_FIRST..INHERITED_FIRST + count {
+        // SAFETY: LISTEN_PID names this process, so by the protocol of socket activation these
+        // descriptors were opened for whoever takes them over, and TAKEN makes that us, once.
+        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+        let what = format!("cannot use the inherited descriptor {raw}");
+        let stream = sockopt::socket_type(&fd).context(&what)? == SocketType::STREAM;
+        if !stream || !sockopt::socket_acceptconn(&fd).context(&what)? {
+            return Err(Error::failure(format!("{what}: it is not a listening stream socket")));
+        }
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).context(&what)?;
+        let flags = rustix::fs::fcntl_getfl(&fd).context(&what)?;
+        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK).context(&what)?;
+        let address = inherited_address(&fd);
+        listeners.push(Listener { fd, address });
+    }
+    Ok(listeners)
+}
+
+fn inherited_address(fd: &OwnedFd) -> Address {
+    let Ok(any) = rustix::net::getsockname(fd) else { return Address::Nameless };
+    if let Ok(address) = SocketAddr::try_from(any.clone()) {
+        return Address::Tcp(address);
+    }
+    let unix = SocketAddrUnix::try_from(any).ok();
+    match unix.as_ref().and_then(SocketAddrUnix::path_bytes) {
+        Some(path) => {
+            Address::UnixInherited(absolute(Path::new(std::ffi::OsStr::from_bytes(path))))
+        }
+        None => Address::Nameless,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn tcp_is_loopback_unless_asked_otherwise() {
+        for (text, address) in [
+            ("tcp:", "127.0.0.1:10809"),
+            ("tcp::7", "127.0.0.1:7"),
+            ("tcp:localhost:7", "127.0.0.1:7"),
+            ("tcp:0.0.0.0", "0.0.0.0:10809"),
+            ("tcp:[::1]:7", "[::1]:7"),
+            ("tcp:[::1]", "[::1]:10809"),
+        ] {
+            assert_eq!(
+                text.parse::<Listen>().unwrap(),
+                Listen::Tcp(address.parse().unwrap()),
+                "{text}"
+            );
+        }
+        assert_eq!("unix:/a b".parse::<Listen>().unwrap(), Listen::Unix("/a b".into()));
+        for bad in ["", "unix:", "tcp", "tcp:host", "tcp:1.2.3.4:70000", "udp:1", "tcp::x"] {
+            let e = bad.parse::<Listen>().unwrap_err();
+            assert_eq!(e.exit_status(), 2, "{bad}: {e}");
+        }
+    }
+}

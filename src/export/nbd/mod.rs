@@ -1,0 +1,214 @@
+//! The NBD export: our own server of the NBD protocol, one thread a connection, run to completion.
+//!
+//! A request is received, carried out by the volume and answered on one thread; nothing is handed
+//! over. `docs/nbd.md` says what of the protocol is supported.
+//!
+//! Invariants:
+//! - The number of connections, of threads and (for each) of buffered bytes is bounded; a client that
+//!   has not finished its handshake is cut off after [`Limits::handshake`].
+//! - A client enters transmission under the lock under which [`Server::stop`] looks for clients, so a
+//!   refused or granted stop is true for everybody.
+//! - When `stop` has returned, no thread of the server touches the device any more.
+
+mod connection;
+mod handshake;
+mod listen;
+pub mod proto;
+mod transmission;
+mod uri;
+mod wire;
+
+pub use listen::{Listen, PORT};
+
+use crate::error::{Context, Error, Result};
+use crate::export::{Export, Leftover};
+use crate::volume::Device;
+use connection::Clients;
+use listen::Listener;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Connections that are reasonable when nobody says otherwise.
+pub const MAX_CONNECTIONS: usize = 64;
+
+/// What is served, and where.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The name of the export, at most 4096 bytes; clients that name none get it too.
+    pub name: String,
+    /// Where clients find it, at least one place.
+    pub listen: Vec<Listen>,
+    /// Most connections at a time, at least 1 ([`MAX_CONNECTIONS`]); more are closed at once.
+    pub max_connections: usize,
+}
+
+impl Options {
+    /// What a server with these options will leave in the system, for whoever has to note it first.
+    pub fn leftovers(&self) -> Vec<Leftover> {
+        let unix = self.listen.iter().filter_map(|listen| match listen {
+            Listen::Unix(path) => Some(Leftover::Socket(listen::absolute(path))),
+            _ => None,
+        });
+        unix.collect()
+    }
+
+    fn check(&self) -> Result<()> {
+        if proto::decode_name(self.name.as_bytes()).is_none() {
+            return Err(Error::usage(format!(
+                "the export name has {} bytes or holds a NUL",
+                self.name.len()
+            ))
+            .mend(format!("choose one of at most {} bytes", proto::MAX_STRING)));
+        }
+        if self.listen.is_empty() {
+            return Err(Error::usage("an NBD export needs a place to listen at"));
+        }
+        if self.max_connections == 0 {
+            return Err(Error::usage("an NBD export needs at least 1 connection"));
+        }
+        Ok(())
+    }
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// From the acceptance of a connection to the end of its handshake.
+    pub handshake: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { handshake: Duration::from_secs(30) }
+    }
+}
+
+/// A running NBD server of one device.
+pub struct Server {
+    endpoints: Vec<String>,
+    leftovers: Vec<Leftover>,
+    clients: Arc<Clients>,
+    /// Wakes the thread that accepts.
+    wake: Arc<OwnedFd>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves `device`; when this returns, clients can connect.
+    ///
+    /// # Errors
+    /// A name, place or limit that can't be; a place that is taken; what the system refuses.
+    pub fn start(device: Arc<dyn Device>, options: Options) -> Result<Self> {
+        Self::start_with(device, options, Limits::default())
+    }
+
+    /// The same with other limits.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_with(device: Arc<dyn Device>, options: Options, limits: Limits) -> Result<Self> {
+        options.check()?;
+        let leftovers = options.leftovers();
+        let mut listeners = Vec::new();
+        for listen in &options.listen {
+            listeners.extend(Listener::open(listen)?);
+        }
+        let endpoints = listeners.iter().map(|l| l.endpoint(&options.name)).collect();
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = Arc::new(rustix::event::eventfd(0, flags).context("cannot make an eventfd")?);
+        let clients = Arc::new(Clients::new(device, options.name, options.max_connections, limits));
+        let acceptor = {
+            let (clients, wake) = (Arc::clone(&clients), Arc::clone(&wake));
+            std::thread::Builder::new()
+                .name("nbd-accept".into())
+                .spawn(move || accept_all(&listeners, &clients, &wake))
+                .context("cannot start the NBD thread")?
+        };
+        Ok(Self { endpoints, leftovers, clients, wake, acceptor: Some(acceptor) })
+    }
+
+    /// Ends service at once, whoever is connected: connections are cut (a request that is being
+    /// carried out ends, and counts), sockets are removed, and no thread is left when this returns.
+    pub fn shutdown(&mut self) {
+        self.clients.close();
+        self.finish();
+    }
+
+    /// Ends all threads. The clients have been closed before.
+    fn finish(&mut self) {
+        if let Some(acceptor) = self.acceptor.take() {
+            // An eventfd takes any number of ones; it can't be full.
+            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            // A panic there was reported when it happened.
+            let _ = acceptor.join();
+        }
+        self.clients.wait();
+    }
+}
+
+impl Export for Server {
+    fn endpoints(&self) -> Vec<String> {
+        self.endpoints.clone()
+    }
+
+    fn holders(&self) -> Vec<String> {
+        self.clients.describe().into_iter().collect()
+    }
+
+    /// NBD has no word for it: clients that connect from now on see the new size, and requests
+    /// beyond the old one are served at once.
+    fn resized(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        self.leftovers.clone()
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        if !self.clients.close_if_unused() {
+            let holders = self.clients.describe().unwrap_or_else(|| "NBD clients".into());
+            return Err(Error::failure(format!("the volume is in use by {holders}"))
+                .mend("disconnect them first"));
+        }
+        self.finish();
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
+/// Accepts connections until the clients are closed. The listeners go, and their sockets with them,
+/// when this returns.
+fn accept_all(listeners: &[Listener], clients: &Arc<Clients>, wake: &OwnedFd) {
+    // When the system is short of descriptors or memory, an accept that fails at once would be
+    // tried again at once.
+    let pause = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    let mut failing = false;
+    while !clients.are_closed() {
+        let mut polled = vec![PollFd::new(wake, PollFlags::IN)];
+        if !failing {
+            polled.extend(listeners.iter().map(|l| PollFd::new(l, PollFlags::IN)));
+        }
+        match rustix::event::poll(&mut polled, failing.then_some(&pause)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+        failing = false;
+        for listener in listeners {
+            match listener.accept() {
+                Ok(Some(socket)) => Clients::admit(clients, socket),
+                Ok(None) => {}
+                Err(_) => failing = true,
+            }
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! A connection's bytes: one large buffer in each direction, so that pipelined requests cost one
+//! `recv` and their replies one `send`.
+//!
+//! Invariants:
+//! - A payload lies in one piece in the receive buffer and is served from there; a reply is built
+//!   where it is sent from. No payload is copied between buffers of this process.
+//! - What is received beyond the present message stays buffered for the next one.
+//! - Both buffers go back to a bounded size once a large request is done ([`RETAIN`]).
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Most bytes that are received without knowing what they belong to.
+const AHEAD: usize = 256 << 10;
+/// Most bytes that a buffer keeps when it is empty.
+const RETAIN: usize = 2 << 20;
+/// A rest of a message up to this length moves to the front of the buffer before more is received,
+/// also if it would fit where it is.
+const MOVE_ALWAYS: usize = 8 << 10;
+/// Replies are sent once so many bytes are waiting, even if more requests are buffered: the client
+/// gets to work while we do.
+const SEND_AT: usize = 128 << 10;
+
+/// Why a connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hangup {
+    /// The client closed it, between messages or within one.
+    Closed,
+    /// The client spoke something else, or too slowly, or asked for too much.
+    Refused,
+    /// The system reported an error.
+    System(Errno),
+}
+
+/// What a connection's functions return.
+pub type Outcome<T> = Result<T, Hangup>;
+
+/// The receiving side of a connection.
+pub struct Input {
+    socket: Arc<OwnedFd>,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    arrived: Instant,
+    deadline: Option<Instant>,
+    poller: Poller,
+}
+
+impl Input {
+    /// Begins to receive; until [`Input::lift_deadline`], waiting beyond `deadline` is an end.
+    pub fn new(socket: Arc<OwnedFd>, deadline: Instant) -> Self {
+        Self {
+            socket,
+            buffer: vec![0; AHEAD],
+            start: 0,
+            end: 0,
+            arrived: Instant::now(),
+            deadline: Some(deadline),
+            poller: Poller::default(),
+        }
+    }
+
+    /// From now on the client may take its time.
+    pub fn lift_deadline(&mut self) {
+        self.deadline = None;
+    }
+
+    /// Bytes that are here and not yet consumed.
+    pub fn buffered(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// When the last bytes were received.
+    pub fn arrived(&self) -> Instant {
+        self.arrived
+    }
+
+    /// Waits until `n` bytes are buffered, and returns them without consuming them.
+    /// The caller has bounded `n`.
+    pub fn fill(&mut self, n: usize) -> Outcome<&[u8]> {
+        if self.buffered() < n {
+            self.make_room(n);
+            while self.buffered() < n {
+                self.receive(n)?;
+            }
+        }
+        Ok(&self.buffer[self.start..self.start + n])
+    }
+
+    /// The next `N` bytes, consumed.
+    pub fn take<const N: usize>(&mut self) -> Outcome<[u8; N]> {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(self.fill(N)?);
+        self.consume(N);
+        Ok(bytes)
+    }
+
+    /// Forgets `n` buffered bytes.
+    pub fn consume(&mut self, n: usize) {
+        debug_assert!(n <= self.buffered());
+        self.start += n;
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+            if self.buffer.len() > RETAIN {
+                self.buffer = vec![0; AHEAD];
+            }
+        }
+    }
+
+    /// Receives `n` bytes and forgets them, in bounded memory.
+    pub fn drain(&mut self, mut n: u64) -> Outcome<()> {
+        while n > 0 {
+            if self.buffered() == 0 {
+                self.fill(1)?;
+            }
+            let piece = n.min(self.buffered() as u64);
+            self.consume(piece as usize);
+            n -= piece;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that `n` bytes from `start` on fit into the buffer, with room to receive ahead.
+    fn make_room(&mut self, n: usize) {
+        if self.start + n <= self.buffer.len() && self.buffered() > MOVE_ALWAYS {
+            return;
+        }
+        if n <= self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+        } else {
+            let mut larger = vec![0; n];
+            larger[..self.end - self.start].copy_from_slice(&self.buffer[self.start..self.end]);
+            self.buffer = larger;
+        }
+        self.end -= self.start;
+        self.start = 0;
+    }
+
+    /// One `recv`, towards `wanted` buffered bytes: of a large message exactly the rest, so that the
+    /// next message begins at the front of the buffer; otherwise whatever is there.
+    fn receive(&mut self, wanted: usize) -> Outcome<()> {
+        let missing = wanted - self.buffered();
+        let large = wanted > AHEAD / 4;
+        let most = if large { missing } else { AHEAD.min(self.buffer.len() - self.end) };
+        let flags = if large { RecvFlags::WAITALL } else { RecvFlags::empty() };
+        if let Some(deadline) = self.deadline {
+            wait_readable(self.socket.as_fd(), deadline)?;
+        }
+        let target = &mut self.buffer[self.end..self.end + most];
+        let n = loop {
+            let result = if large || self.deadline.is_some() {
+                rustix::net::recv(&self.socket, &mut *target, flags).map(|(n, _)| n)
+            } else {
+                self.poller.recv(self.socket.as_fd(), target)
+            };
+            match result {
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET | Errno::PIPE) | Ok(0) => return Err(Hangup::Closed),
+                Err(e) => return Err(Hangup::System(e)),
+                Ok(n) => break n,
+            }
+        };
+        self.arrived = Instant::now();
+        self.end += n;
+        Ok(())
+    }
+}
+
+/// Waits for bytes (or the end of the connection), but not beyond `deadline`.
+fn wait_readable(socket: BorrowedFd<'_>, deadline: Instant) -> Outcome<()> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout =
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return Err(Hangup::Refused),
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(Hangup::System(e)),
+        }
+    }
+}
+
+/// Receives without sleeping where that pays: looks again for a moment before it blocks, as long as
+/// that has lately found something.
+#[derive(Default)]
+struct Poller {
+    /// How often looking paid, less how often it did not; looks only while positive.
+    credit: i8,
+}
+
+impl Poller {
+    /// How long to look: less than what going to sleep and being woken costs both sides.
+    const LOOK: Duration = Duration::from_micros(20);
+    const CREDIT_MAX: i8 = 8;
+
+    fn recv(&mut self, socket: BorrowedFd<'_>, target: &mut [u8]) -> Result<usize, Errno> {
+        if self.credit > 0 {
+            let begun = Instant::now();
+            loop {
+                match rustix::net::recv(socket, &mut *target, RecvFlags::DONTWAIT) {
+                    Err(Errno::AGAIN) if begun.elapsed() < Self::LOOK => std::hint::spin_loop(),
+                    Err(Errno::AGAIN) => break,
+                    done => {
+                        self.credit = Self::CREDIT_MAX.min(self.credit + 1);
+                        return done.map(|(n, _)| n);
+                    }
+                }
+            }
+            self.credit -= 1;
+        }
+        let begun = Instant::now();
+        let (n, _) = rustix::net::recv(socket, &mut *target, RecvFlags::empty())?;
+        if begun.elapsed() < Self::LOOK {
+            self.credit = Self::CREDIT_MAX.min(self.credit + 1);
+        }
+        Ok(n)
+    }
+}
+
+/// The sending side of a connection.
+pub struct Output {
+    socket: Arc<OwnedFd>,
+    /// Initialised over its whole length; `len` bytes of it are waiting to be sent.
+    buffer: Vec<u8>,
+    len: usize,
+}
+
+impl Output {
+    /// An empty sending side.
+    pub fn new(socket: Arc<OwnedFd>) -> Self {
+        Self { socket, buffer: vec![0; SEND_AT], len: 0 }
+    }
+
+    /// Appends a few bytes.
+    pub fn put(&mut self, bytes: &[u8]) {
+        let len = bytes.len();
+        self.room(len)[..len].copy_from_slice(bytes);
+        self.len += len;
+    }
+
+    /// At least `n` writable bytes behind what is waiting. [`Output::commit`] makes them part of it.
+    pub fn room(&mut self, n: usize) -> &mut [u8] {
+        if self.buffer.len() - self.len < n {
+            let mut larger = vec![0; (self.len + n).next_multiple_of(4096)];
+            larger[..self.len].copy_from_slice(&self.buffer[..self.len]);
+            self.buffer = larger;
+        }
+        &mut self.buffer[self.len..]
+    }
+
+    /// Makes `n` bytes that were written to [`Output::room`] part of what is waiting.
+    pub fn commit(&mut self, n: usize) {
+        debug_assert!(n <= self.buffer.len() - self.len);
+        self.len += n;
+    }
+
+    /// Sends if much is waiting already.
+    pub fn flush_if_large(&mut self) -> Outcome<()> {
+        if self.len >= SEND_AT { self.flush() } else { Ok(()) }
+    }
+
+    /// Sends all that is waiting.
+    pub fn flush(&mut self) -> Outcome<()> {
+        let mut sent = 0;
+        while sent < self.len {
+            let rest = &self.buffer[sent..self.len];
+            match rustix::net::send(&self.socket, rest, SendFlags::NOSIGNAL) {
+                Ok(n) => sent += n,
+                Err(Errno::INTR) => {}
+                // Only while shaking hands does sending have a time limit.
+                Err(Errno::AGAIN) => return Err(Hangup::Refused),
+                Err(Errno::CONNRESET | Errno::PIPE) => return Err(Hangup::Closed),
+                Err(e) => return Err(Hangup::System(e)),
+            }
+        }
+        self.len = 0;
+        if self.buffer.len() > RETAIN {
+            self.buffer = vec![0; SEND_AT];
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    fn pair(deadline: Duration) -> (UnixStream, Input, Output) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let socket = Arc::new(OwnedFd::from(ours));
+        let input = Input::new(Arc::clone(&socket), Instant::now() + deadline);
+        (theirs, input, Output::new(socket))
+    }
+
+    #[test]
+    fn a_large_message_grows_the_buffer_and_gives_it_back() {
+        let (mut client, mut input, _) = pair(Duration::from_secs(10));
+        input.lift_deadline();
+        let message: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
+        let sent = message.clone();
+        let sender = std::thread::spawn(move || {
+            client.write_all(b"head").unwrap();
+            client.write_all(&sent).unwrap();
+            client.write_all(b"tail").unwrap();
+            client
+        });
+        assert_eq!(&input.take::<4>().unwrap(), b"head");
+        assert_eq!(input.fill(message.len()).unwrap(), &message[..]);
+        input.consume(message.len());
+        assert_eq!(input.buffer.len(), AHEAD);
+        assert_eq!(&input.take::<4>().unwrap(), b"tail");
+        drop(sender.join().unwrap());
+        assert_eq!(input.fill(1), Err(Hangup::Closed));
+    }
+
+    #[test]
+    fn what_was_received_too_much_is_the_next_message() {
+        let (mut client, mut input, _) = pair(Duration::from_secs(10));
+        // More than the buffer holds, in messages that do not divide it.
+        let sent: Vec<u8> = (0..1_000_000u32).map(|i| (i % 241) as u8).collect();
+        let copy = sent.clone();
+        let sender = std::thread::spawn(move || client.write_all(&copy).unwrap());
+        let mut got = Vec::new();
+        while got.len() + 7777 <= sent.len() {
+            got.extend_from_slice(input.fill(7777).unwrap());
+            input.consume(7777);
+        }
+        assert!(got == sent[..got.len()]);
+        input.drain((sent.len() - got.len()) as u64).unwrap();
+        sender.join().unwrap();
+    }
+
+    #[test]
+    fn waiting_ends_at_the_deadline() {
+        let (_client, mut input, _) = pair(Duration::from_millis(30));
+        assert_eq!(input.fill(1), Err(Hangup::Refused));
+    }
+
+    #[test]
+    fn output_is_one_stream() {
+        let (mut client, _, mut output) = pair(Duration::from_secs(10));
+        output.put(b"one ");
+        output.room(3)[..3].copy_from_slice(b"two");
+        output.commit(3);
+        output.flush().unwrap();
+        let mut b = [0; 7];
+        client.read_exact(&mut b).unwrap();
+        assert_eq!(&b, b"one two");
+        drop(client);
+        output.put(b"late");
+        assert_eq!(output.flush(), Err(Hangup::Closed));
+    }
+}
