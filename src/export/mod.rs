@@ -4,7 +4,14 @@
 //! named by [`Export::leftovers`] before it is made, so that somebody else can remove it after a
 //! kill -9.
 
+#[cfg(feature = "fuse")]
+pub mod fuse;
+mod holders;
+mod leftover;
+mod loopdev;
+mod mounts;
 pub mod nbd;
+pub mod reclaim;
 
 use crate::error::Result;
 use serde::{Deserialize, Serialize};

@@ -1,0 +1,315 @@
+//! The FUSE + loop export: one file served through FUSE, shown as a block device by a loop device
+//! with direct I/O, linked as `/dev/ztier/NAME`.
+//!
+//! Invariants: everything is made in the order of [`FuseLoop::planned`] backwards and removed in its
+//! order; a device that is held is never taken away; no thread that serves requests ever does
+//! anything that causes requests (it would wait for itself).
+
+mod doctor;
+mod file;
+mod queue;
+mod session;
+
+pub use doctor::{Check, available, probe};
+
+use super::{Export, Leftover, holders, loopdev};
+use crate::BLOCK_SIZE;
+use crate::error::{Context, Error, Result};
+use crate::volume::Device;
+use file::BlockFile;
+use rustix::fs::{Mode, OFlags};
+use session::Mounted;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a stop waits for processes that only look (udev, blkid) before they count as holders.
+const LOOKERS_WAIT: Duration = Duration::from_millis(500);
+
+/// How to export a device.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of the volume: the name of the file and of the link.
+    pub name: String,
+    /// Where the mount point `NAME.fuse` is made; the directory must exist.
+    pub run_dir: PathBuf,
+    /// Where the link to the loop device is made, normally `/dev/ztier`; made when missing.
+    pub link_dir: PathBuf,
+    /// How many threads serve requests, at least one.
+    pub threads: usize,
+    /// Make a block device (needs root); else only the file, which works without root through
+    /// `fusermount3`.
+    pub block_device: bool,
+}
+
+impl Options {
+    fn mount_point(&self, run_dir: &Path) -> PathBuf {
+        run_dir.join(format!("{}.fuse", self.name))
+    }
+}
+
+/// A device served as a file through FUSE, and on it, if asked for, a block device.
+pub struct FuseLoop {
+    name: String,
+    point: PathBuf,
+    file: PathBuf,
+    link: Option<PathBuf>,
+    loop_device: Option<PathBuf>,
+    mounted: Mounted,
+    stopped: bool,
+}
+
+impl FuseLoop {
+    /// What [`FuseLoop::start`] with these options will leave in the system, besides the loop device,
+    /// which is found through the mount: to be noted before it is made.
+    pub fn planned(options: &Options) -> Vec<Leftover> {
+        // The kernel's tables name places by their true paths.
+        let run_dir =
+            fs::canonicalize(&options.run_dir).unwrap_or_else(|_| options.run_dir.clone());
+        let point = options.mount_point(&run_dir);
+        let mut left = Vec::new();
+        if options.block_device {
+            left.push(Leftover::Link(options.link_dir.join(&options.name)));
+        }
+        left.push(Leftover::Mount(point.clone()));
+        left.push(Leftover::Directory(point));
+        if options.block_device {
+            left.push(Leftover::Directory(options.link_dir.clone()));
+        }
+        left
+    }
+
+    /// Mounts, attaches and links `device`; when it returns the device is usable. Undoes everything
+    /// when a step fails. Must not be called from a thread that serves a FUSE file.
+    ///
+    /// # Errors
+    /// A step is not possible here (no `/dev/fuse`, no privilege, the name is in use); the text says
+    /// which and what else would work.
+    pub fn start(device: Arc<dyn Device>, options: Options) -> Result<Self> {
+        let run_dir = fs::canonicalize(&options.run_dir)
+            .context(format!("cannot use {}", options.run_dir.display()))?;
+        let point = options.mount_point(&run_dir);
+        let link = options.block_device.then(|| options.link_dir.join(&options.name));
+        refuse_taken(&point, link.as_deref())?;
+        match fs::DirBuilder::new().mode(0o700).create(&point) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+                return Err(e).context(format!("cannot make {}", point.display()));
+            }
+            _ => {}
+        }
+        let served = BlockFile::new(device, &options.name);
+        let mounted = match Mounted::new(served, &point, options.threads) {
+            Ok(mounted) => mounted,
+            Err(e) => {
+                let _ = fs::remove_dir(&point); // the error to tell is the first
+                return Err(e);
+            }
+        };
+        let file = point.join(&options.name);
+        let mut export = Self {
+            name: options.name,
+            point,
+            file,
+            link: None,
+            loop_device: None,
+            mounted,
+            stopped: false,
+        };
+        if let Some(link) = link
+            && let Err(e) = export.attach(link)
+        {
+            let _ = export.stop(); // likewise
+            return Err(e);
+        }
+        Ok(export)
+    }
+
+    /// The file in the FUSE mount.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// The block device, `/dev/loopN`, if there is one.
+    pub fn loop_device(&self) -> Option<&Path> {
+        self.loop_device.as_deref()
+    }
+
+    fn attach(&mut self, link: PathBuf) -> Result<()> {
+        let file = rustix::fs::open(
+            &self.file,
+            OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .context(format!("cannot open {}", self.file.display()))?;
+        let device = loopdev::attach(&file, &self.file, BLOCK_SIZE as u32)?;
+        self.loop_device = Some(device.clone());
+        queue::tune(&device);
+        if let Some(dir) = link.parent() {
+            fs::create_dir_all(dir).context(format!("cannot make {}", dir.display()))?;
+        }
+        match symlink(&device, &link) {
+            // A dangling or stale link of ours (checked when starting).
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                fs::remove_file(&link).and_then(|()| symlink(&device, &link))
+            }
+            done => done,
+        }
+        .context(format!("cannot link {}", link.display()))?;
+        self.link = Some(link);
+        Ok(())
+    }
+
+    fn remove_link(&self) {
+        let Some(link) = &self.link else { return };
+        // Only while it is still ours; an administrator may have put something else there.
+        if fs::read_link(link).is_ok_and(|to| Some(to.as_path()) == self.loop_device.as_deref()) {
+            let _ = fs::remove_file(link); // a dangling link harms nobody
+        }
+    }
+
+    /// Takes the loop device away: link first, so that nobody finds a device that is going.
+    fn detach(&mut self) -> Result<()> {
+        let Some(device) = &self.loop_device else { return Ok(()) };
+        self.remove_link();
+        if holders::backing_file(device).is_some_and(|b| b == self.file)
+            && let Err(e) = loopdev::detach(device, &self.file)
+        {
+            if let Some(link) = &self.link {
+                let _ = symlink(device, link); // serving goes on under its other name at least
+            }
+            return Err(e);
+        }
+        self.loop_device = None;
+        if let Some(dir) = self.link.take().as_deref().and_then(Path::parent) {
+            let _ = fs::remove_dir(dir); // stays while other volumes have links in it
+        }
+        Ok(())
+    }
+
+    /// Waits a little for processes that only look, then refuses because of the first holder.
+    fn refuse_held(&self) -> Result<()> {
+        let deadline = Instant::now() + LOOKERS_WAIT;
+        loop {
+            let held = self.holders();
+            let lasting = held.iter().find(|h| !h.starts_with("process"));
+            match lasting.or(held.first()) {
+                Some(h) if lasting.is_some() || Instant::now() >= deadline => {
+                    return Err(loopdev::in_use(self.shown_as(), h));
+                }
+                Some(_) => std::thread::sleep(Duration::from_millis(50)),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn shown_as(&self) -> &Path {
+        self.link.as_deref().unwrap_or(&self.file)
+    }
+}
+
+/// Refuses what somebody else has put where we want to be.
+fn refuse_taken(point: &Path, link: Option<&Path>) -> Result<()> {
+    if let Some(m) = super::mounts::mounted_on(point) {
+        let mend = if m.is_ours() { "take the volume down first" } else { "unmount it first" };
+        return Err(Error::failure(format!("{} is mounted already", point.display())).mend(mend));
+    }
+    let Some(link) = link else { return Ok(()) };
+    let ours = Leftover::Link(link.to_owned()).exists();
+    if fs::symlink_metadata(link).is_ok() && !ours {
+        return Err(Error::failure(format!("{} exists and is no link of ours", link.display()))
+            .mend("remove it or use another name"));
+    }
+    let alive = fs::read_link(link).is_ok_and(|to| holders::backing_file(&to).is_some());
+    if alive {
+        return Err(Error::failure(format!("{} is in use by another device", link.display()))
+            .mend("take that down first or use another name"));
+    }
+    Ok(())
+}
+
+impl Export for FuseLoop {
+    fn endpoints(&self) -> Vec<String> {
+        if self.stopped { Vec::new() } else { vec![self.shown_as().display().to_string()] }
+    }
+
+    fn holders(&self) -> Vec<String> {
+        if self.stopped {
+            return Vec::new();
+        }
+        let mut held = match &self.loop_device {
+            Some(device) => holders::of_block_device(device),
+            None => Vec::new(),
+        };
+        held.extend(holders::of_file(&self.file, self.loop_device.as_deref()));
+        held
+    }
+
+    fn resized(&self) -> Result<()> {
+        self.mounted
+            .forget_size()
+            .context(format!("cannot tell the kernel the new size of {}", self.file.display()))?;
+        // Fetches the size into the kernel, from where the loop device takes it.
+        fs::metadata(&self.file).context(format!("cannot stat {}", self.file.display()))?;
+        match &self.loop_device {
+            Some(device) => loopdev::grow(device, &self.file),
+            None => Ok(()),
+        }
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        if self.stopped {
+            return Vec::new();
+        }
+        let mut left = Vec::new();
+        left.extend(self.link.clone().map(Leftover::Link));
+        left.extend(
+            self.loop_device
+                .clone()
+                .map(|device| Leftover::Loop { device, backing: self.file.clone() }),
+        );
+        left.push(Leftover::Mount(self.point.clone()));
+        left.push(Leftover::Directory(self.point.clone()));
+        let dir = self.link.as_deref().and_then(Path::parent);
+        left.extend(dir.map(|d| Leftover::Directory(d.to_owned())));
+        left
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        if self.stopped {
+            return Ok(());
+        }
+        self.refuse_held()?;
+        let link = self.link.clone();
+        self.detach()?;
+        if let Err(e) = self.mounted.unmount() {
+            // Somebody opened the file in between: everything is as before, and they are named.
+            let holder = self.holders().into_iter().next();
+            if let Some(link) = link {
+                self.attach(link)?;
+            }
+            return Err(holder.map_or(e, |h| loopdev::in_use(&self.file, &h)));
+        }
+        self.stopped = true;
+        fs::remove_dir(&self.point).context(format!("cannot remove {}", self.point.display()))
+    }
+}
+
+impl Drop for FuseLoop {
+    fn drop(&mut self) {
+        // What can't be stopped ends with the process, and `Leftover::remove` cleans up.
+        let _ = self.stop();
+    }
+}
+
+impl std::fmt::Debug for FuseLoop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FuseLoop")
+            .field("name", &self.name)
+            .field("file", &self.file)
+            .field("loop_device", &self.loop_device)
+            .finish_non_exhaustive()
+    }
+}

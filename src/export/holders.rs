@@ -1,0 +1,170 @@
+//! Who holds a block device or a file: mounts, swap, stacked devices, processes.
+//!
+//! Invariant: only `/proc`, `/sys` and device nodes are looked at; files of any mounted file system
+//! are named by their links in `/proc/PID/fd` and never opened or asked for attributes, so that a
+//! dead or slow server can't stop the search. What a process in another mount namespace mounted is
+//! found through its own mount table.
+
+use super::mounts::{MountEntry, mounts, mounts_in, swaps};
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::linux::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Everything that holds the block device `device` open, besides this process, in words
+/// (`mounted on /mnt`, `swap`, `process 123 (fio)`). Best effort: what belongs to other users is
+/// visible to root only.
+pub(super) fn of_block_device(device: &Path) -> Vec<String> {
+    let number = device_number(device);
+    let mut held = BTreeSet::new();
+    for m in mounts() {
+        if is_mount_of(&m, device, number) {
+            held.insert(format!("mounted on {}", m.point.display()));
+        }
+    }
+    if held.is_empty() {
+        held.extend(foreign_mounts(device, number));
+    }
+    if swaps().iter().any(|s| s == device || (number.is_some() && device_number(s) == number)) {
+        held.insert("swap".to_owned());
+    }
+    if let Some(name) = device.file_name() {
+        for entry in entries(&Path::new("/sys/block").join(name).join("holders")) {
+            held.insert(format!("device {}", file_name(&entry)));
+        }
+    }
+    held.extend(loops_over(device).into_iter().map(|l| format!("loop device {}", l.display())));
+    held.extend(processes(|link| {
+        link == device
+            || (number.is_some() && link.starts_with("/dev") && device_number(link) == number)
+    }));
+    held.into_iter().collect()
+}
+
+/// Everything that holds the file `file` open, besides this process and the loop device `ours`.
+pub(super) fn of_file(file: &Path, ours: Option<&Path>) -> Vec<String> {
+    let mut held: BTreeSet<String> = loops_over(file)
+        .into_iter()
+        .filter(|l| Some(l.as_path()) != ours)
+        .map(|l| format!("loop device {}", l.display()))
+        .collect();
+    if swaps().iter().any(|s| s == file) {
+        held.insert("swap".to_owned());
+    }
+    held.extend(processes(|link| link == file));
+    held.into_iter().collect()
+}
+
+/// The loop devices that show `file`.
+pub(super) fn loops_over(file: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in entries(Path::new("/sys/block")) {
+        if file_name(&entry).starts_with("loop") {
+            let device = Path::new("/dev").join(file_name(&entry));
+            if backing_file(&device).is_some_and(|b| b == file) {
+                found.push(device);
+            }
+        }
+    }
+    found
+}
+
+/// The file behind a loop device, as the kernel names it; `None` when it is not attached.
+pub(super) fn backing_file(device: &Path) -> Option<PathBuf> {
+    let sys = Path::new("/sys/block").join(device.file_name()?).join("loop/backing_file");
+    let text = fs::read_to_string(sys).ok()?;
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    // The kernel adds this when the file or its mount is gone from the tree.
+    Some(PathBuf::from(text.strip_suffix(" (deleted)").unwrap_or(text)))
+}
+
+/// Major and minor number of a block device node.
+fn device_number(node: &Path) -> Option<(u32, u32)> {
+    use std::os::unix::fs::FileTypeExt;
+    let meta = fs::metadata(node).ok()?;
+    let rdev = meta.st_rdev();
+    meta.file_type().is_block_device().then(|| (rustix::fs::major(rdev), rustix::fs::minor(rdev)))
+}
+
+fn is_mount_of(m: &MountEntry, device: &Path, number: Option<(u32, u32)>) -> bool {
+    // Some file systems (btrfs) have device numbers of their own: go by the source as well.
+    Some(m.device) == number || m.source == device
+}
+
+/// Mounts of the device in other mount namespaces, one line each.
+fn foreign_mounts(device: &Path, number: Option<(u32, u32)>) -> Vec<String> {
+    let own = fs::read_link("/proc/self/ns/mnt").ok();
+    let mut seen = BTreeSet::new();
+    let mut held = Vec::new();
+    for (pid, dir) in pids() {
+        let Ok(namespace) = fs::read_link(dir.join("ns/mnt")) else { continue };
+        if Some(&namespace) == own.as_ref() || !seen.insert(namespace) {
+            continue;
+        }
+        for m in mounts_in(&dir.join("mountinfo")) {
+            if is_mount_of(&m, device, number) {
+                let (point, name) = (m.point.display(), name_of(&dir));
+                held.push(format!("mounted on {point} in the namespace of process {pid} ({name})"));
+            }
+        }
+    }
+    held
+}
+
+/// The processes, besides this one, that have a file open whose link satisfies `is_it`.
+fn processes(is_it: impl Fn(&Path) -> bool) -> Vec<String> {
+    let me = std::process::id();
+    pids()
+        .filter(|(pid, _)| *pid != me)
+        .filter(|(_, dir)| {
+            entries(&dir.join("fd")).any(|fd| fs::read_link(fd).is_ok_and(|link| is_it(&link)))
+        })
+        .map(|(pid, dir)| format!("process {pid} ({})", name_of(&dir)))
+        .collect()
+}
+
+fn pids() -> impl Iterator<Item = (u32, PathBuf)> {
+    entries(Path::new("/proc")).filter_map(|dir| Some((file_name(&dir).parse().ok()?, dir)))
+}
+
+fn name_of(proc_dir: &Path) -> String {
+    fs::read_to_string(proc_dir.join("comm"))
+        .map_or_else(|_| "?".to_owned(), |name| name.trim_end().to_owned())
+}
+
+fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path())
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn another_process_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().canonicalize().unwrap().join("file");
+        fs::write(&path, "x").unwrap();
+        assert_eq!(of_file(&path, None), Vec::<String>::new());
+        let mut child = std::process::Command::new("sleep")
+            .arg("20")
+            .stdin(fs::File::open(&path).unwrap())
+            .spawn()
+            .unwrap();
+        let held = of_file(&path, None);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(held, [format!("process {} (sleep)", child.id())]);
+    }
+
+    #[test]
+    fn nobody_holds_what_does_not_exist() {
+        assert_eq!(of_block_device(Path::new("/dev/loop-none")), Vec::<String>::new());
+        assert_eq!(backing_file(Path::new("/dev/loop-none")), None);
+    }
+}

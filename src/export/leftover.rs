@@ -1,0 +1,257 @@
+//! Removing what a dead front-end left in the system.
+//!
+//! Invariants: only what is provably ours is touched (a loop device that shows the named file, a
+//! mount of our FUSE file system, a link to a loop device, a socket nobody listens on, an empty
+//! directory); nothing that is held is taken away; nothing waits without a bound. The server is taken
+//! for dead: while it lives, its export must be stopped instead.
+
+use super::Leftover;
+use super::holders::{backing_file, of_block_device};
+use super::loopdev;
+use super::mounts::{mounted_on, mounts, ours_on};
+use crate::error::{Context, Error, Result};
+use rustix::mount::{UnmountFlags, unmount};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// The most that one removal may take.
+const LIMIT: Duration = Duration::from_secs(10);
+
+impl Leftover {
+    /// Whether it is (still) there, and ours.
+    pub fn exists(&self) -> bool {
+        match self {
+            Self::Loop { device, backing } => backing_file(device).as_deref() == Some(backing),
+            Self::Mount(point) => ours_on(point),
+            Self::Link(path) => fs::read_link(path).is_ok_and(|to| is_loop_device(&to)),
+            Self::Socket(path) => {
+                fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
+            }
+            // A mount point is one without asking its file system, whose server may be dead.
+            Self::Directory(path) => {
+                mounted_on(path).is_some() || fs::symlink_metadata(path).is_ok_and(|m| m.is_dir())
+            }
+        }
+    }
+
+    /// Removes it; what is not there, or no longer ours, is left alone without an error. Takes at most
+    /// 10 s, also when the process that served the device is dead in the middle of a request.
+    ///
+    /// # Errors
+    /// It is held (the text names a holder and nothing was changed), or the privilege is missing.
+    pub fn remove(&self) -> Result<()> {
+        if !self.exists() {
+            return Ok(());
+        }
+        let what = self.clone();
+        within(LIMIT, move || what.remove_now()).unwrap_or_else(|| {
+            Err(Error::failure(format!("removing {} takes longer than 10 s", self.describe()))
+                .mend("try again, or reboot"))
+        })
+    }
+
+    /// In words: `loop device /dev/loop3`, `FUSE mount /run/ztier/a.fuse`, …
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Loop { device, .. } => format!("loop device {}", device.display()),
+            Self::Mount(point) => format!("FUSE mount {}", point.display()),
+            Self::Link(path) => format!("link {}", path.display()),
+            Self::Socket(path) => format!("socket {}", path.display()),
+            Self::Directory(path) => format!("directory {}", path.display()),
+        }
+    }
+
+    fn remove_now(&self) -> Result<()> {
+        let cannot = || format!("cannot remove {}", self.describe());
+        match self {
+            Self::Loop { device, backing } => remove_loop(device, backing),
+            Self::Mount(point) => remove_mount(point),
+            Self::Link(path) => absent_is_fine(fs::remove_file(path)).context(cannot()),
+            Self::Socket(path) => remove_socket(path),
+            Self::Directory(path) => match fs::remove_dir(path) {
+                Err(e) if e.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
+                done => absent_is_fine(done).context(cannot()),
+            },
+        }
+    }
+}
+
+/// Runs `work` on a thread of its own and waits at most `limit` for it. A thread that is late is left
+/// to the kernel: it can't be stopped while it waits there.
+pub(super) fn within<T: Send + 'static>(
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (tell, told) = mpsc::channel();
+    let run = move || {
+        let _ = tell.send(work()); // nobody listens any more once it is late
+    };
+    std::thread::Builder::new().name("ztier-remove".to_owned()).spawn(run).ok()?;
+    told.recv_timeout(limit).ok()
+}
+
+fn absent_is_fine(done: std::io::Result<()>) -> std::io::Result<()> {
+    match done {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+fn is_loop_device(path: &Path) -> bool {
+    path.strip_prefix("/dev").is_ok_and(|p| {
+        p.to_str()
+            .and_then(|name| name.strip_prefix("loop"))
+            .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    })
+}
+
+fn remove_loop(device: &Path, backing: &Path) -> Result<()> {
+    // Refused before the connection is cut: whoever holds the device may still save something.
+    if let Some(holder) = of_block_device(device).iter().find(|h| !h.starts_with("process")) {
+        return Err(loopdev::in_use(device, holder));
+    }
+    if let Some(point) = backing.parent() {
+        abort(point);
+    }
+    loopdev::detach(device, backing)
+}
+
+fn remove_mount(point: &Path) -> Result<()> {
+    // The device of a daemon that died between attaching and telling is found through its file.
+    for (device, file) in loops_in(point) {
+        remove_loop(&device, &file)?;
+    }
+    abort(point);
+    if !ours_on(point) {
+        return Ok(());
+    }
+    match unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::PERM) => fusermount(point),
+        Err(e) => Err(e).context(format!("cannot unmount {}", point.display())),
+    }
+}
+
+/// The loop devices that show a file of the mount on `point`.
+fn loops_in(point: &Path) -> Vec<(PathBuf, PathBuf)> {
+    let Ok(entries) = fs::read_dir("/sys/block") else { return Vec::new() };
+    entries
+        .flatten()
+        .map(|e| Path::new("/dev").join(e.file_name()))
+        .filter_map(|device| Some((backing_file(&device)?, device)))
+        .filter(|(file, _)| file.parent() == Some(point))
+        .map(|(file, device)| (device, file))
+        .collect()
+}
+
+/// Ends the FUSE connection of our mount on `point`: every request in it, and every later one, fails
+/// at once, whoever still has its descriptors. Does nothing to a mount that isn't ours.
+fn abort(point: &Path) {
+    let Some(m) = mounted_on(point).filter(super::mounts::MountEntry::is_ours) else { return };
+    let connection = format!("/sys/fs/fuse/connections/{}/abort", m.device.1);
+    if fs::write(connection, "1").is_err() {
+        // No fusectl here. A forced unmount ends the connection too, and fails while a loop device or
+        // a process has the file open, which is nothing lost: the caller unmounts once more.
+        let _ = unmount(point, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW);
+    }
+}
+
+/// Unmounts as a user who is not root.
+pub(super) fn fusermount(point: &Path) -> Result<()> {
+    let status = Command::new("fusermount3")
+        .args(["-u", "-q", "-z", "--"])
+        .arg(point)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .context("cannot run fusermount3")?;
+    if status.success() || !mounts().iter().any(|m| m.point == point) {
+        return Ok(());
+    }
+    Err(Error::failure(format!("cannot unmount {}: fusermount3 refused", point.display()))
+        .mend("end what uses it, or run as root"))
+}
+
+fn remove_socket(path: &Path) -> Result<()> {
+    if UnixStream::connect(path).is_ok() {
+        return Err(Error::failure(format!(
+            "socket {} is in use: something listens on it",
+            path.display()
+        ))
+        .mend("end that first"));
+    }
+    absent_is_fine(fs::remove_file(path))
+        .context(format!("cannot remove socket {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn what_is_absent_is_removed_already() {
+        let gone = PathBuf::from("/nonexistent/ztier");
+        for l in [
+            Leftover::Loop { device: "/dev/loop-none".into(), backing: gone.clone() },
+            Leftover::Mount(gone.clone()),
+            Leftover::Link(gone.clone()),
+            Leftover::Socket(gone.clone()),
+            Leftover::Directory(gone),
+        ] {
+            assert!(!l.exists(), "{}", l.describe());
+            l.remove().unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_not_ours_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
+        Leftover::Link(link.clone()).remove().unwrap();
+        assert!(link.is_symlink());
+
+        let file = dir.path().join("file");
+        fs::write(&file, "x").unwrap();
+        Leftover::Socket(file.clone()).remove().unwrap();
+        Leftover::Directory(dir.path().into()).remove().unwrap();
+        Leftover::Mount("/".into()).remove().unwrap();
+        assert!(file.exists() && !Leftover::Mount("/".into()).exists());
+    }
+
+    #[test]
+    fn a_dead_socket_goes_and_a_live_one_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let left = Leftover::Socket(path.clone());
+        assert!(left.remove().unwrap_err().to_string().contains("listens"));
+        drop(listener);
+        left.remove().unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn links_to_loop_devices_only() {
+        assert!(is_loop_device(Path::new("/dev/loop12")));
+        for other in ["/dev/loop", "/dev/loop1p1", "/dev/sda", "loop1", "/tmp/dev/loop1"] {
+            assert!(!is_loop_device(Path::new(other)), "{other}");
+        }
+    }
+
+    #[test]
+    fn late_work_is_given_up() {
+        let late = || std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(within(Duration::from_millis(20), late), None);
+        assert_eq!(within(Duration::from_secs(5), || 7), Some(7));
+    }
+}
