@@ -2,9 +2,9 @@
 
 use crate::data::Kind;
 use crate::report::{Report, print, say, warn};
+use crate::sys::interrupt;
 use crate::workload::iozone::{self, Mode, Series};
 use crate::workload::{Context, engine, export, memory, sequential, soak, startup, stress};
-use crate::sys::interrupt;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -212,7 +212,8 @@ mod tests {
             let words = std::iter::once("ztier-bench").chain(line.split(' '));
             assert!(Cli::try_parse_from(words).is_ok(), "{line}");
         }
-        for line in ["zram --stress 0", "zram --only nothing", "zram --data zeros", "soak --mib 1"] {
+        for line in ["zram --stress 0", "zram --only nothing", "zram --data zeros", "soak --mib 1"]
+        {
             let words = std::iter::once("ztier-bench").chain(line.split(' '));
             assert!(Cli::try_parse_from(words).is_err(), "{line}");
         }

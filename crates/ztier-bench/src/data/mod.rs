@@ -54,8 +54,9 @@ impl FromStr for Kind {
                 None => ratio(text).map(Self::Ratio),
             }
             .ok_or_else(|| {
-                Error::usage(format!("unknown data {text:?}"))
-                    .mend("give iozone, files, N:1 with N from 1.1 to 20, or mix-N:1 with N up to 4")
+                Error::usage(format!("unknown data {text:?}")).mend(
+                    "give iozone, files, N:1 with N from 1.1 to 20, or mix-N:1 with N up to 4",
+                )
             }),
         }
     }
@@ -214,11 +215,6 @@ impl Rng {
     pub fn below(&mut self, bound: u64) -> u64 {
         // Multiply-shift: the bias at these bounds is far below what any figure shows.
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
-    }
-
-    /// A number from 0 to 1.
-    pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// Fills a slice.

@@ -275,6 +275,9 @@ mod tests {
         let csv = sample().csv();
         let line = csv.lines().nth(1).unwrap();
         let runs = "3.000 1.000 2.000";
-        assert_eq!(line, format!("zram,engine,ztier,\"random read, 2 threads\",2.000,IOPS,,,{runs},"));
+        assert_eq!(
+            line,
+            format!("zram,engine,ztier,\"random read, 2 threads\",2.000,IOPS,,,{runs},")
+        );
     }
 }

@@ -11,8 +11,8 @@ pub mod ramdisk;
 pub mod zram;
 pub mod ztier;
 
-use std::path::Path;
 use ::ztier::error::Result;
+use std::path::Path;
 
 /// A block device, up until it is dropped.
 pub trait Disk: Send {

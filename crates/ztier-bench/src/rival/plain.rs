@@ -60,7 +60,12 @@ impl Device for PlainMemory {
         Box::new(Lane(self))
     }
 
-    fn extents(&self, offset: u64, len: u64, _: usize) -> std::result::Result<Vec<Extent>, IoError> {
+    fn extents(
+        &self,
+        offset: u64,
+        len: u64,
+        _: usize,
+    ) -> std::result::Result<Vec<Extent>, IoError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.bytes() => Ok(vec![Extent { len, kind: ExtentKind::Data }]),
             _ => Err(IoError::OutOfRange),

@@ -19,7 +19,9 @@ impl CacheDropper {
     /// Announces itself (the effect is machine-wide) and begins.
     pub fn start() -> Result<Self> {
         drop_now().context(format!("cannot write {DROP_CACHES}"))?;
-        crate::report::say("dropping the page cache of this machine every second (echo 1 > drop_caches)");
+        crate::report::say(
+            "dropping the page cache of this machine every second (echo 1 > drop_caches)",
+        );
         let (stop, drops) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let thread = std::thread::spawn({
             let (stop, drops) = (Arc::clone(&stop), Arc::clone(&drops));

@@ -33,7 +33,8 @@ pub struct Output {
 impl Output {
     /// The line that explains a failure best: the last that the program wrote, or how it ended.
     fn complaint(&self) -> String {
-        let last = |text: &str| text.lines().rev().find(|l| !l.trim().is_empty()).map(str::to_owned);
+        let last =
+            |text: &str| text.lines().rev().find(|l| !l.trim().is_empty()).map(str::to_owned);
         last(&self.stderr).or_else(|| last(&self.stdout)).unwrap_or_else(|| self.status.to_string())
     }
 }
@@ -48,7 +49,11 @@ pub fn exists(program: &str) -> bool {
 ///
 /// # Errors
 /// It cannot be started, takes longer than `limit` (it is ended then), fails, or the run is interrupted.
-pub fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S], limit: Duration) -> Result<String> {
+pub fn run<S: AsRef<OsStr>>(
+    program: impl AsRef<OsStr>,
+    args: &[S],
+    limit: Duration,
+) -> Result<String> {
     let output = run_any(program.as_ref(), args, limit, true)?;
     demand(program.as_ref(), output)
 }
@@ -57,7 +62,11 @@ pub fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S], limit: Durat
 ///
 /// # Errors
 /// As [`run`], without the interruption.
-pub fn undo<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S], limit: Duration) -> Result<String> {
+pub fn undo<S: AsRef<OsStr>>(
+    program: impl AsRef<OsStr>,
+    args: &[S],
+    limit: Duration,
+) -> Result<String> {
     let output = run_any(program.as_ref(), args, limit, false)?;
     demand(program.as_ref(), output)
 }

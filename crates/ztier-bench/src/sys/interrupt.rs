@@ -12,11 +12,9 @@ static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 /// Takes over the signals; call once, at the start.
 pub fn install() -> Result<()> {
     let flag = FLAG.get_or_init(Arc::default);
-    for signal in [
-        signal_hook::consts::SIGINT,
-        signal_hook::consts::SIGTERM,
-        signal_hook::consts::SIGHUP,
-    ] {
+    for signal in
+        [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP]
+    {
         signal_hook::flag::register(signal, Arc::clone(flag)).context("cannot handle signals")?;
     }
     Ok(())

@@ -22,7 +22,8 @@ unsafe impl Sync for Map {}
 
 impl Map {
     fn new(start: *mut std::ffi::c_void, len: usize) -> Result<Self> {
-        let start = NonNull::new(start.cast()).ok_or_else(|| Error::failure("mmap gave address 0"))?;
+        let start =
+            NonNull::new(start.cast()).ok_or_else(|| Error::failure("mmap gave address 0"))?;
         Ok(Self { start, len })
     }
 }

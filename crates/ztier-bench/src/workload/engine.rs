@@ -59,7 +59,7 @@ pub fn run(context: &mut Context) -> Result<()> {
     let plan = Plan {
         blocks: bytes / BLOCK_SIZE as u64,
         rounds: context.pick(3, 5),
-        time: Duration::from_millis(context.pick(250, 1000)),
+        time: Duration::from_millis(context.pick(200, 1000)),
     };
     let zram = match Zram::new(bytes) {
         Ok(zram) => Some(zram),
@@ -89,9 +89,7 @@ fn fresh(context: &mut Context, plan: &Plan, bytes: u64, zram: Option<&Zram>) ->
     for target in targets.iter().take(2) {
         work(target.as_ref(), Op::Write(0), Order::Each, plan.blocks, &mut pools, 1)?;
     }
-    for (name, op, goal) in
-        [("read", Op::Read, READ_GOAL), ("write", Op::Write(1), WRITE_GOAL)]
-    {
+    for (name, op, goal) in [("read", Op::Read, READ_GOAL), ("write", Op::Write(1), WRITE_GOAL)] {
         let one = measure(context, plan, &targets, op, &mut pools[..1], &format!("random {name}"))?;
         let two = measure(context, plan, &targets, op, &mut pools, &format!("random {name}"))?;
         let scaling = format!("engine_{name}_scaling");

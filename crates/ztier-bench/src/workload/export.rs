@@ -27,14 +27,14 @@ const GOAL: Goal = Goal::AtLeast(0.8);
 
 /// Runs the section.
 pub fn run(context: &mut Context) -> Result<()> {
-    let bytes: u64 = context.pick(192 << 20, 1 << 30);
+    let bytes: u64 = context.pick(128 << 20, 1 << 30);
     let volume = OwnVolume::new(bytes, 2 * bytes)?;
     let ours: Arc<dyn Device> = Arc::clone(&volume.0) as Arc<dyn Device>;
     let devices = [ours, PlainMemory::new(bytes)? as Arc<dyn Device>];
     let plan = Plan {
         bytes,
-        rounds: context.pick(3, 5),
-        time: Duration::from_millis(context.pick(300, 1500)),
+        rounds: context.pick(2, 5),
+        time: Duration::from_millis(context.pick(200, 1500)),
     };
     match plan.fuse(&devices)? {
         Ok(figures) => state(&mut context.report, "fuse", "export_efficiency", &figures),
@@ -101,7 +101,10 @@ impl Drop for Served {
 impl Plan {
     /// Random 4 KiB by two threads and sequential 1 MiB, direct, on the loop devices. The inner error
     /// is the reason why this machine cannot do it.
-    fn fuse(&self, devices: &[Arc<dyn Device>; 2]) -> Result<std::result::Result<Vec<Figures>, String>> {
+    fn fuse(
+        &self,
+        devices: &[Arc<dyn Device>; 2],
+    ) -> Result<std::result::Result<Vec<Figures>, String>> {
         if let Err(reason) = ztier::export::fuse::available(true) {
             return Ok(Err(reason));
         }
@@ -111,8 +114,8 @@ impl Plan {
         ];
         let mut pools = pools(Kind::Ratio(2.0), 2)?;
         say(&format!("export: FUSE + loop, {} MiB of {}", self.bytes >> 20, pools[0]));
-        let mut figures = ["seq write 1M", "seq read 1M", "random write 4K", "random read 4K"]
-            .map(|case| {
+        let mut figures =
+            ["seq write 1M", "seq read 1M", "random write 4K", "random read 4K"].map(|case| {
                 let unit = if case.starts_with("seq") { "MiB/s" } else { "IOPS" };
                 Figures { case, unit, runs: [Vec::new(), Vec::new()] }
             });
@@ -170,8 +173,15 @@ impl Plan {
                     let uri =
                         uris.first().ok_or_else(|| Error::failure("the NBD server has no URI"))?;
                     let time = (block == 4096).then_some(self.time);
-                    let job =
-                        Job { engine: "nbd", target: uri, pattern, block, depth, size: self.bytes, time };
+                    let job = Job {
+                        engine: "nbd",
+                        target: uri,
+                        pattern,
+                        block,
+                        depth,
+                        size: self.bytes,
+                        time,
+                    };
                     let result = fio::measure(&job)?;
                     runs.push(if block == 4096 {
                         result.iops

@@ -174,7 +174,10 @@ impl Lane for UringLane {
             for completion in self.ring.completion() {
                 left -= 1;
                 if completion.result() != BLOCK as i32 {
-                    return Err(Error::failure(format!("io_uring: result {}", completion.result())));
+                    return Err(Error::failure(format!(
+                        "io_uring: result {}",
+                        completion.result()
+                    )));
                 }
             }
         }

@@ -3,10 +3,10 @@
 use super::{Context, SEED};
 use crate::data::{Kind, POOL_BYTES, Pool, check_stamps};
 use crate::report::{Row, say};
+use crate::rival::System;
 use crate::rival::fio::{self, Job};
 use crate::rival::nbdkit::{self, Nbdkit};
 use crate::rival::ztier::Up;
-use crate::rival::System;
 use crate::sys::cpu::{Spent, Stopwatch};
 use crate::sys::map::AlignedBuf;
 use crate::sys::{direct, interrupt};
@@ -96,7 +96,10 @@ fn servers(context: &mut Context) -> Result<()> {
         context.report.missing(SECTION, "NBD servers", "fio is not installed");
         return Ok(());
     }
-    say(&format!("sequential over NBD: {} MiB of fio's data, half of each 4 KiB zeros", bytes >> 20));
+    say(&format!(
+        "sequential over NBD: {} MiB of fio's data, half of each 4 KiB zeros",
+        bytes >> 20
+    ));
     let ours = Up::new(bytes, "nbd")?;
     let mut servers = vec![("ztier (NBD)", ours.endpoint().into_owned())];
     let rival = Nbdkit::new(bytes);

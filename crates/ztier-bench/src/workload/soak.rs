@@ -1,8 +1,8 @@
 //! Overwriting for a long time: memory must not grow.
 
+use super::SEED;
 use super::engine::OwnVolume;
 use super::random::{InProcess, Op, Order, pools, work};
-use super::SEED;
 use crate::data::Kind;
 use crate::report::{print, say, slope};
 use crate::sys::interrupt;
@@ -39,7 +39,14 @@ pub fn run(size: u64, time: Duration) -> Result<()> {
         for pools in &mut data {
             generation += 1;
             let order = Order::For(slice / 3);
-            work(&target, Op::Write(generation), order, blocks, pools, SEED + u64::from(generation))?;
+            work(
+                &target,
+                Op::Write(generation),
+                order,
+                blocks,
+                pools,
+                SEED + u64::from(generation),
+            )?;
         }
         interrupt::check()?;
         let (resident, used) = (resident_bytes()?, volume.0.stats().mem_used_bytes as f64);
@@ -106,7 +113,10 @@ mod tests {
     #[test]
     fn growth_of_either_measure_fails() {
         let line = |r: f64, u: f64| -> Vec<(f64, f64, f64)> {
-            (0..60).map(|m| f64::from(m) / 60.0).map(|h| (h, MIB * (100.0 + r * h), MIB * (90.0 + u * h))).collect()
+            (0..60)
+                .map(|m| f64::from(m) / 60.0)
+                .map(|h| (h, MIB * (100.0 + r * h), MIB * (90.0 + u * h)))
+                .collect()
         };
         judge(&line(0.0, -3.0)).unwrap();
         judge(&line(0.5, 0.5)).unwrap();

@@ -8,7 +8,7 @@ mod tests;
 pub use tests::{Mode, Series};
 
 use super::{Context, SEED};
-use crate::data::{Kind, POOL_BYTES, Pool};
+use crate::data::{POOL_BYTES, Pool};
 use crate::report::{Column, IozoneTable, Row, Target as Goal, geomean, print, say};
 use crate::rival::ext4::Ext4;
 use crate::rival::{Disk, System};

@@ -288,11 +288,9 @@ mod unit {
         let dir = crate::sys::workdir::WorkDir::new("damage").unwrap();
         let path = dir.path().join("file");
         let _removed = Removed(path.clone());
-        let file =
-            OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
         let kind = Kind::Ratio(2.0);
-        let series =
-            Series { file_bytes: 1 << 20, record_bytes: 1 << 16, mode: Mode::Plain, kind };
+        let series = Series { file_bytes: 1 << 20, record_bytes: 1 << 16, mode: Mode::Plain, kind };
         file.set_len(series.file_bytes).unwrap();
         let mut pool = Pool::build(kind, crate::data::RECORD_MAX, 1).unwrap();
         let other = file.try_clone().unwrap();
