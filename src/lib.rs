@@ -22,6 +22,7 @@ pub mod media;
 
 pub mod error;
 pub mod stats;
+pub mod sync;
 
 /// Bytes in a block, the unit in which everything is stored.
 pub const BLOCK_SIZE: usize = 4096;

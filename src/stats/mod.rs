@@ -3,6 +3,8 @@
 //! [`Stats`] is a snapshot: every number in it, with its unit in its name, is what `--json` prints.
 //! The historic layouts (`ramzswap`, `zramconfig`, `zram`) are only other ways to print it.
 
+pub mod histogram;
+
 use serde::{Deserialize, Serialize};
 
 /// Latencies of one kind of request, in nanoseconds. All zero when nothing was measured.

@@ -1,1 +1,209 @@
-//! Placeholder.
+//! How bytes are kept: index, log, segments, codec, and the two ways in: [`Store::commit`] and
+//! [`Store::read`].
+//!
+//! A write is *check, reserve, fill, publish* under its blocks' stripe lock, so the order of records
+//! in the log is the order of changes to the index, block by block. Compression happens before, and
+//! nothing in between waits for anybody. Reads take no lock: pin an epoch, load the entry, check and
+//! decode the record.
+//!
+//! The store never makes room. When there is none it says what is missing ([`Blocked`]), and the tier
+//! above opens a segment, cleans, or gives up.
+//!
+//! Invariants:
+//! - a published record is immutable until its segment is freed, and a segment is freed only when
+//!   nothing points into it and every reader of that time is gone;
+//! - at most one stripe lock is held at a time, and nothing is waited for while it is;
+//! - the cleaner (serialized by its caller) is the only one that frees segments.
+
+mod audit;
+pub mod budget;
+mod clean;
+pub mod codec;
+pub mod epoch;
+pub mod format;
+pub mod frames;
+pub mod index;
+pub mod intervals;
+pub mod log;
+mod read;
+pub mod segment;
+mod session;
+pub mod tally;
+mod write;
+
+pub use clean::Cleaned;
+pub use read::Damaged;
+pub use session::Session;
+pub use write::{Blocked, GROUP, Progress};
+
+use crate::error::{Error, Result};
+use crate::sync::{Mutex, MutexGuard};
+use budget::Budget;
+use codec::Algorithm;
+use epoch::{Epochs, Stamp};
+use format::Entry;
+use frames::Frames;
+use index::Index;
+use log::LogBuffer;
+use segment::Segments;
+use tally::Tallies;
+
+/// Stripe locks. Two groups of blocks share one now and then, which costs a wait and nothing else.
+const STRIPES: usize = if cfg!(shuttle) { 2 } else { 1024 };
+
+/// Segments' worth of memory that only the cleaner may take: one to copy into, and one because a copy
+/// can straddle the end of the first.
+pub const RESERVE_SEGMENTS: u64 = 2;
+
+/// What a store is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Blocks that the index can name: up to [`format::BLOCKS_MAX`].
+    pub blocks_max: u64,
+    /// Bytes in a segment: a power of two.
+    pub segment: u32,
+    /// Frames that can ever be in use.
+    pub frames: u32,
+    /// How blocks are compressed.
+    pub algorithm: Algorithm,
+}
+
+/// The store of one volume.
+#[derive(Debug)]
+pub struct Store {
+    shape: Shape,
+    index: Index,
+    segments: Segments,
+    frames: Frames,
+    log: LogBuffer,
+    epochs: Epochs,
+    tallies: Tallies,
+    stripes: Box<[Stripe]>,
+    retired: Mutex<Vec<(u32, Stamp)>>,
+    /// Serializes the openings of segments.
+    rolling: Mutex<()>,
+    budget: Budget,
+}
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Stripe(Mutex<()>);
+
+impl Store {
+    /// An empty store with a limit of `limit` bytes on all its memory.
+    ///
+    /// # Errors
+    /// When the machine refuses the address space.
+    pub fn new(shape: Shape, limit: u64) -> Result<Self> {
+        let stripes: Box<[Stripe]> = (0..STRIPES).map(|_| Stripe::default()).collect();
+        let epochs = Epochs::default();
+        let budget = Budget::new(limit, RESERVE_SEGMENTS * u64::from(shape.segment));
+        budget.add((epochs.memory() + STRIPES * size_of::<Stripe>()) as u64);
+        Ok(Self {
+            shape,
+            index: Index::new(shape.blocks_max)?,
+            segments: Segments::new(shape.frames)?,
+            frames: Frames::new(shape.frames, shape.segment)?,
+            log: LogBuffer::new(shape.segment),
+            epochs,
+            tallies: Tallies::default(),
+            stripes,
+            retired: Mutex::new(Vec::new()),
+            rolling: Mutex::new(()),
+            budget,
+        })
+    }
+
+    /// Keeps all memory of the store resident.
+    ///
+    /// # Errors
+    /// See [`crate::media::Arena::lock`].
+    pub fn lock_memory(&self) -> Result<()> {
+        self.index.lock()?;
+        self.segments.lock()?;
+        self.frames.lock()
+    }
+
+    /// A way in for one thread.
+    ///
+    /// # Errors
+    /// When too many threads have one.
+    pub fn session(&self) -> Result<Session> {
+        Session::new(self).ok_or_else(|| {
+            Error::failure(format!(
+                "more than {} threads use this volume at once",
+                epoch::PARTICIPANTS_MAX
+            ))
+            .mend("use fewer connections")
+        })
+    }
+
+    /// Ends a session: its numbers stay, its memory goes.
+    pub fn leave(&self, session: &Session) {
+        session.leave(self);
+    }
+
+    /// Bytes in a segment.
+    pub fn segment_size(&self) -> u32 {
+        self.shape.segment
+    }
+
+    /// What the store is made of.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The limit on memory and what is used of it.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// The index.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// The segment table.
+    pub fn segments(&self) -> &Segments {
+        &self.segments
+    }
+
+    /// The RAM frames.
+    pub fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    /// The log's front.
+    pub fn log(&self) -> &LogBuffer {
+        &self.log
+    }
+
+    /// The epochs.
+    pub fn epochs(&self) -> &Epochs {
+        &self.epochs
+    }
+
+    /// What is stored, added up over all threads.
+    pub fn tallies(&self) -> &Tallies {
+        &self.tallies
+    }
+
+    /// Bytes of memory that are neither frames nor buffers, for a device of `size` bytes: index leaves,
+    /// directory, zero map, segment table, locks and epochs.
+    pub fn metadata_bytes(&self, size: u64) -> u64 {
+        let blocks = size / crate::BLOCK_SIZE as u64;
+        let fixed = self.epochs.memory() + STRIPES * size_of::<Stripe>();
+        let table = self.segments.used() as usize * segment::BYTES_PER_SEGMENT;
+        self.index.leaf_bytes() + self.index.table_bytes(blocks) + (fixed + table) as u64
+    }
+
+    /// The entry of `block`, as of now.
+    pub fn entry(&self, session: &Session, block: u64) -> Entry {
+        let _pin = session.pin(self);
+        self.index.load(block)
+    }
+
+    fn stripe(&self, block: u64) -> MutexGuard<'_, ()> {
+        self.stripes[(block / GROUP as u64) as usize % STRIPES].0.lock()
+    }
+}

@@ -59,6 +59,9 @@ pub enum IoError {
     /// The record of this block is damaged.
     #[error("block {0} is damaged")]
     Corrupt(u64),
+    /// More threads than the volume has room for.
+    #[error("too many threads use this volume")]
+    Busy,
 }
 
 impl IoError {
@@ -68,6 +71,7 @@ impl IoError {
             Self::OutOfRange => 22, // EINVAL
             Self::NoSpace => 28,    // ENOSPC
             Self::Corrupt(_) => 5,  // EIO
+            Self::Busy => 16,       // EBUSY
         }
     }
 }

@@ -1,37 +1,43 @@
-//! The one entry for requests: range, flags, blocks, counters, latency.
+//! The one entry for requests: range, blocks, read-modify-write, counters, latency.
+//!
+//! Invariant: a front-end reaches stored data only through a [`Channel`]; every request that comes in
+//! is counted exactly once, whether it ended well or not.
 
+mod channel;
+mod counters;
 mod device;
+mod split;
+mod tender;
 
+pub use crate::store::codec::Algorithm;
 pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request};
 
 use crate::BLOCK_SIZE;
-use crate::error;
+use crate::error::{Error, Result};
 use crate::stats::Stats;
-use parking_lot::Mutex;
-use std::collections::HashMap;
+use crate::store::format::{BLOCKS_MAX, Home, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX};
+use crate::store::index::LEAF;
+use crate::store::{RESERVE_SEGMENTS, Session, Shape};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::tiers::Ram;
+use counters::{Counters, Kind, Totals};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use tender::Tender;
 
-/// How blocks are compressed on their way in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Algorithm {
-    /// LZ4: the fastest, the default.
-    Lz4,
-    /// Zstandard, level 1: smaller, several times slower.
-    Zstd,
-    /// Blocks are kept as they are.
-    None,
-}
+/// The largest device, in bytes: 16 TiB.
+pub const SIZE_MAX: u64 = BLOCKS_MAX * BLOCK_SIZE as u64;
 
 /// What a volume is made of.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Size of the device in bytes: a multiple of 4096, 4096 to 16 TiB.
+    /// Size of the device in bytes: a multiple of 4096, 4096 to [`SIZE_MAX`].
     pub size: u64,
-    /// Limit on all memory of the volume, in bytes.
+    /// Limit on all memory of the volume, in bytes: at least [`min_ram_limit`].
     pub ram_limit: u64,
+    /// The most that the limit can ever be raised to, in bytes: address space, not memory. Raised to
+    /// `ram_limit` when it is less.
+    pub ram_limit_max: u64,
     /// Bytes in a segment: a power of two, 32 KiB to 16 MiB.
     pub segment: u32,
     /// How blocks are compressed.
@@ -40,115 +46,311 @@ pub struct Options {
     pub lock_memory: bool,
 }
 
-/// A block device in memory. Shared by all front-ends; every thread works through its own
-/// [`Channel`].
+/// A block device in compressed memory. Shared by all front-ends; every thread works through a
+/// [`Channel`] of its own.
 pub struct Volume {
+    ram: Ram,
     size: AtomicU64,
-    limit: AtomicU64,
-    blocks: Mutex<HashMap<u64, Box<[u8; BLOCK_SIZE]>>>,
+    counters: Mutex<Accounts>,
+    /// For questions that no front-end's thread asks.
+    inspector: Mutex<Option<Session>>,
+    tender: Mutex<Option<Tender>>,
+}
+
+#[derive(Default)]
+struct Accounts {
+    live: Vec<Arc<Counters>>,
+    past: Totals,
+}
+
+/// The least limit, in bytes, under which a device of `size` bytes with segments of `segment` bytes
+/// works: tables, the cleaner's reserve, and a few segments to write into.
+pub fn min_ram_limit(size: u64, segment: u32) -> u64 {
+    let directory = (size.div_ceil(LEAF * BLOCK_SIZE as u64) * 8).next_multiple_of(4096);
+    directory + (RESERVE_SEGMENTS + 4) * u64::from(segment) + (4 << 20)
 }
 
 impl Volume {
-    /// Makes an empty volume.
-    pub fn create(options: &Options) -> error::Result<Arc<Self>> {
-        Ok(Arc::new(Self {
+    /// Makes an empty volume and starts the thread that keeps its memory near its payload.
+    ///
+    /// # Errors
+    /// An option out of its range (usage), or no address space, or no right to lock memory (failure).
+    pub fn create(options: &Options) -> Result<Arc<Self>> {
+        let volume = Arc::new(Self::new(options)?);
+        *volume.tender.lock() = Some(Tender::start(&volume)?);
+        Ok(volume)
+    }
+
+    /// A volume without a thread of its own: memory is cleaned only by those who write.
+    ///
+    /// # Errors
+    /// As [`Volume::create`].
+    pub fn new(options: &Options) -> Result<Self> {
+        check(options)?;
+        let limit_max = options.ram_limit.max(options.ram_limit_max);
+        let frames = limit_max.div_ceil(u64::from(options.segment)).min(u64::from(SEGMENTS_MAX));
+        let shape = Shape {
+            blocks_max: if cfg!(shuttle) { options.size / BLOCK_SIZE as u64 } else { BLOCKS_MAX },
+            segment: options.segment,
+            frames: frames as u32,
+            algorithm: options.algorithm,
+        };
+        let ram = Ram::new(shape, options.ram_limit)?;
+        if options.lock_memory {
+            ram.store().lock_memory()?;
+        }
+        let inspector = ram.store().session()?;
+        ram.store().budget().add(directory_bytes(options.size));
+        Ok(Self {
+            ram,
             size: AtomicU64::new(options.size),
-            limit: AtomicU64::new(options.ram_limit),
-            blocks: Mutex::default(),
-        }))
+            counters: Mutex::new(Accounts::default()),
+            inspector: Mutex::new(Some(inspector)),
+            tender: Mutex::new(None),
+        })
+    }
+
+    fn size_now(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    fn ram(&self) -> &Ram {
+        &self.ram
     }
 
     /// Makes the device larger, at once.
-    pub fn grow(&self, size: u64) -> error::Result<()> {
-        self.size.store(size, Ordering::Relaxed);
+    ///
+    /// # Errors
+    /// A size that is smaller, no multiple of 4096, or above [`SIZE_MAX`] (usage).
+    pub fn grow(&self, size: u64) -> Result<()> {
+        check_size(size)?;
+        let now = self.size_now();
+        if size < now {
+            return Err(Error::usage(format!("size {size} is less than the {now} bytes it has"))
+                .mend("sizes grow, never shrink"));
+        }
+        self.ram.store().budget().add(directory_bytes(size) - directory_bytes(now));
+        self.size.store(size, Ordering::Release);
         Ok(())
     }
 
-    /// Changes the limit on memory; a lower one than is in use is refused if cleaning can't reach it.
-    pub fn set_ram_limit(&self, bytes: u64) -> error::Result<()> {
-        self.limit.store(bytes, Ordering::Relaxed);
-        Ok(())
+    /// Changes the limit on memory, in bytes.
+    ///
+    /// # Errors
+    /// A limit below [`min_ram_limit`] or above what the volume was made for (usage), or below what is
+    /// stored (failure); then nothing changes.
+    pub fn set_ram_limit(&self, bytes: u64) -> Result<()> {
+        let shape = self.ram.store().shape();
+        let least = min_ram_limit(self.size_now(), shape.segment);
+        let most = u64::from(shape.frames) * u64::from(shape.segment);
+        if bytes < least {
+            return Err(too_little(bytes, least));
+        }
+        if bytes > most {
+            return Err(Error::usage(format!("ram-limit {bytes} is above {most}"))
+                .mend(format!("this volume can be given at most {most} bytes")));
+        }
+        if self.ram.set_limit(bytes) {
+            return Ok(());
+        }
+        let used = self.ram.store().budget().used();
+        Err(Error::failure(format!(
+            "ram-limit {bytes} is less than what is stored takes ({used} bytes)"
+        ))
+        .mend("discard something (fstrim) or give a higher limit"))
     }
 
     /// All counters, now.
     pub fn stats(&self) -> Stats {
+        let store = self.ram.store();
+        let counts = store.tallies().sum();
+        let totals = self.counters.lock().totals();
+        let at_least_0 = |n: i64| n.max(0) as u64;
+        let (index, budget) = (store.index(), store.budget());
+        let unfolded = index.unfolded_blocks() as i64;
+        let zero = at_least_0(counts.zero + unfolded) + index.zeroed_blocks();
+        let same = at_least_0(counts.same - counts.zero) + zero;
+        let segment = u64::from(store.segment_size());
+        let metadata = store.metadata_bytes(self.size_now());
+        let sealed = store.segments().in_use();
+        let frames = (u64::from(sealed) + store.frames().ready() as u64) * segment;
+        let stored = at_least_0(counts.stored);
+        let used = budget.used();
         Stats {
-            disk_size_bytes: self.size(),
-            ram_limit_bytes: self.limit.load(Ordering::Relaxed),
-            ..Stats::default()
+            disk_size_bytes: self.size_now(),
+            ram_limit_bytes: budget.limit(),
+            read: totals.requests(Kind::Read),
+            write: totals.requests(Kind::Write),
+            flush: totals.requests(Kind::Flush),
+            discard: totals.requests(Kind::Discard),
+            write_zeroes: totals.requests(Kind::WriteZeroes),
+            invalid_io: totals.invalid,
+            blocks_discarded: at_least_0(counts.discarded),
+            blocks_stored: stored,
+            blocks_same: same,
+            blocks_zero: zero,
+            blocks_good: at_least_0(counts.good),
+            blocks_poor: at_least_0(counts.poor),
+            blocks_raw: at_least_0(counts.raw),
+            blocks_raw_total: at_least_0(counts.raw_total),
+            orig_data_bytes: stored * BLOCK_SIZE as u64,
+            compr_data_bytes: at_least_0(counts.payload),
+            mem_used_bytes: used,
+            mem_used_max_bytes: budget.peak(),
+            frames_bytes: frames,
+            metadata_bytes: metadata,
+            buffers_bytes: used.saturating_sub(frames + metadata),
+            record_headers_bytes: at_least_0(counts.headers),
+            metadata_bytes_per_block: match stored + same {
+                0 => 0.0,
+                blocks => metadata as f64 / blocks as f64,
+            },
+            segments: u64::from(sealed),
+            segments_cleaned: at_least_0(counts.cleaned),
+            blocks_moved: at_least_0(counts.moved),
+            bytes_moved: at_least_0(counts.moved_bytes),
+            stalls: self.ram.stalls(),
+            no_space: self.ram.refusals(),
+            corrupt_records: at_least_0(counts.corrupt),
         }
     }
 
-    /// Ends the volume's own threads. Requests after this still work; nothing is cleaned any more.
-    pub fn close(&self) {}
+    /// Cleans as after a long quiet time, at once.
+    pub fn clean_now(&self) {
+        self.ram.tend(true, &|| false);
+    }
+
+    /// Recounts everything from the index and compares it with the counters; nobody may write meanwhile.
+    ///
+    /// # Errors
+    /// What does not agree.
+    pub fn audit(&self) -> std::result::Result<(), String> {
+        self.ram.store().audit(self.size_now() / BLOCK_SIZE as u64)
+    }
+
+    /// Ends the volume's own thread. Requests after this still work; only those who write clean.
+    pub fn close(&self) {
+        let tender = self.tender.lock().take();
+        drop(tender);
+    }
+
+    fn leave(&self, session: &Session, counters: &Arc<Counters>) {
+        self.ram.store().leave(session);
+        self.ram.store().budget().give(size_of::<Counters>() as u64);
+        let mut accounts = self.counters.lock();
+        accounts.past.add(counters);
+        accounts.live.retain(|other| !Arc::ptr_eq(other, counters));
+    }
+
+    fn extent_of(&self, block: u64, session: &Session) -> ExtentKind {
+        let store = self.ram.store();
+        match store.entry(session, block).home() {
+            Home::Hole if store.index().is_zeroed(block) => ExtentKind::Zero,
+            Home::Hole => ExtentKind::Hole,
+            Home::Same(0) => ExtentKind::Zero,
+            Home::Same(_) | Home::Record(_) => ExtentKind::Data,
+        }
+    }
+}
+
+impl Accounts {
+    fn totals(&self) -> Totals {
+        let mut totals = self.past.clone();
+        for counters in &self.live {
+            totals.add(counters);
+        }
+        totals
+    }
 }
 
 impl Device for Volume {
     fn size(&self) -> u64 {
-        self.size.load(Ordering::Relaxed)
+        self.size_now()
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
-        Box::new(VolumeChannel { volume: self })
+        let Ok(session) = self.ram.store().session() else { return Box::new(channel::Refused) };
+        let counters = Arc::new(Counters::default());
+        self.ram.store().budget().add(size_of::<Counters>() as u64);
+        self.counters.lock().live.push(Arc::clone(&counters));
+        Box::new(channel::VolumeChannel::new(self, session, counters))
     }
 
-    fn extents(&self, _offset: u64, len: u64, _most: usize) -> Result<Vec<Extent>, IoError> {
-        Ok(vec![Extent { len, kind: ExtentKind::Data }])
-    }
-}
-
-struct VolumeChannel {
-    volume: Arc<Volume>,
-}
-
-impl Channel for VolumeChannel {
-    /// Serves one request, run to completion on this thread. `arrived` is when the front-end took it in
-    /// (for the latency histograms).
-    fn submit(&mut self, request: Request<'_>, arrived: Instant) -> Result<(), IoError> {
-        let _ = arrived;
-        match request {
-            Request::Read { offset, buf } => {
-                self.each(offset, buf.len() as u64, |blocks, b, o, at, n| match blocks.get(&b) {
-                    Some(data) => buf[at..at + n].copy_from_slice(&data[o..o + n]),
-                    None => buf[at..at + n].fill(0),
-                })
-            }
-            Request::Write { offset, data, .. } => {
-                self.each(offset, data.len() as u64, |blocks, b, o, at, n| {
-                    let block = blocks.entry(b).or_insert_with(|| Box::new([0; BLOCK_SIZE]));
-                    block[o..o + n].copy_from_slice(&data[at..at + n]);
-                })
-            }
-            Request::Flush => Ok(()),
-            Request::Discard { offset, len } | Request::WriteZeroes { offset, len, .. } => self
-                .each(offset, len, |blocks, b, o, _, n| {
-                    if let Some(block) = blocks.get_mut(&b) {
-                        block[o..o + n].fill(0);
-                    }
-                }),
-        }
-    }
-}
-
-impl VolumeChannel {
-    fn each(
+    fn extents(
         &self,
         offset: u64,
         len: u64,
-        mut f: impl FnMut(&mut HashMap<u64, Box<[u8; BLOCK_SIZE]>>, u64, usize, usize, usize),
-    ) -> Result<(), IoError> {
-        if offset.checked_add(len).is_none_or(|end| end > self.volume.size()) {
-            return Err(IoError::OutOfRange);
+        most: usize,
+    ) -> std::result::Result<Vec<Extent>, IoError> {
+        const BLOCK: u64 = BLOCK_SIZE as u64;
+        let end = offset.checked_add(len).filter(|end| *end <= self.size_now());
+        let end = end.ok_or(IoError::OutOfRange)?;
+        let inspector = self.inspector.lock();
+        let Some(session) = inspector.as_ref() else { return Err(IoError::Busy) };
+        let mut runs: Vec<Extent> = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let block = at / BLOCK;
+            let kind = self.extent_of(block, session);
+            // A leaf that is not there is of one kind throughout.
+            let absent = !self.ram.store().index().is_present(block / LEAF);
+            let next = if absent { (block / LEAF + 1) * LEAF } else { block + 1 };
+            let stop = end.min(next * BLOCK);
+            let full = runs.len() >= most.max(1);
+            match runs.last_mut() {
+                Some(run) if run.kind == kind => run.len += stop - at,
+                _ if full => break,
+                _ => runs.push(Extent { len: stop - at, kind }),
+            }
+            at = stop;
         }
-        let mut blocks = self.volume.blocks.lock();
-        let mut at = 0u64;
-        while at < len {
-            let pos = offset + at;
-            let o = (pos % BLOCK_SIZE as u64) as usize;
-            let n = (BLOCK_SIZE - o).min((len - at) as usize);
-            f(&mut blocks, pos / BLOCK_SIZE as u64, o, at as usize, n);
-            at += n as u64;
-        }
-        Ok(())
+        Ok(runs)
     }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if let Some(session) = self.inspector.lock().take() {
+            self.ram.store().leave(&session);
+        }
+    }
+}
+
+fn directory_bytes(size: u64) -> u64 {
+    (size.div_ceil(LEAF * BLOCK_SIZE as u64) * 8).next_multiple_of(4096)
+}
+
+fn check_size(size: u64) -> Result<()> {
+    if size == 0 {
+        return Err(Error::usage("size is 0").mend("give at least 4096 bytes"));
+    }
+    if !size.is_multiple_of(BLOCK_SIZE as u64) {
+        let near = size.next_multiple_of(BLOCK_SIZE as u64);
+        return Err(Error::usage(format!("size {size} is not a multiple of 4096"))
+            .mend(format!("the next one is {near}")));
+    }
+    if size > SIZE_MAX {
+        return Err(Error::usage(format!("size {size} is larger than can be addressed"))
+            .mend("give at most 16T"));
+    }
+    Ok(())
+}
+
+fn too_little(limit: u64, least: u64) -> Error {
+    Error::usage(format!("ram-limit {limit} is too small for this size and segment"))
+        .mend(format!("give at least {least} bytes"))
+}
+
+fn check(options: &Options) -> Result<()> {
+    check_size(options.size)?;
+    let segment = options.segment;
+    if !segment.is_power_of_two() || !(SEGMENT_MIN..=SEGMENT_MAX).contains(&segment) {
+        return Err(Error::usage(format!("segment {segment} is not usable"))
+            .mend("give a power of two from 32K to 16M"));
+    }
+    let least = min_ram_limit(options.size, segment);
+    if options.ram_limit < least && !cfg!(shuttle) {
+        return Err(too_little(options.ram_limit, least));
+    }
+    Ok(())
 }

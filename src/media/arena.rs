@@ -1,0 +1,151 @@
+//! A memory file (`memfd`) mapped whole: sparse, addressed by offset, returned page by page.
+//!
+//! Invariants:
+//! - the mapping has a fixed address and length for as long as the [`Arena`] lives;
+//! - an offset is all that is ever stored about a place in it.
+//!
+//! On a memory file `MADV_DONTNEED` frees nothing: the file keeps its pages. `MADV_REMOVE` frees them,
+//! but is refused on locked mappings, so [`Arena::remove`] punches the hole into the file itself,
+//! which is what `MADV_REMOVE` does inside the kernel.
+
+use super::PAGE;
+use crate::error::{Context, Error, Result};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+/// A sparse range of memory behind a memory file.
+#[derive(Debug)]
+pub struct Arena {
+    file: OwnedFd,
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an `Arena` is an address range. It hands out raw pointers only; whoever dereferences them
+// answers for races. Its own calls are system calls that the kernel serializes.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Reserves `len` bytes (rounded up to pages) of address space; no memory is used yet.
+    ///
+    /// # Errors
+    /// The system's, with the name and size.
+    pub fn new(name: &str, len: usize) -> Result<Self> {
+        let len = len.max(1).next_multiple_of(PAGE);
+        let what = || format!("cannot reserve {len} bytes of address space for {name}");
+        let file = memfd_create(format!("ztier:{name}"), MemfdFlags::CLOEXEC).context(what())?;
+        ftruncate(&file, len as u64).context(what())?;
+        // SAFETY: a new shared mapping at an address of the kernel's choice overlaps nothing.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &file,
+                0,
+            )
+        }
+        .context(what())?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| Error::failure(what()))?;
+        Ok(Self { file, base, len })
+    }
+
+    /// Bytes of address space.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: an arena has at least a page.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Asks for huge pages. Where the machine gives none (`shmem_enabled` is `never`) this changes
+    /// nothing.
+    pub fn prefer_huge_pages(&self) {
+        // SAFETY: advice on our own mapping changes no contents.
+        let _ = unsafe { madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
+    }
+
+    /// Keeps every page resident from the moment it is first touched.
+    ///
+    /// # Errors
+    /// The system's, when the process may not lock that much.
+    pub fn lock(&self) -> Result<()> {
+        // SAFETY: locking our own mapping changes no contents.
+        unsafe {
+            rustix::mm::mlock_with(
+                self.base.as_ptr().cast(),
+                self.len,
+                rustix::mm::MlockFlags::ONFAULT,
+            )
+        }
+        .context("cannot lock the volume's memory")
+        .map_err(|e| e.mend("run as root, or raise the limit (ulimit -l)"))
+    }
+
+    /// The address of `offset`.
+    ///
+    /// # Panics
+    /// When `offset` is outside; offsets come from the index and the segment table only.
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset < self.len, "offset {offset} outside an arena of {} bytes", self.len);
+        // SAFETY: just checked to be inside the mapping.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    /// Makes the pages of a range present and writable, so that no later access faults or fails.
+    ///
+    /// # Errors
+    /// `ENOMEM` and its like: the machine has no memory left.
+    pub fn populate(&self, offset: usize, len: usize) -> rustix::io::Result<()> {
+        assert!(offset + len <= self.len, "range outside the arena");
+        // SAFETY: inside our own mapping; populating changes no contents.
+        unsafe { madvise(self.at(offset).cast(), len, Advice::LinuxPopulateWrite) }
+    }
+
+    /// Gives the pages of a range back to the machine. They read as zeros afterwards.
+    pub fn remove(&self, offset: usize, len: usize) {
+        assert!(offset + len <= self.len, "range outside the arena");
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // A memory file of ours always takes this call; if it ever did not, the memory would stay
+        // ours, stale, and be written anew before it is read again.
+        let _ = fallocate(&self.file, hole, offset as u64, len as u64);
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nobody can hold a reference into it longer than `self`.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_comes_and_goes() {
+        let arena = Arena::new("test", 1 << 30).unwrap();
+        arena.populate(1 << 20, 8192).unwrap();
+        // SAFETY: populated, ours alone.
+        unsafe {
+            arena.at(1 << 20).write(7);
+            assert_eq!(arena.at(1 << 20).read(), 7);
+            arena.remove(1 << 20, 4096);
+            assert_eq!(arena.at(1 << 20).read(), 0);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn outside_is_refused() {
+        Arena::new("test", 4096).unwrap().at(4096);
+    }
+}

@@ -1,0 +1,86 @@
+//! A sparse array of atomic 64-bit words in a memory file; zero until written.
+
+use super::PAGE;
+use crate::error::Result;
+use crate::sync::atomic::AtomicU64;
+use std::ops::Range;
+
+/// Words in a page.
+pub const WORDS_PER_PAGE: usize = PAGE / 8;
+
+/// The array. Under a schedule explorer, whose atomics cannot live in foreign memory, it is a plain
+/// vector, to be kept small.
+#[derive(Debug)]
+pub struct Words {
+    #[cfg(not(shuttle))]
+    arena: super::Arena,
+    #[cfg(shuttle)]
+    words: Vec<AtomicU64>,
+}
+
+#[cfg(not(shuttle))]
+impl Words {
+    /// An array of `len` zeros that uses no memory yet.
+    ///
+    /// # Errors
+    /// See [`super::Arena::new`].
+    pub fn new(name: &str, len: usize) -> Result<Self> {
+        Ok(Self { arena: super::Arena::new(name, len * 8)? })
+    }
+
+    /// Word `index`. Reading a word makes its page present.
+    pub fn get(&self, index: usize) -> &AtomicU64 {
+        // SAFETY: inside the mapping (`at` checks), aligned to 8 because the mapping is to 4096, valid
+        // as long as `self`; all access to this memory is atomic, and any bit pattern is a valid u64.
+        unsafe { AtomicU64::from_ptr(self.arena.at(index * 8).cast()) }
+    }
+
+    /// Makes the page of `index` present.
+    ///
+    /// # Errors
+    /// See [`super::Arena::populate`].
+    pub fn populate_page(&self, index: usize) -> rustix::io::Result<()> {
+        self.arena.populate(index * 8 / PAGE * PAGE, PAGE)
+    }
+
+    /// Zeroes the words of whole pages and gives their memory back.
+    pub fn remove_pages(&self, range: Range<usize>) {
+        debug_assert!(range.start.is_multiple_of(WORDS_PER_PAGE));
+        debug_assert!(range.len().is_multiple_of(WORDS_PER_PAGE));
+        self.arena.remove(range.start * 8, range.len() * 8);
+    }
+
+    /// See [`super::Arena::lock`].
+    ///
+    /// # Errors
+    /// See [`super::Arena::lock`].
+    pub fn lock(&self) -> Result<()> {
+        self.arena.lock()
+    }
+}
+
+#[cfg(shuttle)]
+#[allow(missing_docs)]
+impl Words {
+    pub fn new(_name: &str, len: usize) -> Result<Self> {
+        Ok(Self { words: (0..len).map(|_| AtomicU64::new(0)).collect() })
+    }
+
+    pub fn get(&self, index: usize) -> &AtomicU64 {
+        &self.words[index]
+    }
+
+    pub fn populate_page(&self, _index: usize) -> rustix::io::Result<()> {
+        Ok(())
+    }
+
+    pub fn remove_pages(&self, range: Range<usize>) {
+        for word in &self.words[range] {
+            word.store(0, crate::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    pub fn lock(&self) -> Result<()> {
+        Ok(())
+    }
+}

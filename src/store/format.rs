@@ -1,0 +1,240 @@
+//! How an index entry and a record look in memory. Pure: bytes in, values out.
+//!
+//! `docs/format.md` has the diagrams; the constants here are tied to each other below.
+
+use crate::BLOCK_SIZE;
+
+/// Bytes of a record before its payload.
+pub const HEADER: usize = 6;
+/// The longest record: a block that did not shrink.
+pub const RECORD_MAX: usize = HEADER + BLOCK_SIZE;
+/// The smallest and the largest segment, in bytes.
+pub const SEGMENT_MIN: u32 = 32 << 10;
+/// See [`SEGMENT_MIN`].
+pub const SEGMENT_MAX: u32 = 16 << 20;
+/// Blocks that can be numbered: the check word holds 32 bits of block number.
+pub const BLOCKS_MAX: u64 = 1 << 32;
+
+const OFFSET_BITS: u32 = 24;
+const SEGMENT_BITS: u32 = 24;
+const LEN_BITS: u32 = 12;
+/// Segments that an entry can name.
+pub const SEGMENTS_MAX: u32 = 1 << SEGMENT_BITS;
+
+const KIND_SHIFT: u32 = 62;
+const HOT: u64 = 1 << 61;
+const LEN_SHIFT: u32 = OFFSET_BITS + SEGMENT_BITS;
+
+const _: () = assert!(SEGMENT_MAX as u64 <= 1 << OFFSET_BITS);
+const _: () = assert!(BLOCK_SIZE == 1 << LEN_BITS);
+const _: () = assert!(LEN_SHIFT + LEN_BITS <= 61);
+const _: () = assert!(RECORD_MAX as u32 <= SEGMENT_MIN / 2);
+
+/// One word of the index: where the newest version of a block is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Entry(pub u64);
+
+/// What an [`Entry`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// Nothing is stored: the block reads as zeros.
+    Hole,
+    /// The block is this 4-byte word, repeated.
+    Same(u32),
+    /// The block is in a record.
+    Record(Location),
+}
+
+/// Where a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// Logical segment.
+    pub segment: u32,
+    /// Bytes from the segment's start to the record's header.
+    pub offset: u32,
+    /// Bytes of payload, 1 to 4096.
+    pub len: u32,
+}
+
+impl Location {
+    /// Header and payload.
+    pub fn record_len(self) -> u32 {
+        HEADER as u32 + self.len
+    }
+}
+
+impl Entry {
+    /// No entry: what a fresh index is full of.
+    pub const HOLE: Self = Self(0);
+    /// A block of zeros that somebody wrote.
+    pub const ZERO: Self = Self::same(0);
+
+    /// A block that repeats one 4-byte word.
+    pub const fn same(word: u32) -> Self {
+        Self(2 << KIND_SHIFT | word as u64)
+    }
+
+    /// A block in a record.
+    pub fn record(at: Location) -> Self {
+        debug_assert!(at.segment < SEGMENTS_MAX && at.offset < SEGMENT_MAX);
+        debug_assert!((1..=BLOCK_SIZE as u32).contains(&at.len));
+        Self(
+            1 << KIND_SHIFT
+                | u64::from(at.len - 1) << LEN_SHIFT
+                | u64::from(at.segment) << OFFSET_BITS
+                | u64::from(at.offset),
+        )
+    }
+
+    /// What the entry says. A pattern that no version of ztier writes reads as a hole.
+    pub fn home(self) -> Home {
+        match self.0 >> KIND_SHIFT {
+            1 => Home::Record(Location {
+                segment: (self.0 >> OFFSET_BITS) as u32 & (SEGMENTS_MAX - 1),
+                offset: self.0 as u32 & ((1 << OFFSET_BITS) - 1),
+                len: ((self.0 >> LEN_SHIFT) as u32 & ((1 << LEN_BITS) - 1)) + 1,
+            }),
+            2 => Home::Same(self.0 as u32),
+            _ => Home::Hole,
+        }
+    }
+
+    /// The same place, whatever the hot bit says.
+    pub fn same_place(self, other: Self) -> bool {
+        self.0 & !HOT == other.0 & !HOT
+    }
+
+    /// Whether nothing is stored.
+    pub fn is_hole(self) -> bool {
+        self.home() == Home::Hole
+    }
+}
+
+/// How a record's payload is coded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Coding {
+    /// The block as it is.
+    Raw = 1,
+    /// One LZ4 block.
+    Lz4 = 2,
+    /// One zstd frame without magic, checksum or size.
+    Zstd = 3,
+    /// An 8-byte word that the block repeats.
+    Fill = 4,
+}
+
+/// The first two bytes of a record: length and coding of its payload.
+///
+/// Zeroed memory does not decode: no coding is 0.
+pub fn encode_shape(len: usize, coding: Coding) -> [u8; 2] {
+    debug_assert!((1..=BLOCK_SIZE).contains(&len));
+    ((len - 1) as u16 | (coding as u16) << LEN_BITS).to_le_bytes()
+}
+
+/// The opposite of [`encode_shape`]; `None` for a coding that does not exist.
+pub fn decode_shape(bytes: [u8; 2]) -> Option<(usize, Coding)> {
+    let word = u16::from_le_bytes(bytes);
+    let coding = match word >> LEN_BITS {
+        1 => Coding::Raw,
+        2 => Coding::Lz4,
+        3 => Coding::Zstd,
+        4 => Coding::Fill,
+        _ => return None,
+    };
+    Some((usize::from(word & ((1 << LEN_BITS) - 1)) + 1, coding))
+}
+
+/// CRC32C over payload and shape: the part of the check word that does not depend on the place.
+pub fn digest(shape: [u8; 2], payload: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(payload), &shape)
+}
+
+/// The check word: the digest, the block's number and the segment's sequence in one.
+///
+/// Who knows the block verifies all three ([`digest`] again, compare). Who does not, such as the
+/// cleaner, gets the number back with [`block_of`] and asks the index whether that block is here.
+pub fn check_word(digest: u32, block: u64, sequence: u64) -> u32 {
+    digest ^ block as u32 ^ scramble(sequence)
+}
+
+/// The block number inside a check word, when the digest holds.
+pub fn block_of(check: u32, digest: u32, sequence: u64) -> u64 {
+    u64::from(check ^ digest ^ scramble(sequence))
+}
+
+/// Spreads a sequence number over 32 bits (the finalizer of MurmurHash3, 64-bit), so that records of
+/// neighbouring laps differ in many bits.
+fn scramble(sequence: u64) -> u32 {
+    let mut x = sequence;
+    x ^= x >> 33;
+    x = x.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x ^= x >> 33;
+    x = x.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    (x ^ (x >> 33)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn entries_round_trip(segment in 0..SEGMENTS_MAX, offset in 0..SEGMENT_MAX, len in 1..=4096u32) {
+            let at = Location { segment, offset, len };
+            let entry = Entry::record(at);
+            prop_assert_eq!(entry.home(), Home::Record(at));
+            prop_assert!(entry.same_place(Entry(entry.0 | HOT)));
+            prop_assert!(!entry.is_hole());
+        }
+
+        #[test]
+        fn same_words_round_trip(word: u32) {
+            prop_assert_eq!(Entry::same(word).home(), Home::Same(word));
+        }
+
+        #[test]
+        fn any_word_decodes_to_something(word: u64) {
+            let _ = Entry(word).home();
+        }
+
+        #[test]
+        fn shapes_round_trip(len in 1usize..=4096, c in 1u16..=4) {
+            let coding = [Coding::Raw, Coding::Lz4, Coding::Zstd, Coding::Fill][usize::from(c) - 1];
+            prop_assert_eq!(decode_shape(encode_shape(len, coding)), Some((len, coding)));
+        }
+
+        #[test]
+        fn a_check_word_names_its_block(
+            payload in proptest::collection::vec(any::<u8>(), 1..200),
+            block in 0..BLOCKS_MAX,
+            sequence: u64,
+            flip in 0usize..1600,
+        ) {
+            let shape = encode_shape(payload.len(), Coding::Lz4);
+            let d = digest(shape, &payload);
+            let check = check_word(d, block, sequence);
+            prop_assert_eq!(block_of(check, d, sequence), block);
+            prop_assert_ne!(check_word(d, block ^ 1, sequence), check);
+            let mut bad = payload.clone();
+            bad[flip / 8 % payload.len()] ^= 1 << (flip % 8);
+            prop_assert_ne!(digest(shape, &bad), d);
+        }
+    }
+
+    #[test]
+    fn zeroed_memory_is_no_record() {
+        assert_eq!(decode_shape([0, 0]), None);
+        assert_eq!(Entry(0).home(), Home::Hole);
+    }
+
+    #[test]
+    fn an_earlier_lap_does_not_pass() {
+        let shape = encode_shape(3, Coding::Lz4);
+        let d = digest(shape, b"abc");
+        for lap in 0..1000 {
+            assert_ne!(check_word(d, 5, lap), check_word(d, 5, lap + 1));
+        }
+    }
+}

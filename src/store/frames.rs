@@ -1,0 +1,146 @@
+//! RAM frames: segment-sized pieces of one arena.
+//!
+//! A frame is *cold* (no memory behind it), *ready* (memory behind it, unused) or taken. Ready and
+//! taken frames are in the budget.
+
+use super::budget::{Budget, Taker};
+use crate::error::Result;
+use crate::media::Arena;
+use crate::sync::Mutex;
+
+/// All frames of a store.
+#[derive(Debug)]
+pub struct Frames {
+    arena: Arena,
+    frame_size: usize,
+    count: u32,
+    free: Mutex<Free>,
+}
+
+#[derive(Debug, Default)]
+struct Free {
+    ready: Vec<u32>,
+    cold: Vec<u32>,
+    /// Frames from here on were never used.
+    fresh: u32,
+}
+
+impl Frames {
+    /// Room for `count` frames; none has memory behind it yet.
+    ///
+    /// # Errors
+    /// See [`Arena::new`].
+    pub fn new(count: u32, frame_size: u32) -> Result<Self> {
+        let frame_size = frame_size as usize;
+        let arena = Arena::new("frames", count as usize * frame_size)?;
+        arena.prefer_huge_pages();
+        Ok(Self { arena, frame_size, count, free: Mutex::new(Free::default()) })
+    }
+
+    /// See [`Arena::lock`].
+    ///
+    /// # Errors
+    /// See [`Arena::lock`].
+    pub fn lock(&self) -> Result<()> {
+        self.arena.lock()
+    }
+
+    /// How many frames there can be.
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Takes a frame with memory behind it; `None` when the budget or the machine has none left.
+    pub fn take(&self, budget: &Budget, who: Taker) -> Option<u32> {
+        let size = self.frame_size as u64;
+        let frame = {
+            let mut free = self.free.lock();
+            // A ready frame is paid for already, but an ordinary taker leaves the reserve alone.
+            let others = budget.used().saturating_sub(size * free.ready.len() as u64);
+            let ordinary = others + size + budget.reserve() <= budget.limit();
+            if (who == Taker::Cleaner || ordinary)
+                && let Some(frame) = free.ready.pop()
+            {
+                return Some(frame);
+            }
+            if !budget.take(size, who) {
+                return None;
+            }
+            match free.cold.pop() {
+                Some(frame) => frame,
+                None if free.fresh < self.count => {
+                    free.fresh += 1;
+                    free.fresh - 1
+                }
+                None => {
+                    budget.give(size);
+                    return None;
+                }
+            }
+        };
+        if self.arena.populate(frame as usize * self.frame_size, self.frame_size).is_err() {
+            budget.give(size);
+            self.free.lock().cold.push(frame);
+            return None;
+        }
+        Some(frame)
+    }
+
+    /// Gives a frame back; it stays ready.
+    pub fn give(&self, frame: u32) {
+        self.free.lock().ready.push(frame);
+    }
+
+    /// Returns the memory of ready frames beyond `keep` of them. Says how many frames that were.
+    pub fn trim(&self, budget: &Budget, keep: usize) -> usize {
+        let surplus = {
+            let mut free = self.free.lock();
+            let keep = keep.min(free.ready.len());
+            free.ready.split_off(keep)
+        };
+        for frame in &surplus {
+            self.arena.remove(*frame as usize * self.frame_size, self.frame_size);
+            budget.give(self.frame_size as u64);
+        }
+        let mut free = self.free.lock();
+        free.cold.extend_from_slice(&surplus);
+        surplus.len()
+    }
+
+    /// Frames that are ready.
+    pub fn ready(&self) -> usize {
+        self.free.lock().ready.len()
+    }
+
+    /// The bytes of a record that is published and whose frame the caller keeps from being reused
+    /// (by an epoch, or by being the only cleaner).
+    ///
+    /// # Panics
+    /// When the range leaves the frame; offsets come from checked index entries.
+    pub fn bytes(&self, frame: u32, offset: u32, len: u32) -> &[u8] {
+        assert!(offset as usize + len as usize <= self.frame_size, "record leaves its frame");
+        let at = self.arena.at(frame as usize * self.frame_size + offset as usize);
+        // SAFETY: inside the arena (frame numbers come from `take`; the range was checked). The range
+        // was filled before it was published and nobody writes to it again before the frame is
+        // reused, which the caller prevents, so it is immutable while the slice lives.
+        unsafe { std::slice::from_raw_parts(at, len as usize) }
+    }
+
+    /// Copies `parts`, one after the other, into a reserved range that starts at `offset`.
+    ///
+    /// # Panics
+    /// When they leave the frame.
+    pub fn fill(&self, frame: u32, offset: u32, parts: &[&[u8]]) {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        assert!(offset as usize + len <= self.frame_size, "reservation leaves its frame");
+        let mut at = self.arena.at(frame as usize * self.frame_size + offset as usize);
+        for part in parts {
+            // SAFETY: the range was checked to be inside the frame; it was reserved by the caller
+            // alone and is not published yet, so nobody else reads or writes it.
+            unsafe {
+                std::ptr::copy_nonoverlapping(part.as_ptr(), at, part.len());
+                at = at.add(part.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The index: block number to newest version, 8 bytes a block, in leaves of 512 blocks made on demand.
+//!
+//! The entries are one sparse array in a memory file, so a leaf is a page of it, found without a
+//! pointer. A directory word a leaf says whether the page may be touched; it also counts who has to
+//! find it there.
+//!
+//! A leaf is *absent* (all holes, or all zeros if it is in the zero map), *present*, or *leaving*
+//! (present no more, but late readers may still look at its zeroed page).
+//!
+//! Invariants:
+//! - entries change only under their block's stripe lock and while the leaf is retained;
+//! - the directory's count is the number of entries that are no holes, plus the retains in force, so a
+//!   leaf whose count is 0 has only holes;
+//! - a leaf in the zero map is absent or leaving.
+
+use super::budget::{Budget, Taker};
+use super::epoch::{Epochs, Stamp};
+use super::format::Entry;
+use super::intervals::{BYTES_PER_RANGE, Intervals};
+use crate::error::Result;
+use crate::media::{PAGE, Words};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use std::ops::Range;
+
+/// Blocks in a leaf.
+pub const LEAF: u64 = (PAGE / 8) as u64;
+
+const PRESENT: u64 = 1 << 63;
+const LEAVING: u64 = 1 << 62;
+/// The leaf was seen empty and is on the list of those to look at.
+const NOTED: u64 = 1 << 61;
+
+/// The index of one volume.
+#[derive(Debug)]
+pub struct Index {
+    entries: Words,
+    directory: Words,
+    rare: Mutex<Rare>,
+    leaves: AtomicU64,
+    /// Blocks in the zero map; lets the usual case skip the lock.
+    zeroed: AtomicU64,
+    /// Blocks that ever went from the zero map to entries of their own.
+    unfolded: AtomicU64,
+    blocks_max: u64,
+}
+
+/// What changes seldom and under one lock.
+#[derive(Debug, Default)]
+struct Rare {
+    /// Leaves that read as written zeros.
+    zeroed: Intervals,
+    leaving: Vec<(u64, Stamp)>,
+    /// Leaves that were seen empty.
+    empty: Vec<u64>,
+}
+
+/// There is no such leaf and no memory to make it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoMemory;
+
+/// Proof that a leaf stays present; give it back with [`Index::release`].
+#[derive(Debug)]
+pub struct Retained(u64);
+
+impl Index {
+    /// An empty index for up to `blocks_max` blocks.
+    ///
+    /// # Errors
+    /// See [`Words::new`].
+    pub fn new(blocks_max: u64) -> Result<Self> {
+        let leaves = blocks_max.div_ceil(LEAF);
+        Ok(Self {
+            entries: Words::new("index", (leaves * LEAF) as usize)?,
+            directory: Words::new("directory", leaves as usize)?,
+            rare: Mutex::new(Rare::default()),
+            leaves: AtomicU64::new(0),
+            zeroed: AtomicU64::new(0),
+            unfolded: AtomicU64::new(0),
+            blocks_max: leaves * LEAF,
+        })
+    }
+
+    /// See [`Words::lock`].
+    ///
+    /// # Errors
+    /// See [`Words::lock`].
+    pub fn lock(&self) -> Result<()> {
+        self.entries.lock()?;
+        self.directory.lock()
+    }
+
+    /// Bytes of leaves: what the budget was charged for the index.
+    pub fn leaf_bytes(&self) -> u64 {
+        self.leaves.load(Ordering::Relaxed) * PAGE as u64
+    }
+
+    /// Bytes that the directory takes for a device of `blocks`, all of it touched, and of the zero map
+    /// as it is.
+    pub fn table_bytes(&self, blocks: u64) -> u64 {
+        let directory = (blocks.div_ceil(LEAF) * 8).next_multiple_of(PAGE as u64);
+        directory + (self.rare.lock().zeroed.ranges() * BYTES_PER_RANGE) as u64
+    }
+
+    /// Blocks in the zero map.
+    pub fn zeroed_blocks(&self) -> u64 {
+        self.zeroed.load(Ordering::Relaxed)
+    }
+
+    /// Blocks that ever went from the zero map to zero entries of their own, which nobody else counts.
+    pub fn unfolded_blocks(&self) -> u64 {
+        self.unfolded.load(Ordering::Relaxed)
+    }
+
+    /// The entry of `block`. A record's frame stays readable only while the caller is pinned.
+    pub fn load(&self, block: u64) -> Entry {
+        if !self.is_present(block / LEAF) {
+            return Entry::HOLE;
+        }
+        Entry(self.entries.get(block as usize).load(Ordering::Acquire))
+    }
+
+    /// Whether all of a leaf is absent, so that its blocks need not be looked at one by one.
+    pub fn is_present(&self, leaf: u64) -> bool {
+        self.directory.get(leaf as usize).load(Ordering::Acquire) & PRESENT != 0
+    }
+
+    /// Whether `block` reads as zeros because its whole leaf was zeroed.
+    pub fn is_zeroed(&self, block: u64) -> bool {
+        self.zeroed.load(Ordering::Relaxed) != 0 && self.rare.lock().zeroed.contains(block / LEAF)
+    }
+
+    /// Keeps the leaf of `block` present until [`Index::release`]; makes it if it is not. The caller
+    /// is pinned.
+    ///
+    /// # Errors
+    /// [`NoMemory`].
+    pub fn retain(&self, block: u64, budget: &Budget) -> std::result::Result<Retained, NoMemory> {
+        let leaf = block / LEAF;
+        loop {
+            if let Some(retained) = self.retain_present(block) {
+                return Ok(retained);
+            }
+            self.make(leaf, budget)?;
+        }
+    }
+
+    /// Keeps the leaf of `block` present if it is.
+    pub fn retain_present(&self, block: u64) -> Option<Retained> {
+        let word = self.directory.get((block / LEAF) as usize);
+        if word.fetch_add(1, Ordering::AcqRel) & PRESENT != 0 {
+            return Some(Retained(block / LEAF));
+        }
+        word.fetch_sub(1, Ordering::AcqRel);
+        None
+    }
+
+    /// Gives a leaf back, with the change that was made to the number of its entries.
+    pub fn release(&self, retained: &Retained, delta: i64) {
+        let word = self.directory.get(retained.0 as usize);
+        let before = word.fetch_add((delta - 1) as u64, Ordering::AcqRel);
+        let emptied = before.wrapping_add((delta - 1) as u64) == PRESENT;
+        let noted = |(from, to)| {
+            word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        };
+        if emptied && noted((PRESENT, PRESENT | NOTED)) {
+            self.rare.lock().empty.push(retained.0);
+        }
+    }
+
+    /// Replaces an entry; the caller holds the block's stripe lock and the leaf. Returns the old one.
+    pub fn swap(&self, _leaf: &Retained, block: u64, entry: Entry) -> Entry {
+        Entry(self.entries.get(block as usize).swap(entry.0, Ordering::AcqRel))
+    }
+
+    /// Hints that `block`'s entry is wanted soon.
+    pub fn prefetch(&self, block: u64) {
+        #[cfg(all(target_arch = "x86_64", not(shuttle)))]
+        if block < self.blocks_max && self.is_present(block / LEAF) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch reads nothing; the address is inside the array.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(self.entries.get(block as usize).as_ptr() as *const i8);
+            }
+        }
+    }
+
+    /// Blocks that the index can name.
+    pub fn blocks_max(&self) -> u64 {
+        self.blocks_max
+    }
+
+    fn make(&self, leaf: u64, budget: &Budget) -> std::result::Result<(), NoMemory> {
+        let mut rare = self.rare.lock();
+        let word = self.directory.get(leaf as usize);
+        let state = word.load(Ordering::Acquire);
+        if state & PRESENT != 0 {
+            return Ok(());
+        }
+        if state & LEAVING != 0 {
+            // Its page is still there and zero. Take it back from the list, whoever looks at it sees
+            // holes until something is published.
+            rare.leaving.retain(|(leaving, _)| *leaving != leaf);
+        } else {
+            if !budget.take(PAGE as u64, Taker::Ordinary) {
+                return Err(NoMemory);
+            }
+            if self.entries.populate_page((leaf * LEAF) as usize).is_err() {
+                budget.give(PAGE as u64);
+                return Err(NoMemory);
+            }
+            self.leaves.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut entries = 0;
+        if rare.zeroed.contains(leaf) {
+            for block in leaf * LEAF..(leaf + 1) * LEAF {
+                self.entries.get(block as usize).store(Entry::ZERO.0, Ordering::Relaxed);
+            }
+            entries = LEAF;
+            self.unfolded.fetch_add(LEAF, Ordering::Relaxed);
+            self.change_zeroed(&mut rare, budget, |zeroed| zeroed.remove(leaf..leaf + 1));
+        }
+        // Others may be passing through `retain_present` with their +1 and -1, so only bits and counts
+        // are added, nothing is stored.
+        let flags = PRESENT.wrapping_sub(state & LEAVING);
+        word.fetch_add(flags.wrapping_add(entries), Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Takes leaves out that were seen to have only holes and still do. Their memory follows when every
+    /// reader of today is gone ([`Index::collect`]).
+    pub fn drop_empty(&self, epochs: &Epochs) {
+        let mut rare = self.rare.lock();
+        for leaf in std::mem::take(&mut rare.empty) {
+            if !self.drop_one(&mut rare, leaf, epochs) {
+                self.directory.get(leaf as usize).fetch_and(!NOTED, Ordering::AcqRel);
+                // It may have become empty again while it still was noted.
+                self.drop_one(&mut rare, leaf, epochs);
+            }
+        }
+    }
+
+    fn drop_one(&self, rare: &mut Rare, leaf: u64, epochs: &Epochs) -> bool {
+        let word = self.directory.get(leaf as usize);
+        // Fails when there are entries or somebody retains it.
+        let leave = |from| {
+            word.compare_exchange(from, LEAVING, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        };
+        if !leave(PRESENT | NOTED) && !leave(PRESENT) {
+            return false;
+        }
+        rare.leaving.push((leaf, epochs.stamp()));
+        true
+    }
+
+    /// Makes whole leaves read as written zeros: empty ones leave and are put into the zero map. A leaf
+    /// that somebody writes to at this moment keeps its entries (holes, or what was written).
+    pub fn zero(&self, leaves: Range<u64>, epochs: &Epochs, budget: &Budget) {
+        let mut rare = self.rare.lock();
+        let mut run: Option<Range<u64>> = None;
+        for leaf in leaves {
+            let absent = !self.is_present(leaf) || self.drop_one(&mut rare, leaf, epochs);
+            if absent {
+                run = Some(run.map_or(leaf..leaf + 1, |r| r.start..leaf + 1));
+            } else if let Some(run) = run.take() {
+                self.change_zeroed(&mut rare, budget, |zeroed| zeroed.insert(run));
+            }
+        }
+        if let Some(run) = run {
+            self.change_zeroed(&mut rare, budget, |zeroed| zeroed.insert(run));
+        }
+    }
+
+    /// Takes whole leaves out of the zero map: they are holes again. Says how many blocks that were.
+    pub fn unzero(&self, leaves: Range<u64>, budget: &Budget) -> u64 {
+        if self.zeroed.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        let mut rare = self.rare.lock();
+        let before = rare.zeroed.total();
+        self.change_zeroed(&mut rare, budget, |zeroed| zeroed.remove(leaves));
+        (before - rare.zeroed.total()) * LEAF
+    }
+
+    fn change_zeroed(&self, rare: &mut Rare, budget: &Budget, change: impl FnOnce(&mut Intervals)) {
+        let before = rare.zeroed.ranges();
+        change(&mut rare.zeroed);
+        let after = rare.zeroed.ranges();
+        // Zeroing has to succeed also in a full store, and its ranges can never be more than leaves.
+        if after > before {
+            budget.add(((after - before) * BYTES_PER_RANGE) as u64);
+        } else {
+            budget.give(((before - after) * BYTES_PER_RANGE) as u64);
+        }
+        self.zeroed.store(rare.zeroed.total() * LEAF, Ordering::Relaxed);
+    }
+
+    /// Returns the memory of leaves that no reader can look at any more. Says how many.
+    pub fn collect(&self, epochs: &Epochs, budget: &Budget) -> usize {
+        let mut rare = self.rare.lock();
+        if rare.leaving.is_empty() {
+            return 0;
+        }
+        let horizon = epochs.horizon();
+        let (gone, staying): (Vec<_>, Vec<_>) =
+            rare.leaving.drain(..).partition(|(_, stamp)| *stamp < horizon);
+        rare.leaving = staying;
+        for (leaf, _) in &gone {
+            let first = (leaf * LEAF) as usize;
+            self.entries.remove_pages(first..first + LEAF as usize);
+            self.directory.get(*leaf as usize).fetch_and(!LEAVING, Ordering::AcqRel);
+            budget.give(PAGE as u64);
+            self.leaves.fetch_sub(1, Ordering::Relaxed);
+        }
+        gone.len()
+    }
+}

@@ -1,0 +1,104 @@
+//! A set of whole numbers kept as disjoint, non-adjacent half-open ranges. Pure.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Bytes that one range is taken to cost: two words in a B-tree node that is two thirds full, on
+/// average, and its share of the edges.
+pub const BYTES_PER_RANGE: usize = 48;
+
+/// The set. All operations take time logarithmic in the number of ranges, and linear in the number
+/// of ranges that they touch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Intervals {
+    /// Start to end.
+    ranges: BTreeMap<u64, u64>,
+    total: u64,
+}
+
+impl Intervals {
+    /// How many ranges there are.
+    pub fn ranges(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// How many numbers are in the set.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Whether `n` is in the set.
+    pub fn contains(&self, n: u64) -> bool {
+        self.ranges.range(..=n).next_back().is_some_and(|(_, end)| n < *end)
+    }
+
+    /// Adds a range.
+    pub fn insert(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let Range { mut start, mut end } = range;
+        // Everything that overlaps or touches the new range becomes part of it.
+        while let Some((s, e)) = self.ranges.range(..=end).next_back().map(|(s, e)| (*s, *e)) {
+            if e < start {
+                break;
+            }
+            self.ranges.remove(&s);
+            self.total -= e - s;
+            start = start.min(s);
+            end = end.max(e);
+        }
+        self.ranges.insert(start, end);
+        self.total += end - start;
+    }
+
+    /// Takes a range out.
+    pub fn remove(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        while let Some((s, e)) = self.ranges.range(..range.end).next_back().map(|(s, e)| (*s, *e)) {
+            if e <= range.start {
+                break;
+            }
+            self.ranges.remove(&s);
+            self.total -= e - s;
+            for part in [s..range.start.max(s), range.end.min(e)..e] {
+                if !part.is_empty() {
+                    self.total += part.end - part.start;
+                    self.ranges.insert(part.start, part.end);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 256 }))]
+        #[test]
+        fn it_is_a_set(steps in proptest::collection::vec((any::<bool>(), 0u64..60, 0u64..20), 0..60)) {
+            let (mut set, mut model) = (Intervals::default(), BTreeSet::new());
+            for (add, start, len) in steps {
+                if add {
+                    set.insert(start..start + len);
+                    model.extend(start..start + len);
+                } else {
+                    set.remove(start..start + len);
+                    model.retain(|n| !(start..start + len).contains(n));
+                }
+                prop_assert_eq!(set.total(), model.len() as u64);
+                for n in 0..90 {
+                    prop_assert_eq!(set.contains(n), model.contains(&n));
+                }
+                let runs = model.iter().filter(|n| **n == 0 || !model.contains(&(**n - 1))).count();
+                prop_assert_eq!(set.ranges(), runs);
+            }
+        }
+    }
+}

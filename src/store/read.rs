@@ -1,0 +1,90 @@
+//! Reads: no lock, one copy, every record checked.
+
+use super::codec::fill;
+use super::format::{Entry, HEADER, Home, Location, check_word, decode_shape, digest};
+use super::tally::Counts;
+use super::{Session, Store};
+use crate::BLOCK_SIZE;
+
+/// The record of a block is not what was written. Never served, never zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Damaged(pub u64);
+
+impl Store {
+    /// Reads one block as of some moment during the call. Returns the entry it came from.
+    ///
+    /// # Errors
+    /// [`Damaged`]; then `out` holds nothing of use.
+    pub fn read(
+        &self,
+        session: &mut Session,
+        block: u64,
+        out: &mut [u8; BLOCK_SIZE],
+    ) -> Result<Entry, Damaged> {
+        self.read_run(session, block, std::slice::from_mut(out))
+    }
+
+    /// Reads consecutive blocks, each as of some moment during the call. Returns the entry of the
+    /// first. One pin covers the run, so keep it short: it holds back the reuse of memory.
+    ///
+    /// # Errors
+    /// [`Damaged`] at the first one that is; the rest is not read.
+    pub fn read_run(
+        &self,
+        session: &mut Session,
+        first: u64,
+        out: &mut [[u8; BLOCK_SIZE]],
+    ) -> Result<Entry, Damaged> {
+        let pin = session.pin(self);
+        let mut result = Ok(Entry::HOLE);
+        for (i, out) in out.iter_mut().enumerate() {
+            let block = first + i as u64;
+            let entry = self.index.load(block);
+            let whole = match entry.home() {
+                Home::Hole => {
+                    out.fill(0);
+                    true
+                }
+                Home::Same(word) => {
+                    fill(out, u64::from(word) << 32 | u64::from(word));
+                    true
+                }
+                Home::Record(at) => self.read_record(session, block, at, out),
+            };
+            if !whole {
+                result = Err(Damaged(block));
+                break;
+            }
+            if i == 0 {
+                result = Ok(entry);
+            }
+        }
+        drop(pin);
+        if result.is_err() {
+            session.count(&Counts { corrupt: 1, ..Counts::default() });
+        }
+        result
+    }
+
+    fn read_record(
+        &self,
+        session: &mut Session,
+        block: u64,
+        at: Location,
+        out: &mut [u8; BLOCK_SIZE],
+    ) -> bool {
+        let Some(frame) = self.segments.frame(at.segment) else { return false };
+        if at.offset + at.record_len() > self.shape.segment {
+            return false;
+        }
+        let record = self.frames.bytes(frame, at.offset, at.record_len());
+        let (header, payload) = record.split_at(HEADER);
+        let shape = [header[0], header[1]];
+        let check = u32::from_le_bytes([header[2], header[3], header[4], header[5]]);
+        let Some((len, coding)) = decode_shape(shape) else { return false };
+        let sequence = self.segments.sequence(at.segment);
+        len == payload.len()
+            && check_word(digest(shape, payload), block, sequence) == check
+            && session.codec.decode(coding, payload, out)
+    }
+}

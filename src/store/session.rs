@@ -1,0 +1,84 @@
+//! What one thread needs to use a store: its place in the epochs, its codec, its scratch memory, its
+//! tally. Nothing is allocated after it was made.
+
+use super::Store;
+use super::codec::Codec;
+use super::epoch::Participant;
+use super::format::RECORD_MAX;
+use super::tally::{Counts, Tally};
+use super::write::{GROUP, Staged};
+use crate::BLOCK_SIZE;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One thread's way into a [`Store`].
+pub struct Session {
+    participant: Participant,
+    pub(super) codec: Codec,
+    /// Room for a group of blocks that did not shrink.
+    pub(super) scratch: Box<[u8]>,
+    pub(super) staged: [Staged; GROUP],
+    pub(super) staged_count: usize,
+    pub(super) tally: Arc<Tally>,
+    /// Time spent waiting for memory; whoever measures takes it and sets it to zero.
+    pub stalled: Duration,
+    memory: u64,
+}
+
+/// While it lives, nothing that the index names is reused.
+pub struct Pin<'a> {
+    store: &'a Store,
+    participant: Participant,
+}
+
+impl Session {
+    pub(super) fn new(store: &Store) -> Option<Self> {
+        let participant = store.epochs.join()?;
+        let codec = Codec::new(store.shape.algorithm);
+        let scratch = vec![0; GROUP * RECORD_MAX].into_boxed_slice();
+        let memory =
+            (codec.memory() + scratch.len() + size_of::<Self>() + size_of::<Tally>()) as u64;
+        store.budget.add(memory);
+        let tally = store.tallies.join();
+        let staged = [Staged::default(); GROUP];
+        Some(Self {
+            participant,
+            codec,
+            scratch,
+            staged,
+            staged_count: 0,
+            tally,
+            stalled: Duration::ZERO,
+            memory,
+        })
+    }
+
+    pub(super) fn leave(&self, store: &Store) {
+        store.tallies.leave(&self.tally);
+        store.epochs.leave(&self.participant);
+        store.budget.give(self.memory);
+    }
+
+    /// Bytes that this session takes.
+    pub fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// Pins the current epoch. Pins do not nest.
+    pub fn pin<'a>(&self, store: &'a Store) -> Pin<'a> {
+        store.epochs.pin(&self.participant);
+        Pin { store, participant: self.participant }
+    }
+
+    pub(super) fn count(&self, change: &Counts) {
+        self.tally.add(change);
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.store.epochs.unpin(&self.participant);
+    }
+}
+
+const _: () = assert!(RECORD_MAX > BLOCK_SIZE);

@@ -1,0 +1,140 @@
+//! What is stored, counted by those who store it: one tally a thread, added up when somebody asks.
+//!
+//! Each number may go below zero in one tally (a block written through one channel and discarded
+//! through another); only the sums mean something.
+
+use super::format::{HEADER, Home};
+use crate::BLOCK_SIZE;
+use crate::sync::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+/// Payloads up to this count as good compression (`GoodCompress`): half a block.
+const GOOD_MAX: u32 = BLOCK_SIZE as u32 / 2;
+/// Payloads above this count as none (`NoCompress`): three quarters of a block.
+const POOR_ABOVE: u32 = BLOCK_SIZE as u32 / 4 * 3;
+/// No codec makes a payload this short, other than the 8-byte word of a same-filled block.
+const FILL_LEN: u32 = 8;
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// One thread's numbers, or all of them added up.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Counts { $($(#[$doc])* pub $name: i64,)* }
+
+        /// The numbers of one thread, written by it alone.
+        #[derive(Debug, Default)]
+        #[repr(align(128))]
+        pub struct Tally { $($name: AtomicI64,)* }
+
+        impl Tally {
+            /// Adds changes. Only the tally's own thread calls this, so a load and a store suffice.
+            pub fn add(&self, change: &Counts) {
+                $(if change.$name != 0 {
+                    let now = self.$name.load(Ordering::Relaxed);
+                    self.$name.store(now + change.$name, Ordering::Relaxed);
+                })*
+            }
+
+            /// The numbers now.
+            pub fn counts(&self) -> Counts {
+                Counts { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+
+        impl std::ops::AddAssign<&Counts> for Counts {
+            fn add_assign(&mut self, other: &Counts) {
+                $(self.$name += other.$name;)*
+            }
+        }
+    };
+}
+
+counts! {
+    /// Blocks in records, same-filled ones not counted.
+    stored,
+    /// Blocks that repeat a word, zeros included.
+    same,
+    /// Blocks of written zeros.
+    zero,
+    /// Stored blocks of at most half their size.
+    good,
+    /// Stored blocks of more than three quarters of their size.
+    poor,
+    /// Stored blocks kept as they are.
+    raw,
+    /// Blocks ever kept as they are.
+    raw_total,
+    /// Bytes of payload in records.
+    payload,
+    /// Bytes of headers of live records.
+    headers,
+    /// Blocks freed by discards and write-zeroes.
+    discarded,
+    /// Records that were damaged when read.
+    corrupt,
+    /// Blocks moved by the cleaner.
+    moved,
+    /// Bytes moved by the cleaner.
+    moved_bytes,
+    /// Segments emptied by the cleaner.
+    cleaned,
+}
+
+impl Counts {
+    /// Counts a block that came (`by` = 1) or went (−1).
+    pub fn block(&mut self, home: Home, by: i64) {
+        match home {
+            Home::Hole => {}
+            Home::Same(word) => {
+                self.same += by;
+                self.zero += if word == 0 { by } else { 0 };
+            }
+            Home::Record(at) => {
+                self.payload += by * i64::from(at.len);
+                self.headers += by * HEADER as i64;
+                if at.len == FILL_LEN {
+                    self.same += by;
+                    return;
+                }
+                self.stored += by;
+                self.good += if at.len <= GOOD_MAX { by } else { 0 };
+                self.poor += if at.len > POOR_ABOVE { by } else { 0 };
+                self.raw += if at.len as usize == BLOCK_SIZE { by } else { 0 };
+            }
+        }
+    }
+}
+
+/// All tallies of a store.
+#[derive(Debug, Default)]
+pub struct Tallies {
+    live: Mutex<Vec<Arc<Tally>>>,
+    past: Mutex<Counts>,
+}
+
+impl Tallies {
+    /// A tally for one more thread.
+    pub fn join(&self) -> Arc<Tally> {
+        let tally = Arc::new(Tally::default());
+        self.live.lock().push(Arc::clone(&tally));
+        tally
+    }
+
+    /// Keeps a thread's numbers after it has gone.
+    pub fn leave(&self, tally: &Arc<Tally>) {
+        let mut live = self.live.lock();
+        *self.past.lock() += &tally.counts();
+        live.retain(|other| !Arc::ptr_eq(other, tally));
+    }
+
+    /// All of them, added up.
+    pub fn sum(&self) -> Counts {
+        let live = self.live.lock();
+        let mut sum = *self.past.lock();
+        for tally in live.iter() {
+            sum += &tally.counts();
+        }
+        sum
+    }
+}

@@ -1,0 +1,59 @@
+//! What to clean and when: pure functions of what is known.
+
+use crate::store::segment::Sealed;
+
+/// Memory may be this much above the payload while writes go on, in thousandths: the thread that opens
+/// a segment above it cleans first.
+pub const BUSY_PERMILLE: u64 = 1190;
+/// Where quiet volumes are cleaned down to.
+pub const QUIET_PERMILLE: u64 = 1055;
+/// Segments of slack that small volumes get on top: the open one and those in flight.
+pub const SLACK_SEGMENTS: u64 = 3;
+/// A segment with less garbage than this share (one part in so many) is not worth copying.
+pub const WORTH_PART: u32 = 32;
+
+/// Whether `used` bytes are too many for `payload` bytes.
+pub fn over(used: u64, payload: u64, permille: u64, segment: u32) -> bool {
+    used > payload / 1000 * permille + SLACK_SEGMENTS * u64::from(segment)
+}
+
+/// The segments to clean next, the emptiest first, at most `most` of them: those with at least
+/// `least_dead` bytes of garbage. Greedy choice is optimal for uniform overwriting and within a few
+/// percent of it elsewhere while the share of garbage is small (Rosenblum & Ousterhout 1992, §3.4–3.6
+/// compare it with cost-benefit, which needs hot and cold data in separate streams to pay).
+pub fn victims(sealed: impl Iterator<Item = Sealed>, least_dead: u32, most: usize) -> Vec<Sealed> {
+    let mut worth: Vec<Sealed> = sealed.filter(|s| s.dead >= least_dead.max(1)).collect();
+    let by_dead = |s: &Sealed| std::cmp::Reverse((s.dead, std::cmp::Reverse(s.sequence)));
+    if worth.len() > most {
+        worth.select_nth_unstable_by_key(most, by_dead);
+        worth.truncate(most);
+    }
+    worth.sort_unstable_by_key(by_dead);
+    worth
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sealed(segment: u32, dead: u32) -> Sealed {
+        Sealed { segment, end: 1000, dead, sequence: u64::from(segment) }
+    }
+
+    #[test]
+    fn the_emptiest_go_first_and_full_ones_stay() {
+        let all = [sealed(1, 10), sealed(2, 900), sealed(3, 500), sealed(4, 900), sealed(5, 0)];
+        let chosen: Vec<u32> =
+            victims(all.into_iter(), 20, 3).into_iter().map(|s| s.segment).collect();
+        assert_eq!(chosen, [2, 4, 3]);
+        assert!(victims(all.into_iter(), 901, 3).is_empty());
+        assert_eq!(victims(all.into_iter(), 0, 9).len(), 4);
+    }
+
+    #[test]
+    fn slack_lets_small_volumes_be() {
+        assert!(!over(3 << 20, 0, BUSY_PERMILLE, 1 << 20));
+        assert!(over((3 << 20) + 1, 0, BUSY_PERMILLE, 1 << 20));
+        assert!(over(1300 << 20, 1000 << 20, BUSY_PERMILLE, 1 << 20));
+    }
+}

@@ -1,0 +1,300 @@
+//! The RAM tier: a store whose limit holds, whose memory stays near its payload, and which fails a
+//! write only when nothing more fits.
+//!
+//! Whoever needs room makes it: the thread that opens a segment while garbage is above its share
+//! cleans some of it first, so memory stays bounded however fast writes come, and no write waits for
+//! another thread's turn. A thread of the volume's own does the same when writes have ceased
+//! ([`Ram::tend`]).
+//!
+//! Invariants:
+//! - one thread cleans at a time;
+//! - no stripe lock is held and no epoch pinned while a thread waits for the cleaner.
+
+use super::policy;
+use crate::BLOCK_SIZE;
+use crate::error::Result;
+use crate::store::budget::Taker;
+use crate::store::format::Entry;
+use crate::store::segment::Sealed;
+use crate::store::{Blocked, Cleaned, Session, Shape, Store};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Nothing more fits under the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoSpace;
+
+/// Victims chosen at a look at the whole segment table.
+const VICTIMS: usize = 32;
+/// Frames kept ready while writes go on.
+const READY_BUSY: usize = 4;
+
+/// A store, its limit, and its cleaner.
+pub struct Ram {
+    store: Store,
+    cleaner: Mutex<Cleaner>,
+    /// Segments opened by writes: what tells a quiet volume from a busy one.
+    opened: AtomicU64,
+    stalls: AtomicU64,
+    no_space: AtomicU64,
+}
+
+struct Cleaner {
+    session: Session,
+    queue: Vec<Sealed>,
+}
+
+impl Ram {
+    /// An empty tier.
+    ///
+    /// # Errors
+    /// See [`Store::new`].
+    pub fn new(shape: Shape, limit: u64) -> Result<Self> {
+        let store = Store::new(shape, limit)?;
+        let session = store.session()?;
+        let zero = || AtomicU64::new(0);
+        Ok(Self {
+            store,
+            cleaner: Mutex::new(Cleaner { session, queue: Vec::with_capacity(VICTIMS) }),
+            opened: zero(),
+            stalls: zero(),
+            no_space: zero(),
+        })
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Writes that had to wait for the cleaner at the limit.
+    pub fn stalls(&self) -> u64 {
+        self.stalls.load(Ordering::Relaxed)
+    }
+
+    /// Writes that were refused.
+    pub fn refusals(&self) -> u64 {
+        self.no_space.load(Ordering::Relaxed)
+    }
+
+    /// Writes whole blocks of one group.
+    ///
+    /// # Errors
+    /// [`NoSpace`]; blocks before the one that did not fit are written.
+    pub fn write(
+        &self,
+        session: &mut Session,
+        first: u64,
+        blocks: &[[u8; BLOCK_SIZE]],
+    ) -> std::result::Result<(), NoSpace> {
+        self.store.stage(session, blocks);
+        self.commit(session, first, None).map(|_| ())
+    }
+
+    /// Writes one block if its entry is still `expect`; `false` when it is not.
+    ///
+    /// # Errors
+    /// [`NoSpace`]; nothing is written.
+    pub fn write_if(
+        &self,
+        session: &mut Session,
+        block: u64,
+        data: &[u8; BLOCK_SIZE],
+        expect: Entry,
+    ) -> std::result::Result<bool, NoSpace> {
+        self.store.stage(session, std::slice::from_ref(data));
+        self.commit(session, block, Some(expect))
+    }
+
+    fn commit(
+        &self,
+        session: &mut Session,
+        first: u64,
+        expect: Option<Entry>,
+    ) -> std::result::Result<bool, NoSpace> {
+        let mut done = 0;
+        loop {
+            let progress = self.store.commit(session, first, done, expect);
+            done = progress.done;
+            match progress.blocked {
+                None => return Ok(true),
+                Some(Blocked::Changed) => return Ok(false),
+                Some(Blocked::Segment(len)) => self.roll(session, len)?,
+                Some(Blocked::Leaf) => self.reclaim(Some(session), |store| {
+                    store.frames().trim(store.budget(), crate::store::RESERVE_SEGMENTS as usize);
+                    store.budget().fits(crate::media::PAGE as u64, Taker::Ordinary)
+                })?,
+            }
+        }
+    }
+
+    /// Opens a segment with room for `len` bytes; cleans before that when garbage is above its share.
+    fn roll(&self, session: &mut Session, len: u32) -> std::result::Result<(), NoSpace> {
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        self.store.collect();
+        if self.over(policy::BUSY_PERMILLE) {
+            let cleaner = &mut *self.cleaner.lock();
+            // Two writers that come here together must not both pay.
+            let mut freed = 0;
+            while freed < self.store.segment_size() && self.over(policy::BUSY_PERMILLE) {
+                let Some(dead) = self.clean_one(cleaner) else { break };
+                freed += dead;
+                self.store.collect();
+            }
+        }
+        if self.store.open_segment(Taker::Ordinary, len) {
+            return Ok(());
+        }
+        self.reclaim(Some(session), |store| store.open_segment(Taker::Ordinary, len))
+    }
+
+    /// Makes room at the limit for the writer of `session`, until `enough` says that it is.
+    fn reclaim(
+        &self,
+        session: Option<&mut Session>,
+        mut enough: impl FnMut(&Store) -> bool,
+    ) -> std::result::Result<(), NoSpace> {
+        self.stalls.fetch_add(1, Ordering::Relaxed);
+        let start = Instant::now();
+        let result = {
+            let cleaner = &mut *self.cleaner.lock();
+            self.reclaim_locked(cleaner, &mut enough)
+        };
+        if let Some(session) = session {
+            session.stalled += start.elapsed();
+        }
+        if result.is_err() {
+            self.no_space.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn reclaim_locked(
+        &self,
+        cleaner: &mut Cleaner,
+        enough: &mut dyn FnMut(&Store) -> bool,
+    ) -> std::result::Result<(), NoSpace> {
+        self.drop_empty_leaves();
+        loop {
+            self.settle();
+            if enough(&self.store) {
+                return Ok(());
+            }
+            if self.clean_one(cleaner).is_none() && !self.seal_garbage() {
+                // What was retired by the last cleaning may have made the difference.
+                self.settle();
+                return if enough(&self.store) { Ok(()) } else { Err(NoSpace) };
+            }
+        }
+    }
+
+    /// Waits until everything that was retired is free. Pins are short, so this is too.
+    fn settle(&self) {
+        let mut round = 0;
+        self.store.collect();
+        while self.store.retired() > 0 {
+            crate::sync::relax(round);
+            round += 1;
+            self.store.collect();
+        }
+    }
+
+    /// Cleans the emptiest segment. Says how much garbage it had; `None` when none is worth it.
+    fn clean_one(&self, cleaner: &mut Cleaner) -> Option<u32> {
+        loop {
+            if cleaner.queue.is_empty() {
+                let least = self.store.segment_size() / policy::WORTH_PART;
+                let mut victims =
+                    policy::victims(self.store.segments().all_sealed(), least, VICTIMS);
+                victims.reverse();
+                cleaner.queue = victims;
+            }
+            let victim = cleaner.queue.pop()?;
+            // The queue may be old: the segment may be gone, or have more garbage by now.
+            let Some(victim) = self
+                .store
+                .segments()
+                .sealed(victim.segment)
+                .filter(|now| now.sequence == victim.sequence)
+            else {
+                continue;
+            };
+            match self.store.clean(&mut cleaner.session, victim) {
+                Cleaned::Emptied => return Some(victim.dead),
+                Cleaned::Damaged => {}
+                Cleaned::NoRoom => {
+                    cleaner.queue.clear();
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Seals the open segment if it holds garbage worth cleaning. `false` when it does not.
+    fn seal_garbage(&self) -> bool {
+        let Some((segment, end)) = self.store.log().open() else { return false };
+        let dead = self.store.segments().dead_bytes(segment);
+        let size = self.store.segment_size();
+        dead >= (size / policy::WORTH_PART).max(1)
+            && end > 0
+            && self.store.open_segment(Taker::Cleaner, size)
+    }
+
+    fn drop_empty_leaves(&self) {
+        self.store.index().drop_empty(self.store.epochs());
+    }
+
+    fn over(&self, permille: u64) -> bool {
+        let payload = self.store.tallies().sum().payload.max(0) as u64;
+        policy::over(self.store.budget().used(), payload, permille, self.store.segment_size())
+    }
+
+    /// What the volume's own thread does now and then: `quiet` when no segment was opened for a while.
+    /// Stops early when `stop` says so.
+    pub fn tend(&self, quiet: bool, stop: &dyn Fn() -> bool) {
+        self.store.collect();
+        if !quiet {
+            self.store.frames().trim(self.store.budget(), READY_BUSY);
+            return;
+        }
+        while self.over(policy::QUIET_PERMILLE) && !stop() {
+            let Some(cleaner) = &mut self.cleaner.try_lock() else { return };
+            if self.clean_one(cleaner).is_none() {
+                break;
+            }
+            self.store.collect();
+            self.store.frames().trim(self.store.budget(), READY_BUSY);
+        }
+        self.drop_empty_leaves();
+        self.store.collect();
+        self.store.frames().trim(self.store.budget(), 0);
+    }
+
+    /// Segments opened by writes so far.
+    pub fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Lowers or raises the limit. `false`, and nothing changes, when what is stored does not fit.
+    pub fn set_limit(&self, bytes: u64) -> bool {
+        let before = self.store.budget().limit();
+        self.store.budget().set_limit(bytes);
+        let fits = |store: &Store| {
+            store.frames().trim(store.budget(), 0);
+            store.budget().used() + store.budget().reserve() <= bytes
+        };
+        if bytes >= before || self.reclaim(None, fits).is_ok() {
+            return true;
+        }
+        self.store.budget().set_limit(before);
+        false
+    }
+}
+
+impl Drop for Ram {
+    fn drop(&mut self) {
+        let cleaner = self.cleaner.lock();
+        self.store.leave(&cleaner.session);
+    }
+}

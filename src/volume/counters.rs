@@ -1,0 +1,120 @@
+//! What the requests of one thread came to. Written by that thread alone, added up on demand.
+
+use crate::stats::Requests;
+use crate::stats::histogram::{Histogram, Sum};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Kinds of request, as they are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Kind {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Flushes.
+    Flush,
+    /// Discards.
+    Discard,
+    /// Write-zeroes.
+    WriteZeroes,
+}
+
+/// How many kinds there are.
+pub const KINDS: usize = 5;
+
+/// One thread's counters.
+#[derive(Debug, Default)]
+pub struct Counters {
+    kinds: [PerKind; KINDS],
+    invalid: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct PerKind {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+    failed: AtomicU64,
+    waiting: Histogram,
+    serving: Histogram,
+}
+
+/// What became of one request.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// Bytes that were asked for.
+    pub bytes: u64,
+    /// Whether it ended with an error.
+    pub failed: bool,
+    /// See [`Requests::waiting`].
+    pub waiting: Duration,
+    /// See [`Requests::serving`].
+    pub serving: Duration,
+}
+
+fn add(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+}
+
+impl Counters {
+    /// Counts a request.
+    pub fn count(&self, kind: Kind, outcome: Outcome) {
+        let to = &self.kinds[kind as usize];
+        add(&to.requests, 1);
+        add(&to.bytes, outcome.bytes);
+        if outcome.failed {
+            add(&to.failed, 1);
+        }
+        to.waiting.record(outcome.waiting);
+        to.serving.record(outcome.serving);
+    }
+
+    /// Counts a request that lay outside the device.
+    pub fn count_invalid(&self) {
+        add(&self.invalid, 1);
+    }
+}
+
+/// Counters of many threads, added up.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    kinds: [KindTotal; KINDS],
+    /// Requests that lay outside the device.
+    pub invalid: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct KindTotal {
+    requests: u64,
+    bytes: u64,
+    failed: u64,
+    waiting: Sum,
+    serving: Sum,
+}
+
+impl Totals {
+    /// Adds one thread's counters.
+    pub fn add(&mut self, counters: &Counters) {
+        self.invalid += counters.invalid.load(Ordering::Relaxed);
+        for (to, from) in self.kinds.iter_mut().zip(&counters.kinds) {
+            to.requests += from.requests.load(Ordering::Relaxed);
+            to.bytes += from.bytes.load(Ordering::Relaxed);
+            to.failed += from.failed.load(Ordering::Relaxed);
+            to.waiting.add(&from.waiting);
+            to.serving.add(&from.serving);
+        }
+    }
+
+    /// One kind, as it is reported.
+    pub fn requests(&self, kind: Kind) -> Requests {
+        let total = &self.kinds[kind as usize];
+        Requests {
+            requests: total.requests,
+            bytes: total.bytes,
+            failed: total.failed,
+            waiting: total.waiting.latency(),
+            serving: total.serving.latency(),
+        }
+    }
+}

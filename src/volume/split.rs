@@ -1,0 +1,89 @@
+//! Byte ranges into blocks. Pure.
+
+use crate::BLOCK_SIZE;
+use crate::store::GROUP;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+
+/// A piece of a request that one step serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Whole blocks of one group.
+    Blocks {
+        /// The first block.
+        first: u64,
+        /// How many, 1 to [`GROUP`].
+        count: usize,
+    },
+    /// Part of one block.
+    Part {
+        /// The block.
+        block: u64,
+        /// First byte within it.
+        from: usize,
+        /// Bytes, less than a block.
+        len: usize,
+    },
+}
+
+impl Piece {
+    /// Bytes of the request that the piece covers.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Blocks { count, .. } => count * BLOCK_SIZE,
+            Self::Part { len, .. } => len,
+        }
+    }
+}
+
+/// The pieces of `len` bytes from `offset` on, in order.
+pub fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
+    let end = offset + len;
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        if at >= end {
+            return None;
+        }
+        let (block, from) = (at / BLOCK, (at % BLOCK) as usize);
+        let piece = if from != 0 || end - at < BLOCK {
+            let len = (BLOCK_SIZE - from).min((end - at) as usize);
+            Piece::Part { block, from, len }
+        } else {
+            let in_group = GROUP - block as usize % GROUP;
+            let in_range = ((end - at) / BLOCK).min(GROUP as u64) as usize;
+            Piece::Blocks { first: block, count: in_group.min(in_range) }
+        };
+        at += piece.bytes() as u64;
+        Some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 8 } else { 512 }))]
+        #[test]
+        fn pieces_cover_the_range_once_in_order(offset in 0u64..1 << 20, len in 0u64..1 << 19) {
+            let mut at = offset;
+            for piece in pieces(offset, len) {
+                prop_assert!(piece.bytes() > 0);
+                match piece {
+                    Piece::Blocks { first, count } => {
+                        prop_assert_eq!(first * BLOCK, at);
+                        let group = GROUP as u64;
+                        prop_assert_eq!(first / group, (first + count as u64 - 1) / group);
+                    }
+                    Piece::Part { block, from, len } => {
+                        prop_assert_eq!(block * BLOCK + from as u64, at);
+                        prop_assert!(from + len <= BLOCK_SIZE && len < BLOCK_SIZE);
+                    }
+                }
+                at += piece.bytes() as u64;
+            }
+            prop_assert_eq!(at, offset + len);
+        }
+    }
+}
