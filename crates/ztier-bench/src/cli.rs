@@ -2,6 +2,7 @@
 
 use crate::data::Kind;
 use crate::report::{Report, print, say, warn};
+use crate::sys::cpu::Stopwatch;
 use crate::sys::interrupt;
 use crate::workload::iozone::{self, Mode, Series};
 use crate::workload::{Context, engine, export, memory, sequential, soak, startup, stress};
@@ -166,6 +167,7 @@ fn zram(args: ZramArgs) -> Result<()> {
     if args.stress_quick {
         return stress::short(&context);
     }
+    warn_if_busy()?;
     let sections =
         if args.only.is_empty() { Section::value_variants().to_vec() } else { args.only };
     let mut failed = Vec::new();
@@ -192,6 +194,19 @@ fn zram(args: ZramArgs) -> Result<()> {
         warn("figures are missing");
         Err(Error::failure(format!("failed: {}", failed.join(", "))))
     }
+}
+
+/// Others' work on this machine makes every figure worse than it is.
+fn warn_if_busy() -> Result<()> {
+    let watch = Stopwatch::start();
+    interrupt::sleep(Duration::from_millis(500))?;
+    let busy = watch.stop().machine_percent;
+    if busy > 20.0 {
+        warn(&format!(
+            "the machine is busy ({busy:.0} % of a CPU): these figures are worth little"
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

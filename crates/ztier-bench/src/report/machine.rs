@@ -20,8 +20,13 @@ pub fn uname_line() -> String {
     [u.sysname(), u.release(), u.version(), u.machine()].map(|s| s.to_string_lossy()).join(" ")
 }
 
+/// Memory that can be had without pushing anything out, in bytes (`MemAvailable`).
+pub fn available_bytes() -> u64 {
+    meminfo_kib("MemAvailable").unwrap_or(0) * 1024
+}
+
 /// A field of `/proc/meminfo`, in KiB.
-pub fn meminfo_kib(field: &str) -> Option<u64> {
+fn meminfo_kib(field: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix(field)?.strip_prefix(':'))?;
     line.split_whitespace().next()?.parse().ok()

@@ -8,7 +8,7 @@ mod machine;
 mod stats;
 
 pub use layout::{Column, IozoneTable};
-pub use machine::describe as machine;
+pub use machine::{available_bytes, describe as machine};
 pub use stats::{geomean, median, slope};
 
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! A RAM disk: a loop device on a file in a tmpfs of its own.
 
 use super::Disk;
-use crate::report::warn;
+use crate::report::{available_bytes, warn};
 use crate::sys::command::{run, undo};
 use crate::sys::workdir::WorkDir;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -9,9 +9,11 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use ztier::error::{Context, Result};
+use ztier::error::{Context, Error, Result};
 
 const LIMIT: Duration = Duration::from_secs(20);
+/// Memory that must be left for everything else.
+const SPARE: u64 = 512 << 20;
 
 /// A loop device with all of its memory allocated. Fields are dropped in order: device, tmpfs, directory.
 pub struct RamDisk {
@@ -33,6 +35,14 @@ impl RamDisk {
     /// # Errors
     /// No root, no loop devices, not enough memory.
     pub fn new(size: u64) -> Result<Self> {
+        let available = available_bytes();
+        if available < size + SPARE {
+            return Err(Error::failure(format!(
+                "a RAM disk of {} MiB does not fit: {} MiB of memory are available",
+                size >> 20,
+                available >> 20
+            )));
+        }
         let dir = WorkDir::new("ram")?;
         let tmpfs = Tmpfs::new(dir.path(), size)?;
         let file = dir.path().join("disk");

@@ -32,6 +32,7 @@ impl OwnVolume {
         let options = Options {
             size,
             ram_limit,
+            ram_limit_max: ram_limit,
             segment: 1 << 20,
             algorithm: Algorithm::Lz4,
             lock_memory: false,
@@ -149,12 +150,22 @@ fn measure(
     let threads = pools.len();
     let plural = if threads == 1 { "" } else { "s" };
     let case = format!("{case}, {threads} thread{plural}");
-    Ok(gathered.iter().map(|g| context.report.row(g.row(SECTION, &case))).collect())
+    let medians: Vec<f64> =
+        gathered.iter().map(|g| context.report.row(g.row(SECTION, &case))).collect();
+    if let Some(best) = best_rival(&medians) {
+        say(&format!("the rival's best here: {}", targets[best].name()));
+    }
+    Ok(medians)
+}
+
+/// Which of those after the first (ours) is the fastest.
+fn best_rival(medians: &[f64]) -> Option<usize> {
+    (1..medians.len()).max_by(|&a, &b| medians[a].total_cmp(&medians[b]))
 }
 
 /// Ours (the first) ÷ the best of the others.
 fn against_best(medians: &[f64]) -> f64 {
-    medians[0] / medians[1..].iter().copied().fold(f64::NAN, f64::max)
+    best_rival(medians).map_or(f64::NAN, |best| medians[0] / medians[best])
 }
 
 #[cfg(test)]

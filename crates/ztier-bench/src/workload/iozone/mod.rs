@@ -14,6 +14,7 @@ use crate::rival::ext4::Ext4;
 use crate::rival::{Disk, System};
 use crate::sys::caches::CacheDropper;
 use crate::sys::command;
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
@@ -66,7 +67,7 @@ struct Contender {
 
 /// Runs the section.
 pub fn run(context: &mut Context) -> Result<()> {
-    let quick = vec![(128 << 20, 64 << 10), (128 << 20, 1 << 20)];
+    let quick = vec![(64 << 20, 64 << 10), (64 << 20, 1 << 20)];
     let plan = context.pick(quick, full_plan());
     let mut contenders = Vec::new();
     for system in System::ALL {
@@ -168,6 +169,9 @@ pub fn in_child(dir: &Path, series: Series) -> Result<[Figure; 9]> {
 
 /// The child's side: figures as JSON on standard output.
 pub fn child(dir: &Path, series: Series) -> Result<()> {
+    // If the parent is killed, nobody waits for the figures.
+    rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
+        .context("cannot tie a series to its run")?;
     let mut pool = Pool::build(series.kind, POOL_BYTES, SEED)?;
     let figures = tests::run(dir, series, &mut pool)?;
     print(&serde_json::to_string(&figures).context("cannot make JSON")?);
@@ -177,8 +181,12 @@ pub fn child(dir: &Path, series: Series) -> Result<()> {
 /// The command line that IOzone would be given for this.
 fn command_line(mode: Mode) -> &'static str {
     match mode {
-        Mode::Mmap => "ztier-bench, as iozone -a -B -n 1G -g 2G -G -R -M -+u",
-        Mode::Plain => "ztier-bench, as iozone -a -e -n 1G -g 2G -R -M -+u",
+        Mode::Mmap => {
+            "ztier-bench, as iozone -a -B -n 1G -g 2G -G -R -M -+u, file uncached before each read test"
+        }
+        Mode::Plain => {
+            "ztier-bench, as iozone -a -e -n 1G -g 2G -R -M -+u, file uncached before each read test"
+        }
     }
 }
 
