@@ -58,11 +58,12 @@ struct ZramArgs {
     #[arg(long)]
     keep_going: bool,
     /// Data of the IOzone tests: iozone (its own pattern), 2:1 (or any ratio), mix-2:1 (blocks of
-    /// varying size), files (real ones of this machine).
-    #[arg(long, value_name = "DATA", value_delimiter = ',', default_value = "2:1")]
+    /// varying size), files (real ones of this machine). The first is run with all sizes, the others
+    /// with some. By default 2:1, and in a full run iozone and files too.
+    #[arg(long, value_name = "DATA", value_delimiter = ',')]
     data: Vec<Kind>,
-    /// How the IOzone tests access their files.
-    #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "mmap")]
+    /// How the IOzone tests access their files. By default mmap, and in a full run plain too.
+    #[arg(long, value_name = "MODE", value_delimiter = ',')]
     mode: Vec<Mode>,
 }
 
@@ -161,6 +162,8 @@ fn zram(args: ZramArgs) -> Result<()> {
         data: args.data,
         modes: args.mode,
     };
+    let measuring = args.stress.is_none() && !args.stress_quick;
+    context.set_defaults(measuring && !args.quick);
     if let Some(runs) = args.stress {
         return stress::full(&context, runs);
     }
@@ -178,6 +181,7 @@ fn zram(args: ZramArgs) -> Result<()> {
         if let Err(e) = section.run(&mut context) {
             context.report.missing(&name, "section", &e);
             failed.push(name);
+            // What was measured before is still reported and saved.
             if !args.keep_going || interrupt::requested() {
                 break;
             }
@@ -191,7 +195,7 @@ fn zram(args: ZramArgs) -> Result<()> {
     if failed.is_empty() {
         Ok(())
     } else {
-        warn("figures are missing");
+        interrupt::check()?;
         Err(Error::failure(format!("failed: {}", failed.join(", "))))
     }
 }

@@ -16,6 +16,9 @@ pub fn row_line(row: &Row) -> String {
     };
     let mut line =
         format!("{:<36} {:<30} {value:>12.digits$} {:<10}", row.system, row.case, row.unit);
+    if let (Some(spread), true) = (spread_percent(&row.runs), value > 0.0) {
+        line += &format!(" ±{spread:.0} % of {}", row.runs.len());
+    }
     if let Some(own) = row.cpu_own_percent {
         line += &format!(" cpu {own:4.0} %");
     }
@@ -23,6 +26,13 @@ pub fn row_line(row: &Row) -> String {
         line += &format!(", machine {machine:4.0} %");
     }
     line.trim_end().to_owned()
+}
+
+/// Half of the way from the lowest to the highest run, in percent of their middle.
+fn spread_percent(runs: &[f64]) -> Option<f64> {
+    let low = runs.iter().copied().reduce(f64::min)?;
+    let high = runs.iter().copied().reduce(f64::max)?;
+    (runs.len() > 1).then(|| 100.0 * (high - low) / (high + low))
 }
 
 /// A CSV field, quoted where it must be (RFC 4180).
@@ -155,6 +165,21 @@ mod tests {
     fn figures_that_outgrow_their_column_stay_apart() {
         let row = IozoneTable::row(1, 64, &[12_345_678.0; 9]);
         assert_eq!(row.split_whitespace().count(), 11);
+    }
+
+    #[test]
+    fn lines_show_medians_with_their_spread() {
+        let row = Row {
+            system: "ztier".into(),
+            case: "read".into(),
+            unit: "MiB/s",
+            value: Some(100.0),
+            runs: vec![90.0, 100.0, 110.0],
+            ..Row::default()
+        };
+        let line = row_line(&row);
+        assert!(line.ends_with("100.0 MiB/s      ±10 % of 3"), "{line}");
+        assert!(!row_line(&Row { runs: vec![100.0], ..row }).contains('±'));
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub fn print(text: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{}", text.trim_end_matches('\n'));
 }
 
-/// One figure of one system, or the reason why there is none.
+/// One figure of one system, or the reason why there is none, or a note (no `value`, no `missing`).
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     /// Section of the table.
@@ -45,6 +45,7 @@ pub struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
     /// Unit of `value` and `runs`.
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub unit: &'static str,
     /// Each run, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -135,6 +136,18 @@ impl Report {
     pub fn silent_row(&mut self, mut row: Row) {
         row.value = Some(median(&row.runs));
         self.rows.push(row);
+    }
+
+    /// States something beside the figures: the data that was used, how a device was made.
+    pub fn note(&mut self, section: &str, about: &str, text: impl std::fmt::Display) {
+        let text = text.to_string();
+        print(&format!("{about}: {text}"));
+        self.rows.push(Row {
+            section: section.into(),
+            system: about.into(),
+            case: text,
+            ..Row::default()
+        });
     }
 
     /// Names something that could not be measured.

@@ -1,15 +1,16 @@
-//! fio, for what it reaches and we do not: NBD servers, and devices at a queue depth.
+//! fio, for what it reaches and this program does not: NBD servers.
 
 use crate::sys::command::{exists, run};
 use serde_json::Value;
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
+/// What fio writes, for reports.
+pub const DATA: &str = "fio's own data, half of each 4 KiB compressible";
+
 /// One job.
 pub struct Job<'a> {
-    /// `nbd` (target: an NBD URI) or `io_uring` (target: a device).
-    pub engine: &'a str,
-    /// What it works on.
+    /// The NBD URI.
     pub target: &'a str,
     /// `read`, `write`, `randread`, `randwrite`.
     pub pattern: &'a str,
@@ -25,7 +26,7 @@ pub struct Job<'a> {
 
 /// What a job reached.
 #[derive(Clone, Copy, Debug)]
-pub struct Result1 {
+pub struct Reached {
     /// Requests a second.
     pub iops: f64,
     /// Bytes a second.
@@ -34,20 +35,19 @@ pub struct Result1 {
     pub cpu_percent: f64,
 }
 
-/// Runs a job. What it writes is fio's own data, half of each 4 KiB compressible.
+/// Runs a job; what it writes is [`DATA`].
 ///
 /// # Errors
 /// fio is not installed or fails, or the device does.
-pub fn measure(job: &Job<'_>) -> Result<Result1> {
+pub fn measure(job: &Job<'_>) -> Result<Reached> {
     if !exists("fio") {
         return Err(Error::failure("fio is not installed"));
     }
-    let target = if job.engine == "nbd" { "--uri" } else { "--filename" };
     let mut args = vec![
         "--name=bench".to_owned(),
         "--output-format=json".to_owned(),
-        format!("--ioengine={}", job.engine),
-        format!("{target}={}", job.target),
+        "--ioengine=nbd".to_owned(),
+        format!("--uri={}", job.target),
         format!("--rw={}", job.pattern),
         format!("--bs={}", job.block),
         format!("--iodepth={}", job.depth),
@@ -59,9 +59,6 @@ pub fn measure(job: &Job<'_>) -> Result<Result1> {
         "--buffer_compress_chunk=4k".to_owned(),
         "--thread=1".to_owned(),
     ];
-    if job.engine != "nbd" {
-        args.push("--direct=1".to_owned());
-    }
     let mut limit = Duration::from_secs(300);
     if let Some(time) = job.time {
         args.push("--time_based=1".to_owned());
@@ -72,7 +69,7 @@ pub fn measure(job: &Job<'_>) -> Result<Result1> {
 }
 
 /// fio writes notes before its JSON.
-fn parse(text: &str, write: bool) -> Result<Result1> {
+fn parse(text: &str, write: bool) -> Result<Reached> {
     let json = text.find('{').map_or("", |at| &text[at..]);
     let json: Value = serde_json::from_str(json).context("cannot read what fio prints")?;
     let job = &json["jobs"][0];
@@ -83,7 +80,7 @@ fn parse(text: &str, write: bool) -> Result<Result1> {
     let number = |value: &Value, name: &str| {
         value.as_f64().ok_or_else(|| Error::failure(format!("fio's output has no {name}")))
     };
-    Ok(Result1 {
+    Ok(Reached {
         iops: number(&side["iops"], "iops")?,
         bytes_per_second: number(&side["bw_bytes"], "bw_bytes")?,
         cpu_percent: number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?,

@@ -108,3 +108,38 @@ impl Drop for Loop {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::rival::ext4::Ext4;
+    use crate::sys::direct;
+
+    /// Where there can be no RAM disk, the refusal must say what is needed.
+    #[test]
+    fn a_disk_takes_a_file_system_and_leaves_nothing() {
+        let disk = match RamDisk::new(64 << 20) {
+            Ok(disk) => disk,
+            Err(e) => return assert!(e.to_string().contains("needs root"), "{e}"),
+        };
+        direct::probe(disk.path()).unwrap();
+        let fs = Ext4::new(disk.path()).unwrap();
+        let (mount, device) = (fs.path().to_owned(), disk.path().to_owned());
+        std::fs::write(mount.join("file"), "content").unwrap();
+        drop(fs);
+        assert!(!mount.exists());
+        drop(disk);
+        // The device node may serve somebody else by now, but not our file.
+        let name = device.file_name().unwrap().to_string_lossy().into_owned();
+        let backing = std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"));
+        let own = format!("ztier-bench-{}-", std::process::id());
+        assert!(!backing.unwrap_or_default().contains(&own));
+    }
+
+    #[test]
+    fn a_disk_larger_than_memory_is_refused() {
+        let error = RamDisk::new(1 << 50).err().unwrap();
+        assert!(error.to_string().contains("does not fit"), "{error}");
+    }
+}

@@ -110,7 +110,33 @@ impl Drop for Zram {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::data::{Kind, Pool, RECORD_MAX};
+    use crate::sys::direct;
+    use std::os::unix::fs::FileExt;
+
+    /// On a device of its own; where there can be none, the refusal must say what is needed.
+    #[test]
+    fn a_device_comes_holds_data_frees_it_and_goes() {
+        let zram = match Zram::new(16 << 20) {
+            Ok(zram) => zram,
+            Err(e) => return assert!(e.to_string().contains("needs root"), "{e}"),
+        };
+        let (device, len) = (zram.path().to_owned(), 1u64 << 20);
+        let mut pool = Pool::build(Kind::Ratio(2.0), RECORD_MAX, 1).unwrap();
+        let file = direct::open(&device).unwrap();
+        file.write_all_at(pool.record(0, 0, len as usize), 0).unwrap();
+        let full = zram.mm_stat().unwrap();
+        let ratio = len as f64 / full.compr_data_size as f64;
+        assert!((1.9..2.1).contains(&ratio), "{ratio}");
+        assert!(full.mem_used_total >= full.compr_data_size);
+        direct::discard(&file, 0, len).unwrap();
+        assert_eq!(zram.mm_stat().unwrap().compr_data_size, 0);
+        drop(file);
+        drop(zram);
+        assert!(!device.exists());
+    }
 
     #[test]
     fn mm_stat_fields_are_the_second_and_third() {

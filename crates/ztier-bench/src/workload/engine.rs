@@ -3,7 +3,7 @@
 use super::Context;
 use super::random::{Gathered, InProcess, Op, Order, Target, pools, rival_targets, work};
 use crate::data::{Kind, Pool};
-use crate::report::{Target as Goal, say};
+use crate::report::Target as Goal;
 use crate::rival::Disk;
 use crate::rival::zram::{self, Zram};
 use std::sync::Arc;
@@ -83,7 +83,7 @@ fn targets<'a>(volume: &OwnVolume, zram: Option<&'a Zram>) -> Vec<Box<dyn Target
 
 fn fresh(context: &mut Context, plan: &Plan, bytes: u64, zram: Option<&Zram>) -> Result<()> {
     let mut pools = pools(Kind::Ratio(2.0), 2)?;
-    say(&format!("engine: {} MiB of {}", bytes >> 20, pools[0]));
+    context.report.note(SECTION, "data", format!("{} MiB of {}", bytes >> 20, pools[0]));
     let volume = OwnVolume::new(bytes, 2 * bytes)?;
     let targets = targets(&volume, zram);
     // The last two are ways into one device.
@@ -108,11 +108,12 @@ fn aged(context: &mut Context, plan: &Plan, bytes: u64, zram: Option<&Zram>) -> 
     let mut pools = pools(Kind::Mix(2.0), 2)?;
     let payload = pools[0].mean_compressed() * plan.blocks as f64;
     let limit = (payload * LIMIT_OVER_PAYLOAD) as u64 / 4096 * 4096;
-    say(&format!(
-        "engine, aged: {ROUNDS} rounds of overwriting with {}; ours limited to {} MiB",
+    let text = format!(
+        "aged: {ROUNDS} rounds of overwriting with {}; ours limited to {} MiB",
         pools[0],
         limit >> 20
-    ));
+    );
+    context.report.note(SECTION, "data", text);
     let volume = OwnVolume::new(bytes, limit)?;
     let targets = targets(&volume, zram);
     for target in targets.iter().take(2) {
@@ -153,7 +154,7 @@ fn measure(
     let medians: Vec<f64> =
         gathered.iter().map(|g| context.report.row(g.row(SECTION, &case))).collect();
     if let Some(best) = best_rival(&medians) {
-        say(&format!("the rival's best here: {}", targets[best].name()));
+        context.report.note(SECTION, "best rival", targets[best].name());
     }
     Ok(medians)
 }

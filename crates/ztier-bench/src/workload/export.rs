@@ -5,7 +5,7 @@ use super::engine::OwnVolume;
 use super::random::{Direct, Op, Order, pools, work};
 use super::{Context, SEED, sequential};
 use crate::data::{Kind, Pool};
-use crate::report::{Report, Row, Target as Goal, geomean, say};
+use crate::report::{Report, Row, Target as Goal, geomean};
 use crate::rival::fio::{self, Job};
 use crate::rival::plain::PlainMemory;
 use crate::sys::command::exists;
@@ -36,7 +36,7 @@ pub fn run(context: &mut Context) -> Result<()> {
         rounds: context.pick(2, 5),
         time: Duration::from_millis(context.pick(200, 1500)),
     };
-    match plan.fuse(&devices)? {
+    match plan.fuse(&mut context.report, &devices)? {
         Ok(figures) => state(&mut context.report, "fuse", "export_efficiency", &figures),
         Err(reason) => context.report.missing(SECTION, "FUSE + loop", reason),
     }
@@ -44,7 +44,7 @@ pub fn run(context: &mut Context) -> Result<()> {
         context.report.missing(SECTION, "NBD", "fio is not installed");
         return Ok(());
     }
-    let figures = plan.nbd(&devices)?;
+    let figures = plan.nbd(&mut context.report, &devices)?;
     state(&mut context.report, "nbd", "export_efficiency_nbd", &figures);
     Ok(())
 }
@@ -103,6 +103,7 @@ impl Plan {
     /// is the reason why this machine cannot do it.
     fn fuse(
         &self,
+        report: &mut Report,
         devices: &[Arc<dyn Device>; 2],
     ) -> Result<std::result::Result<Vec<Figures>, String>> {
         if let Err(reason) = ztier::export::fuse::available(true) {
@@ -113,7 +114,8 @@ impl Plan {
             Served::new(Arc::clone(&devices[1]), "plain")?,
         ];
         let mut pools = pools(Kind::Ratio(2.0), 2)?;
-        say(&format!("export: FUSE + loop, {} MiB of {}", self.bytes >> 20, pools[0]));
+        let text = format!("FUSE + loop: {} MiB of {}", self.bytes >> 20, pools[0]);
+        report.note(SECTION, "data", text);
         let mut figures =
             ["seq write 1M", "seq read 1M", "random write 4K", "random read 4K"].map(|case| {
                 let unit = if case.starts_with("seq") { "MiB/s" } else { "IOPS" };
@@ -147,8 +149,9 @@ impl Plan {
     }
 
     /// Random 4 KiB at queue depth 32 and sequential 1 MiB, by fio over Unix sockets, on fio's data.
-    fn nbd(&self, devices: &[Arc<dyn Device>; 2]) -> Result<Vec<Figures>> {
-        say(&format!("export: NBD, {} MiB of fio's data", self.bytes >> 20));
+    fn nbd(&self, report: &mut Report, devices: &[Arc<dyn Device>; 2]) -> Result<Vec<Figures>> {
+        let text = format!("NBD: {} MiB of {}", self.bytes >> 20, fio::DATA);
+        report.note(SECTION, "data", text);
         let dir = WorkDir::new("nbd")?;
         let mut servers = Vec::new();
         for (device, name) in devices.iter().zip(["ours", "plain"]) {
@@ -173,15 +176,7 @@ impl Plan {
                     let uri =
                         uris.first().ok_or_else(|| Error::failure("the NBD server has no URI"))?;
                     let time = (block == 4096).then_some(self.time);
-                    let job = Job {
-                        engine: "nbd",
-                        target: uri,
-                        pattern,
-                        block,
-                        depth,
-                        size: self.bytes,
-                        time,
-                    };
+                    let job = Job { target: uri, pattern, block, depth, size: self.bytes, time };
                     let result = fio::measure(&job)?;
                     runs.push(if block == 4096 {
                         result.iops

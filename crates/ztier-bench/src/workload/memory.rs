@@ -48,12 +48,12 @@ pub fn run(context: &mut Context) -> Result<()> {
     let report = &mut context.report;
 
     let mut pools = pools(FILL, 2)?;
-    say(&format!("memory: {} MiB of {}", bytes >> 20, pools[0]));
+    report.note(SECTION, "data", format!("{} MiB of {}", bytes >> 20, pools[0]));
     pair.write(Op::Write(0), Order::Each, &mut pools)?;
     interrupt::sleep(Duration::from_secs(1))?;
     let fresh = pair.compare(report, "fresh", Goal::AtLeast(1.0))?;
 
-    let peak = pair.age()?;
+    let peak = pair.age(report)?;
     interrupt::sleep(QUIET)?;
     let aged = pair.compare(report, "aged", Goal::AtLeast(1.05))?;
     report.ratio("mem_over_payload_under_load", measured(peak), Goal::AtMost(1.25));
@@ -87,11 +87,11 @@ impl Pair<'_> {
     }
 
     /// Overwrites in rounds; returns the most memory over payload that ours took meanwhile.
-    fn age(&self) -> Result<f64> {
+    fn age(&self, report: &mut Report) -> Result<f64> {
         let mut peak: f64 = 0.0;
         for (kind, generation) in ROUNDS.into_iter().zip(1..) {
             let mut pools = pools(kind, 2)?;
-            say(&format!("memory: overwriting with {}", pools[0]));
+            report.note(SECTION, "data", format!("then overwritten at random with {}", pools[0]));
             let op = Op::Write(generation);
             for (i, target) in self.targets().iter().enumerate() {
                 let mut round = || {

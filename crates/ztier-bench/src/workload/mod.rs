@@ -29,6 +29,21 @@ pub struct Context {
 }
 
 impl Context {
+    /// Fills in what the command line left open; `all` asks for everything that the source and its
+    /// figures need, else for the part that matters most.
+    pub fn set_defaults(&mut self, all: bool) {
+        let (data, modes) = (
+            [Kind::Ratio(2.0), Kind::Iozone, Kind::Files],
+            [iozone::Mode::Mmap, iozone::Mode::Plain],
+        );
+        if self.data.is_empty() {
+            self.data = if all { data.into() } else { vec![data[0]] };
+        }
+        if self.modes.is_empty() {
+            self.modes = if all { modes.into() } else { vec![modes[0]] };
+        }
+    }
+
     /// One of two values: the quick one or the full one.
     pub fn pick<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }

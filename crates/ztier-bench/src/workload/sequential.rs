@@ -2,7 +2,7 @@
 
 use super::{Context, SEED};
 use crate::data::{Kind, POOL_BYTES, Pool, check_stamps};
-use crate::report::{Row, say};
+use crate::report::Row;
 use crate::rival::System;
 use crate::rival::fio::{self, Job};
 use crate::rival::nbdkit::{self, Nbdkit};
@@ -25,15 +25,15 @@ pub fn run(context: &mut Context) -> Result<()> {
 
 /// Block devices, as with `dd` and O_DIRECT, on data of 2:1.
 fn devices(context: &mut Context) -> Result<()> {
-    let bytes: u64 = context.pick(256 << 20, 1 << 30);
+    let bytes: u64 = context.pick(128 << 20, 1 << 30);
     let rounds: u32 = context.pick(3, 5);
     let mut pool = Pool::build(Kind::Ratio(2.0), POOL_BYTES, SEED)?;
-    say(&format!("sequential: {} MiB of {pool}", bytes >> 20));
+    context.report.note(SECTION, "data", format!("{} MiB of {pool}", bytes >> 20));
     let mut disks = Vec::new();
     for system in System::ALL {
         match system.up(bytes) {
             Ok(disk) => {
-                say(&format!("sequential: {} is {}", system.name(), disk.about()));
+                context.report.note(SECTION, system.name(), disk.about());
                 disks.push((system, disk, [Vec::new(), Vec::new()]));
             }
             Err(e) if system == System::Ztier => return Err(e),
@@ -96,10 +96,8 @@ fn servers(context: &mut Context) -> Result<()> {
         context.report.missing(SECTION, "NBD servers", "fio is not installed");
         return Ok(());
     }
-    say(&format!(
-        "sequential over NBD: {} MiB of fio's data, half of each 4 KiB zeros",
-        bytes >> 20
-    ));
+    let text = format!("over NBD: {} MiB of {}", bytes >> 20, fio::DATA);
+    context.report.note(SECTION, "data", text);
     let ours = Up::new(bytes, "nbd")?;
     let mut servers = vec![("ztier (NBD)", ours.endpoint().into_owned())];
     let rival = Nbdkit::new(bytes);
@@ -112,7 +110,6 @@ fn servers(context: &mut Context) -> Result<()> {
         for ((_, uri), runs) in servers.iter().zip(&mut runs) {
             for (pattern, runs) in ["write", "read"].into_iter().zip(runs) {
                 runs.push(fio::measure(&Job {
-                    engine: "nbd",
                     target: uri,
                     pattern,
                     block: REQUEST as u64,

@@ -65,14 +65,21 @@ struct Contender {
     lines: Vec<[String; 3]>,
 }
 
-/// Runs the section.
+/// File and record sizes that are enough to see what other data or another access changes.
+fn short_plan() -> Vec<(u64, usize)> {
+    [64 << 10, 1 << 20, 16 << 20].map(|record| (1 << 30, record)).into()
+}
+
+/// Runs the section: all sizes with the first data and the first access, fewer with the others.
 pub fn run(context: &mut Context) -> Result<()> {
     let quick = vec![(64 << 20, 64 << 10), (64 << 20, 1 << 20)];
-    let plan = context.pick(quick, full_plan());
     let mut contenders = Vec::new();
     for system in System::ALL {
         match Contender::new(system) {
-            Ok(contender) => contenders.push(contender),
+            Ok(contender) => {
+                context.report.note(SECTION, system.name(), contender.disk.about());
+                contenders.push(contender);
+            }
             // Without ours there is nothing to compare.
             Err(e) if system == System::Ztier => return Err(e),
             Err(e) => context.report.missing(SECTION, system.name(), e),
@@ -81,8 +88,10 @@ pub fn run(context: &mut Context) -> Result<()> {
     let _caches = CacheDropper::start()?;
     for (i, kind) in context.data.clone().into_iter().enumerate() {
         let ratio = Pool::build(kind, POOL_BYTES, SEED)?.to_string();
-        say(&format!("iozone: {ratio}"));
-        for mode in context.modes.clone() {
+        context.report.note(SECTION, "data", &ratio);
+        for (j, mode) in context.modes.clone().into_iter().enumerate() {
+            let full = if (i, j) == (0, 0) { full_plan() } else { short_plan() };
+            let plan = context.pick(quick.clone(), full);
             for &(file_bytes, record_bytes) in &plan {
                 let series = Series { file_bytes, record_bytes, mode, kind };
                 round(context, &mut contenders, series)?;
@@ -193,7 +202,6 @@ fn command_line(mode: Mode) -> &'static str {
 impl Contender {
     fn new(system: System) -> Result<Self> {
         let disk = system.up(DEVICE_BYTES)?;
-        say(&format!("iozone: {} is {}", system.name(), disk.about()));
         let fs = Ext4::new(disk.path())?;
         Ok(Self { system, fs, disk, figures: Vec::new(), lines: Vec::new() })
     }
