@@ -35,6 +35,9 @@ pub enum Kind {
     Ratio(f64),
     /// Blocks shrink to anything between almost nothing and not at all; this ratio in the mean.
     Mix(f64),
+    /// As fio makes compressible data: each block random bytes, then zeros; this ratio. The cheapest
+    /// data there is for LZ4.
+    Runs(f64),
     /// Blocks of real files of the machine: programs, libraries, documentation.
     Files,
 }
@@ -50,13 +53,14 @@ impl FromStr for Kind {
         match text {
             "iozone" => Ok(Self::Iozone),
             "files" => Ok(Self::Files),
-            _ => match text.strip_prefix("mix-") {
-                Some(rest) => ratio(rest).filter(|&r| r <= 4.0).map(Self::Mix),
-                None => ratio(text).map(Self::Ratio),
+            _ => match text.split_once('-') {
+                Some(("mix", rest)) => ratio(rest).filter(|&r| r <= 4.0).map(Self::Mix),
+                Some(("runs", rest)) => ratio(rest).map(Self::Runs),
+                _ => ratio(text).map(Self::Ratio),
             }
             .ok_or_else(|| {
                 Error::usage(format!("unknown data {text:?}")).mend(
-                    "give iozone, files, N:1 with N from 1.1 to 20, or mix-N:1 with N up to 4",
+                    "give iozone, files, N:1 or runs-N:1 with N from 1.1 to 20, or mix-N:1 with N up to 4",
                 )
             }),
         }
@@ -69,6 +73,7 @@ impl fmt::Display for Kind {
             Self::Iozone => f.write_str("iozone"),
             Self::Ratio(r) => write!(f, "{r}:1"),
             Self::Mix(r) => write!(f, "mix-{r}:1"),
+            Self::Runs(r) => write!(f, "runs-{r}:1"),
             Self::Files => f.write_str("files"),
         }
     }
@@ -98,6 +103,7 @@ impl Pool {
             Kind::Iozone => {}
             Kind::Ratio(ratio) => synth::fill_uniform(body, ratio, seed),
             Kind::Mix(ratio) => synth::fill_mixed(body, ratio, seed),
+            Kind::Runs(ratio) => synth::fill_runs(body, ratio, seed),
             Kind::Files => files::fill(body, seed)?,
         }
         tail.copy_from_slice(&body[..RECORD_MAX]);
@@ -155,6 +161,7 @@ impl fmt::Display for Pool {
             Kind::Iozone => "IOzone's own pattern, one word a page and zeros".to_owned(),
             Kind::Ratio(r) => format!("synthetic blocks made for {r}:1"),
             Kind::Mix(r) => format!("synthetic blocks of varying size made for {r}:1 in the mean"),
+            Kind::Runs(r) => format!("blocks of random bytes, then zeros, made for {r}:1"),
             Kind::Files => "blocks of real files (/usr/bin, /usr/lib, /usr/share)".to_owned(),
         };
         write!(f, "{what}; LZ4 at 4 KiB shrinks it {:.2}:1", self.ratio)
@@ -241,10 +248,12 @@ mod tests {
 
     #[test]
     fn ratios_come_out_as_asked_and_no_block_is_one_word() {
-        for text in ["2:1", "1.3:1", "4:1", "mix-2:1", "mix-3:1"] {
+        for text in ["2:1", "1.3:1", "4:1", "mix-2:1", "mix-3:1", "runs-2:1", "runs-3:1"] {
             let kind: Kind = text.parse().unwrap();
             let mut pool = Pool::build(kind, RECORD_MAX, 7).unwrap();
-            let (Kind::Ratio(asked) | Kind::Mix(asked)) = kind else { unreachable!() };
+            let (Kind::Ratio(asked) | Kind::Mix(asked) | Kind::Runs(asked)) = kind else {
+                unreachable!()
+            };
             assert!((pool.ratio / asked - 1.0).abs() < 0.06, "{text}: {}", pool.ratio);
             for block in 0..256 {
                 let data = pool.record(block * 4096, 0, 4096).to_vec();
@@ -303,10 +312,10 @@ mod tests {
 
     #[test]
     fn data_kinds_read_back_as_they_print() {
-        for text in ["iozone", "files", "2:1", "1.5:1", "mix-2:1"] {
+        for text in ["iozone", "files", "2:1", "1.5:1", "mix-2:1", "runs-2:1"] {
             assert_eq!(text.parse::<Kind>().unwrap().to_string(), text);
         }
-        for text in ["", "2", "0:1", "mix-9:1", "zeros"] {
+        for text in ["", "2", "0:1", "mix-9:1", "runs-", "zeros"] {
             assert!(text.parse::<Kind>().is_err(), "{text}");
         }
     }

@@ -33,6 +33,18 @@ pub fn fill_mixed(bytes: &mut [u8], ratio: f64, seed: u64) {
     }
 }
 
+/// Fills whole blocks with random bytes at the front and zeros behind them.
+pub fn fill_runs(bytes: &mut [u8], ratio: f64, seed: u64) {
+    // What LZ4 needs for the run of zeros.
+    const RUN: f64 = 16.0;
+    let random = (BLOCK_SIZE as f64 / ratio - RUN) as usize;
+    let mut rng = Rng::new(seed);
+    for block in bytes.chunks_exact_mut(BLOCK_SIZE) {
+        rng.fill(&mut block[..random]);
+        block[random..].fill(0);
+    }
+}
+
 /// The share of new bytes with which blocks come out `len` bytes long, by bisection.
 fn share_for(len: f64, seed: u64) -> f64 {
     const SAMPLES: usize = 24;

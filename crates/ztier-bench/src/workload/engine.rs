@@ -82,7 +82,7 @@ fn targets<'a>(volume: &OwnVolume, zram: Option<&'a Zram>) -> Vec<Box<dyn Target
 }
 
 fn fresh(context: &mut Context, plan: &Plan, bytes: u64, zram: Option<&Zram>) -> Result<()> {
-    let mut pools = pools(Kind::Ratio(2.0), 2)?;
+    let mut pools = pools(context.data[0], 2)?;
     context.report.note(SECTION, "data", format!("{} MiB of {}", bytes >> 20, pools[0]));
     let volume = OwnVolume::new(bytes, 2 * bytes)?;
     let targets = targets(&volume, zram);

@@ -33,6 +33,7 @@ pub fn run(context: &mut Context) -> Result<()> {
     let devices = [ours, PlainMemory::new(bytes)? as Arc<dyn Device>];
     let plan = Plan {
         bytes,
+        kind: context.data[0],
         rounds: context.pick(2, 5),
         time: Duration::from_millis(context.pick(200, 1500)),
     };
@@ -58,6 +59,7 @@ struct Figures {
 
 struct Plan {
     bytes: u64,
+    kind: Kind,
     rounds: u32,
     time: Duration,
 }
@@ -113,7 +115,7 @@ impl Plan {
             Served::new(Arc::clone(&devices[0]), "ours")?,
             Served::new(Arc::clone(&devices[1]), "plain")?,
         ];
-        let mut pools = pools(Kind::Ratio(2.0), 2)?;
+        let mut pools = pools(self.kind, 2)?;
         let text = format!("FUSE + loop: {} MiB of {}", self.bytes >> 20, pools[0]);
         report.note(SECTION, "data", text);
         let mut figures =

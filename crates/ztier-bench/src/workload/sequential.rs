@@ -1,7 +1,7 @@
 //! zramperf-like rows: the device written and read once from the start, 1 MiB at a time.
 
 use super::{Context, SEED};
-use crate::data::{Kind, POOL_BYTES, Pool, check_stamps};
+use crate::data::{POOL_BYTES, Pool, check_stamps};
 use crate::report::Row;
 use crate::rival::System;
 use crate::rival::fio::{self, Job};
@@ -23,11 +23,11 @@ pub fn run(context: &mut Context) -> Result<()> {
     servers(context)
 }
 
-/// Block devices, as with `dd` and O_DIRECT, on data of 2:1.
+/// Block devices, as with `dd` and O_DIRECT.
 fn devices(context: &mut Context) -> Result<()> {
     let bytes: u64 = context.pick(128 << 20, 1 << 30);
     let rounds: u32 = context.pick(3, 5);
-    let mut pool = Pool::build(Kind::Ratio(2.0), POOL_BYTES, SEED)?;
+    let mut pool = Pool::build(context.data[0], POOL_BYTES, SEED)?;
     context.report.note(SECTION, "data", format!("{} MiB of {pool}", bytes >> 20));
     let mut disks = Vec::new();
     for system in System::ALL {
