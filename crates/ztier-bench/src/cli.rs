@@ -1,0 +1,241 @@
+//! The command line: which table, how much of it, where the figures go.
+
+use crate::data::Kind;
+use crate::report::{Report, print, say, warn};
+use crate::sys::cpu::Stopwatch;
+use crate::sys::interrupt;
+use crate::workload::iozone::{self, Mode, Series};
+use crate::workload::{Context, engine, export, memory, sequential, soak, startup, stress};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use ztier::error::{Error, Result};
+
+/// Reproduces the tables of the source documents: ours and its rivals, in turn, in one run.
+///
+/// Rivals use only devices that this program makes, and removes again. Ratios are what counts;
+/// absolute figures depend on the machine and on what else it does.
+#[derive(Parser)]
+#[command(name = "ztier-bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// The compressed RAM disk: IOzone, sequential and in-process rows against kernel zram and others.
+    Zram(ZramArgs),
+    /// Overwrites a volume for a long time and states how its memory grows (fails if it does).
+    Soak(SoakArgs),
+    /// One IOzone series on files in a directory; used by the other commands.
+    #[command(hide = true)]
+    IozoneSeries(SeriesArgs),
+}
+
+#[derive(Args)]
+struct ZramArgs {
+    /// End within 60 seconds: small data, few runs.
+    #[arg(long)]
+    quick: bool,
+    /// Instead of measuring: N full runs of the source's stress, with every byte verified.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    stress: Option<u32>,
+    /// Instead of measuring: a short form of the stress, one 1 GiB and one 2 GiB file.
+    #[arg(long, conflicts_with = "stress")]
+    stress_quick: bool,
+    /// Write all figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write all figures as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Only these sections (all by default).
+    #[arg(long, value_name = "SECTION", value_delimiter = ',')]
+    only: Vec<Section>,
+    /// Go on with the other sections when one fails; the exit status is still 1.
+    #[arg(long)]
+    keep_going: bool,
+    /// Data of the speed tests: 2:1 (or any ratio), mix-2:1 (blocks of varying size), runs-2:1 (random
+    /// bytes, then zeros: the cheapest), files (real ones of this machine), iozone (its own pattern).
+    /// All use the first; IOzone's tests run all sizes with it, and some with the others. By default
+    /// 2:1, and in a full run iozone and files too.
+    #[arg(long, value_name = "DATA", value_delimiter = ',')]
+    data: Vec<Kind>,
+    /// How the IOzone tests access their files. By default mmap, and in a full run plain too.
+    #[arg(long, value_name = "MODE", value_delimiter = ',')]
+    mode: Vec<Mode>,
+}
+
+#[derive(Args)]
+struct SoakArgs {
+    /// How long.
+    #[arg(long, default_value_t = 60.0)]
+    minutes: f64,
+    /// Size of the volume in MiB.
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(16..=65536))]
+    mib: u64,
+}
+
+#[derive(Args)]
+struct SeriesArgs {
+    #[arg(long)]
+    dir: PathBuf,
+    #[arg(long)]
+    file_bytes: u64,
+    #[arg(long)]
+    record_bytes: usize,
+    #[arg(long)]
+    mode: Mode,
+    #[arg(long)]
+    data: Kind,
+}
+
+/// The parts of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Section {
+    /// 4 KiB random reads and writes in process, fresh and aged.
+    Engine,
+    /// Memory for the same data: fresh, aged, after discards.
+    Memory,
+    /// The nine IOzone tests on ext4.
+    Iozone,
+    /// Whole devices and NBD servers, 1 MiB at a time.
+    Sequential,
+    /// Our engine against plain memory behind the same export.
+    Export,
+    /// `ztier up` until the device can be read.
+    Startup,
+}
+
+impl Section {
+    fn run(self, context: &mut Context) -> Result<()> {
+        match self {
+            Self::Engine => engine::run(context),
+            Self::Memory => memory::run(context),
+            Self::Iozone => iozone::run(context),
+            Self::Sequential => sequential::run(context),
+            Self::Export => export::run(context),
+            Self::Startup => startup::run(context),
+        }
+    }
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match interrupt::install().and_then(|()| run(cli.command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            warn_error(&e);
+            ExitCode::from(e.exit_status())
+        }
+    }
+}
+
+fn warn_error(e: &Error) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr().lock(), "ztier-bench: {e}");
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Zram(args) => zram(args),
+        Command::Soak(args) => {
+            let time = Duration::try_from_secs_f64(args.minutes * 60.0)
+                .ok()
+                .filter(|t| !t.is_zero())
+                .ok_or_else(|| Error::usage("--minutes must be a positive number"))?;
+            soak::run(args.mib << 20, time)
+        }
+        Command::IozoneSeries(args) => {
+            let SeriesArgs { dir, file_bytes, record_bytes, mode, data: kind } = args;
+            iozone::child(&dir, Series::new(file_bytes, record_bytes, mode, kind)?)
+        }
+    }
+}
+
+fn zram(args: ZramArgs) -> Result<()> {
+    let mut context = Context {
+        report: Report::new("zram"),
+        quick: args.quick,
+        data: args.data,
+        modes: args.mode,
+    };
+    let measuring = args.stress.is_none() && !args.stress_quick;
+    context.set_defaults(measuring && !args.quick);
+    if let Some(runs) = args.stress {
+        return stress::full(&context, runs);
+    }
+    if args.stress_quick {
+        return stress::short(&context);
+    }
+    warn_if_busy()?;
+    let sections =
+        if args.only.is_empty() { Section::value_variants().to_vec() } else { args.only };
+    let mut failed = Vec::new();
+    for section in sections {
+        let name = format!("{section:?}").to_lowercase();
+        print(&format!("\n== {name}"));
+        let start = std::time::Instant::now();
+        if let Err(e) = section.run(&mut context) {
+            context.report.missing(&name, "section", &e);
+            failed.push(name);
+            // What was measured before is still reported and saved.
+            if !args.keep_going || interrupt::requested() {
+                break;
+            }
+        } else {
+            say(&format!("{name} took {:.1} s", start.elapsed().as_secs_f64()));
+        }
+    }
+    print("\n== ratios (medians of this run)");
+    print(&context.report.ratio_table());
+    context.report.save(args.json.as_deref(), args.csv.as_deref())?;
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        interrupt::check()?;
+        Err(Error::failure(format!("failed: {}", failed.join(", "))))
+    }
+}
+
+/// Others' work on this machine makes every figure worse than it is.
+fn warn_if_busy() -> Result<()> {
+    let watch = Stopwatch::start();
+    interrupt::sleep(Duration::from_millis(500))?;
+    let busy = watch.stop().machine_percent;
+    if busy > 20.0 {
+        warn(&format!(
+            "the machine is busy ({busy:.0} % of a CPU): these figures are worth little"
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent_and_takes_what_is_documented() {
+        Cli::command().debug_assert();
+        for line in [
+            "zram --quick --only engine,memory --json a --csv b --keep-going",
+            "zram --stress 5 --data iozone,2:1,files --mode mmap,plain",
+            "zram --stress-quick",
+            "soak --minutes 60",
+        ] {
+            let words = std::iter::once("ztier-bench").chain(line.split(' '));
+            assert!(Cli::try_parse_from(words).is_ok(), "{line}");
+        }
+        for line in ["zram --stress 0", "zram --only nothing", "zram --data zeros", "soak --mib 1"]
+        {
+            let words = std::iter::once("ztier-bench").chain(line.split(' '));
+            assert!(Cli::try_parse_from(words).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What is measured: ours and its rivals, each a guard that takes down what it brought up.
+//!
+//! Invariant: only devices, mounts and processes made here are ever touched; each is undone when its
+//! guard is dropped, in the reverse order, with limits on the time that may take.
+
+pub mod ext4;
+pub mod fio;
+pub mod nbdkit;
+pub mod plain;
+pub mod ramdisk;
+pub mod zram;
+pub mod ztier;
+
+use ::ztier::error::Result;
+use std::path::Path;
+
+/// A block device, up until it is dropped.
+pub trait Disk: Send {
+    /// Where it is.
+    fn path(&self) -> &Path;
+
+    /// What must be said about it beside its figures.
+    fn about(&self) -> String;
+}
+
+/// The systems whose block devices are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// Ours, by `ztier up … --export auto`.
+    Ztier,
+    /// A hot-added zram device with lz4.
+    KernelZram,
+    /// A loop device on a file in tmpfs.
+    RamDisk,
+}
+
+impl System {
+    /// All, in the order in which they take turns.
+    pub const ALL: [Self; 3] = [Self::Ztier, Self::KernelZram, Self::RamDisk];
+
+    /// As it is called in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ztier => "ztier",
+            Self::KernelZram => zram::NAME,
+            Self::RamDisk => "RAM disk (loop on tmpfs)",
+        }
+    }
+
+    /// A new, empty device of `size` bytes.
+    pub fn up(self, size: u64) -> Result<Box<dyn Disk>> {
+        Ok(match self {
+            Self::Ztier => Box::new(ztier::Up::new(size, "auto")?),
+            Self::KernelZram => Box::new(zram::Zram::new(size)?),
+            Self::RamDisk => Box::new(ramdisk::RamDisk::new(size)?),
+        })
+    }
+}

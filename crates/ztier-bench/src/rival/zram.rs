@@ -1,0 +1,148 @@
+//! The kernel's zram with lz4, on a device that we add and remove.
+
+use super::Disk;
+use crate::report::warn;
+use crate::sys::interrupt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use ztier::error::{Context, Error, Result};
+
+/// As it is called in reports.
+pub const NAME: &str = "kernel zram lz4";
+const CONTROL: &str = "/sys/class/zram-control";
+/// What the kernel's table takes for each page of the device's size, used or not.
+const TABLE_BYTES_PER_PAGE: u64 = 16;
+
+/// A hot-added zram device.
+pub struct Zram {
+    id: u32,
+    device: PathBuf,
+    size: u64,
+}
+
+/// `mm_stat`: what the device holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MmStat {
+    /// Bytes after compression, without the allocator's losses.
+    pub compr_data_size: u64,
+    /// Bytes of the allocator's pages, without the table.
+    pub mem_used_total: u64,
+}
+
+impl Zram {
+    /// Adds a device of `size` bytes.
+    ///
+    /// # Errors
+    /// No root, no zram in this kernel, no lz4 in it.
+    pub fn new(size: u64) -> Result<Self> {
+        // Reading the file adds a device and gives its number.
+        let text = fs::read_to_string(format!("{CONTROL}/hot_add"))
+            .context("cannot add a zram device (needs root and a kernel with zram)")?;
+        let id = text.trim().parse().context(format!("zram says it added {text:?}"))?;
+        let zram = Self { id, device: PathBuf::from(format!("/dev/zram{id}")), size };
+        zram.set("comp_algorithm", "lz4")?;
+        zram.set("disksize", &size.to_string())?;
+        let end = Instant::now() + Duration::from_secs(5);
+        while !zram.device.exists() {
+            if Instant::now() > end {
+                return Err(Error::failure(format!("{} did not appear", zram.device.display())));
+            }
+            interrupt::sleep(Duration::from_millis(10))?;
+        }
+        Ok(zram)
+    }
+
+    /// What it holds now.
+    pub fn mm_stat(&self) -> Result<MmStat> {
+        let path = self.sysfs("mm_stat");
+        let text = fs::read_to_string(&path).context(format!("cannot read {}", path.display()))?;
+        parse_mm_stat(&text)
+            .ok_or_else(|| Error::failure(format!("{} holds {text:?}", path.display())))
+    }
+
+    /// What its table takes beside `mem_used_total`.
+    pub fn table_bytes(&self) -> u64 {
+        self.size / 4096 * TABLE_BYTES_PER_PAGE
+    }
+
+    fn sysfs(&self, file: &str) -> PathBuf {
+        PathBuf::from(format!("/sys/block/zram{}/{file}", self.id))
+    }
+
+    fn set(&self, file: &str, value: &str) -> Result<()> {
+        fs::write(self.sysfs(file), value)
+            .context(format!("cannot set {file} of {} to {value}", self.device.display()))
+    }
+}
+
+fn parse_mm_stat(text: &str) -> Option<MmStat> {
+    let mut fields = text.split_whitespace().skip(1).map(|f| f.parse().ok());
+    Some(MmStat { compr_data_size: fields.next()??, mem_used_total: fields.next()?? })
+}
+
+impl Disk for Zram {
+    fn path(&self) -> &Path {
+        &self.device
+    }
+
+    fn about(&self) -> String {
+        format!("{}, hot-added, lz4", self.device.display())
+    }
+}
+
+impl Drop for Zram {
+    fn drop(&mut self) {
+        // udev or blkid may look at a device for a moment after it was closed.
+        let end = Instant::now() + Duration::from_secs(10);
+        let id = self.id.to_string();
+        loop {
+            let done = fs::write(self.sysfs("reset"), "1")
+                .and_then(|()| fs::write(format!("{CONTROL}/hot_remove"), &id));
+            match done {
+                Ok(()) => return,
+                Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(100)),
+                Err(e) => return warn(&format!("cannot remove {}: {e}", self.device.display())),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::data::{Kind, Pool, RECORD_MAX};
+    use crate::sys::direct;
+    use std::os::unix::fs::FileExt;
+
+    /// On a device of its own; where there can be none, the refusal must say what is needed.
+    #[test]
+    fn a_device_comes_holds_data_frees_it_and_goes() {
+        let zram = match Zram::new(16 << 20) {
+            Ok(zram) => zram,
+            Err(e) => return assert!(e.to_string().contains("needs root"), "{e}"),
+        };
+        let (device, len) = (zram.path().to_owned(), 1u64 << 20);
+        let mut pool = Pool::build(Kind::Ratio(2.0), RECORD_MAX, 1).unwrap();
+        let file = direct::open(&device).unwrap();
+        file.write_all_at(pool.record(0, 0, len as usize), 0).unwrap();
+        let full = zram.mm_stat().unwrap();
+        let ratio = len as f64 / full.compr_data_size as f64;
+        assert!((1.9..2.1).contains(&ratio), "{ratio}");
+        assert!(full.mem_used_total >= full.compr_data_size);
+        direct::discard(&file, 0, len).unwrap();
+        assert_eq!(zram.mm_stat().unwrap().compr_data_size, 0);
+        drop(file);
+        drop(zram);
+        assert!(!device.exists());
+    }
+
+    #[test]
+    fn mm_stat_fields_are_the_second_and_third() {
+        let text = "  4096 74 12288 0 12288 0 0 0 0\n";
+        let stat = MmStat { compr_data_size: 74, mem_used_total: 12288 };
+        assert_eq!(parse_mm_stat(text), Some(stat));
+        assert_eq!(parse_mm_stat("4096 74"), None);
+    }
+}

@@ -1,0 +1,99 @@
+//! Ours as users have it: the `ztier` binary that stands beside this one.
+
+use super::Disk;
+use crate::report::warn;
+use crate::sys::command::{run, undo};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use ztier::error::{Context, Error, Result};
+
+const LIMIT: Duration = Duration::from_secs(30);
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// A volume that is up; taken down, with its data, when dropped.
+pub struct Up {
+    binary: PathBuf,
+    name: String,
+    endpoint: PathBuf,
+}
+
+impl Up {
+    /// `ztier up NAME --size SIZE --export EXPORT`, with a name that nobody else has.
+    ///
+    /// # Errors
+    /// What `ztier` says, or that it printed nothing to open.
+    pub fn new(size: u64, export: &str) -> Result<Self> {
+        let binary = binary()?;
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("bench-{}-{n}", std::process::id());
+        let size = size.to_string();
+        let text = run(&binary, &["up", &name, "--size", &size, "--export", export], LIMIT)?;
+        // From here on the volume is up: the guard must exist before anything else can fail.
+        let mut up = Self { binary, name, endpoint: PathBuf::new() };
+        let endpoint = endpoint(&text).ok_or_else(|| {
+            Error::failure(format!("ztier up printed neither a device nor an NBD URI: {text:?}"))
+        })?;
+        up.endpoint = PathBuf::from(endpoint);
+        Ok(up)
+    }
+
+    /// The NBD URI (with `--export nbd`) or the path of the device.
+    pub fn endpoint(&self) -> std::borrow::Cow<'_, str> {
+        self.endpoint.to_string_lossy()
+    }
+
+    /// `ztier stats NAME --format FORMAT`.
+    pub fn stats(&self, format: &str) -> Result<String> {
+        run(&self.binary, &["stats", &self.name, "--format", format], LIMIT)
+    }
+}
+
+impl Disk for Up {
+    fn path(&self) -> &Path {
+        &self.endpoint
+    }
+
+    fn about(&self) -> String {
+        let real = std::fs::canonicalize(&self.endpoint).unwrap_or_else(|_| self.endpoint.clone());
+        format!("{} ({})", self.endpoint(), real.display())
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        if let Err(e) = undo(&self.binary, &["down", &self.name, "--discard"], LIMIT) {
+            warn(&format!("left volume {}: {e}", self.name));
+        }
+    }
+}
+
+/// The `ztier` of the same build.
+fn binary() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find out where this program is")?;
+    let binary = own.with_file_name("ztier");
+    if binary.is_file() {
+        Ok(binary)
+    } else {
+        Err(Error::failure(format!("there is no {}", binary.display()))
+            .mend("build the workspace, or run ./bench"))
+    }
+}
+
+/// The first word of the output that can be opened.
+fn endpoint(text: &str) -> Option<&str> {
+    text.split_whitespace().find(|word| word.starts_with("/dev/") || word.starts_with("nbd"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_endpoint_is_the_first_thing_that_can_be_opened() {
+        assert_eq!(endpoint("scratch: /dev/ztier/scratch (fuse)\n"), Some("/dev/ztier/scratch"));
+        let uri = "nbd+unix:///scratch?socket=/run/ztier/scratch.sock";
+        assert_eq!(endpoint(uri), Some(uri));
+        assert_eq!(endpoint("nothing"), None);
+    }
+}

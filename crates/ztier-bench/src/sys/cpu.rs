@@ -1,0 +1,82 @@
+//! Wall and CPU time of a stretch of work.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::time::{Duration, Instant};
+
+/// How long something took and what it cost.
+#[derive(Clone, Copy, Debug)]
+pub struct Spent {
+    /// Wall time.
+    pub wall: Duration,
+    /// User and system time of the thread that did it, in percent of one CPU (as `iozone -+u`).
+    pub own_percent: f64,
+    /// Time in which the machine's CPUs were not idle, in percent of one CPU: with the daemons and the
+    /// kernel's threads, and whatever else ran.
+    pub machine_percent: f64,
+}
+
+/// A running stopwatch.
+pub struct Stopwatch {
+    wall: Instant,
+    own: Duration,
+    machine: Duration,
+}
+
+impl Stopwatch {
+    /// Starts now, on this thread.
+    pub fn start() -> Self {
+        Self { machine: machine_busy(), own: thread_time(), wall: Instant::now() }
+    }
+
+    /// What was spent since the start; call on the same thread.
+    pub fn stop(&self) -> Spent {
+        let wall = self.wall.elapsed();
+        let own = thread_time().saturating_sub(self.own);
+        let machine = machine_busy().saturating_sub(self.machine);
+        let percent = |busy: Duration| 100.0 * busy.as_secs_f64() / wall.as_secs_f64().max(1e-9);
+        Spent { wall, own_percent: percent(own), machine_percent: percent(machine) }
+    }
+}
+
+fn thread_time() -> Duration {
+    let t = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(t.tv_sec.unsigned_abs(), u32::try_from(t.tv_nsec).unwrap_or(0))
+}
+
+/// Busy time of all CPUs since boot, from `/proc/stat` (in clock ticks of 10 ms, as a rule).
+fn machine_busy() -> Duration {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks = stat.lines().next().map_or(0, busy_ticks);
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// user + nice + system + irq + softirq; idle, iowait and what other guests stole do not count.
+fn busy_ticks(line: &str) -> u64 {
+    let fields: Vec<u64> =
+        line.split_whitespace().skip(1).map(|f| f.parse().unwrap_or(0)).collect();
+    [0, 1, 2, 5, 6].iter().filter_map(|&i| fields.get(i)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_does_not_count_as_busy() {
+        assert_eq!(busy_ticks("cpu  10 2 30 4000 500 6 7 80 0 0"), 55);
+        assert_eq!(busy_ticks(""), 0);
+    }
+
+    #[test]
+    fn work_costs_and_sleep_does_not() {
+        let watch = Stopwatch::start();
+        std::thread::sleep(Duration::from_millis(60));
+        assert!(watch.stop().own_percent < 50.0);
+        let watch = Stopwatch::start();
+        let mut x = 1u64;
+        while watch.wall.elapsed() < Duration::from_millis(60) {
+            x = std::hint::black_box(x.wrapping_mul(31));
+        }
+        assert!(watch.stop().own_percent > 5.0);
+    }
+}

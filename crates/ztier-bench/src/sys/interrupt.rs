@@ -1,0 +1,50 @@
+//! SIGINT, SIGTERM and SIGHUP end a run in order.
+//!
+//! Invariant: a signal only sets a flag. Loops ask [`check`], fail, and the guards on the way out undo
+//! what the run made; nothing is torn down from within a handler.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use ztier::error::{Context, Error, Result};
+
+static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+
+/// Takes over the signals; call once, at the start.
+pub fn install() -> Result<()> {
+    let flag = FLAG.get_or_init(Arc::default);
+    for signal in
+        [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP]
+    {
+        signal_hook::flag::register(signal, Arc::clone(flag)).context("cannot handle signals")?;
+    }
+    Ok(())
+}
+
+/// Whether somebody wants the run to end.
+pub fn requested() -> bool {
+    FLAG.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
+}
+
+/// Fails once the run is to end.
+///
+/// # Errors
+/// `interrupted`.
+pub fn check() -> Result<()> {
+    if requested() { Err(Error::failure("interrupted")) } else { Ok(()) }
+}
+
+/// Sleeps, and fails at once when the run is to end.
+///
+/// # Errors
+/// `interrupted`.
+pub fn sleep(time: std::time::Duration) -> Result<()> {
+    let end = std::time::Instant::now() + time;
+    loop {
+        check()?;
+        let left = end.saturating_duration_since(std::time::Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        std::thread::sleep(left.min(std::time::Duration::from_millis(50)));
+    }
+}

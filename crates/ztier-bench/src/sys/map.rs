@@ -1,0 +1,125 @@
+//! Memory from mmap: page-aligned buffers, and files accessed through a shared map.
+//!
+//! Invariant: a map covers whole bytes `0..len` of a file that this process made and does not shrink
+//! while it is mapped. A read that the device fails still raises SIGBUS; that is why the file tests run
+//! in a process of their own.
+
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, msync, munmap};
+use std::fs::File;
+use std::ops::{Deref, DerefMut};
+use std::ptr::{NonNull, null_mut};
+use ztier::error::{Context, Error, Result};
+
+struct Map {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the map is owned memory; nothing in it is tied to the thread that made it.
+unsafe impl Send for Map {}
+// SAFETY: shared references to the owners give only shared access to the bytes.
+unsafe impl Sync for Map {}
+
+impl Map {
+    fn new(start: *mut std::ffi::c_void, len: usize) -> Result<Self> {
+        let start =
+            NonNull::new(start.cast()).ok_or_else(|| Error::failure("mmap gave address 0"))?;
+        Ok(Self { start, len })
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: `start` and `len` are those of one successful mmap; no reference outlives the owner.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Zeroed bytes that begin at a page boundary, as direct I/O demands.
+pub struct AlignedBuf(Map);
+
+impl AlignedBuf {
+    /// `len` bytes of zeros, `len` > 0.
+    pub fn new(len: usize) -> Result<Self> {
+        // SAFETY: a new private anonymous map at an address of the kernel's choice aliases nothing.
+        let start = unsafe {
+            mmap_anonymous(null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }
+        .context(format!("cannot allocate {len} bytes"))?;
+        Ok(Self(Map::new(start, len)?))
+    }
+
+    /// A copy of its own.
+    pub fn duplicate(&self) -> Result<Self> {
+        let mut copy = Self::new(self.len())?;
+        copy.copy_from_slice(self);
+        Ok(copy)
+    }
+}
+
+impl Deref for AlignedBuf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the map holds `len` initialised bytes and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.len) }
+    }
+}
+
+impl DerefMut for AlignedBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` makes it the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) }
+    }
+}
+
+/// A file, mapped shared, read and written by copying.
+pub struct MappedFile(Map);
+
+impl MappedFile {
+    /// Maps the first `len` bytes of a file that is at least as long.
+    pub fn new(file: &File, len: usize) -> Result<Self> {
+        // SAFETY: a new map at an address of the kernel's choice aliases no Rust object; the bytes are
+        // only ever copied, never borrowed.
+        let start = unsafe {
+            let prot = ProtFlags::READ | ProtFlags::WRITE;
+            mmap(null_mut(), len, prot, MapFlags::SHARED, file, 0)
+        }
+        .context("cannot map the test file")?;
+        Ok(Self(Map::new(start, len)?))
+    }
+
+    /// Copies `data` to `offset`.
+    pub fn write(&mut self, offset: usize, data: &[u8]) {
+        self.demand(offset, data.len());
+        // SAFETY: the range lies in the map (just asserted); `data` is Rust memory, hence elsewhere.
+        unsafe {
+            let at = self.0.start.as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len());
+        }
+    }
+
+    /// Fills `buf` from `offset`.
+    pub fn read(&self, offset: usize, buf: &mut [u8]) {
+        self.demand(offset, buf.len());
+        // SAFETY: as in `write`, the other way round.
+        unsafe {
+            let at = self.0.start.as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(at, buf.as_mut_ptr(), buf.len());
+        }
+    }
+
+    /// `msync(MS_SYNC)` of a range that begins at a page.
+    ///
+    /// # Errors
+    /// What the device below says.
+    pub fn sync(&self, offset: usize, len: usize) -> Result<()> {
+        self.demand(offset, len);
+        // SAFETY: the range lies in the map.
+        unsafe { msync(self.0.start.as_ptr().add(offset).cast(), len, MsyncFlags::SYNC) }
+            .context("msync of the test file")
+    }
+
+    fn demand(&self, offset: usize, len: usize) {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.0.len), "outside the map");
+    }
+}

@@ -1,0 +1,9 @@
+//! What the workloads need of the operating system: signals, commands, direct I/O, maps, CPU time.
+
+pub mod caches;
+pub mod command;
+pub mod cpu;
+pub mod direct;
+pub mod interrupt;
+pub mod map;
+pub mod workdir;

@@ -1,0 +1,219 @@
+//! What is left of an export's speed when our engine is behind it instead of plain memory: the same
+//! front-end, the same requests, the same data, in turn.
+
+use super::engine::OwnVolume;
+use super::random::{Direct, Op, Order, pools, work};
+use super::{Context, SEED, sequential};
+use crate::data::{Kind, Pool};
+use crate::report::{Report, Row, Target as Goal, geomean};
+use crate::rival::fio::{self, Job};
+use crate::rival::plain::PlainMemory;
+use crate::sys::command::exists;
+use crate::sys::workdir::WorkDir;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use ztier::BLOCK_SIZE;
+use ztier::error::{Error, Result};
+use ztier::export::Export;
+use ztier::export::fuse::{FuseLoop, Options as FuseOptions};
+use ztier::export::nbd::{Listen, MAX_CONNECTIONS, Options as NbdOptions, Server};
+use ztier::volume::Device;
+
+const SECTION: &str = "export";
+/// Ours first, then what it is divided by.
+const SYSTEMS: [&str; 2] = ["ztier", "plain memory"];
+const GOAL: Goal = Goal::AtLeast(0.8);
+
+/// Runs the section.
+pub fn run(context: &mut Context) -> Result<()> {
+    let bytes: u64 = context.pick(128 << 20, 1 << 30);
+    let volume = OwnVolume::new(bytes, 2 * bytes)?;
+    let ours: Arc<dyn Device> = Arc::clone(&volume.0) as Arc<dyn Device>;
+    let devices = [ours, PlainMemory::new(bytes)? as Arc<dyn Device>];
+    let plan = Plan {
+        bytes,
+        kind: context.data[0],
+        rounds: context.pick(2, 5),
+        time: Duration::from_millis(context.pick(200, 1500)),
+    };
+    match plan.fuse(&mut context.report, &devices)? {
+        Ok(figures) => state(&mut context.report, "fuse", "export_efficiency", &figures),
+        Err(reason) => context.report.missing(SECTION, "FUSE + loop", reason),
+    }
+    if !exists("fio") {
+        context.report.missing(SECTION, "NBD", "fio is not installed");
+        return Ok(());
+    }
+    let figures = plan.nbd(&mut context.report, &devices)?;
+    state(&mut context.report, "nbd", "export_efficiency_nbd", &figures);
+    Ok(())
+}
+
+/// Runs of one case, of both systems.
+struct Figures {
+    case: &'static str,
+    unit: &'static str,
+    runs: [Vec<f64>; 2],
+}
+
+struct Plan {
+    bytes: u64,
+    kind: Kind,
+    rounds: u32,
+    time: Duration,
+}
+
+/// A device behind FUSE and a loop device. Fields are dropped in order.
+struct Served {
+    export: FuseLoop,
+    device: PathBuf,
+    _dir: WorkDir,
+}
+
+impl Served {
+    fn new(device: Arc<dyn Device>, name: &str) -> Result<Self> {
+        let dir = WorkDir::new(name)?;
+        let export = FuseLoop::start(
+            device,
+            FuseOptions {
+                name: format!("bench-{}-{name}", std::process::id()),
+                run_dir: dir.path().to_owned(),
+                link_dir: dir.path().join("link"),
+                threads: std::thread::available_parallelism().map_or(2, usize::from),
+                block_device: true,
+            },
+        )?;
+        let device = export
+            .loop_device()
+            .map(Path::to_owned)
+            .ok_or_else(|| Error::failure("the FUSE export made no block device"))?;
+        Ok(Self { export, device, _dir: dir })
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Err(e) = self.export.stop() {
+            crate::report::warn(&e.to_string());
+        }
+    }
+}
+
+impl Plan {
+    /// Random 4 KiB by two threads and sequential 1 MiB, direct, on the loop devices. The inner error
+    /// is the reason why this machine cannot do it.
+    fn fuse(
+        &self,
+        report: &mut Report,
+        devices: &[Arc<dyn Device>; 2],
+    ) -> Result<std::result::Result<Vec<Figures>, String>> {
+        if let Err(reason) = ztier::export::fuse::available(true) {
+            return Ok(Err(reason));
+        }
+        let served = [
+            Served::new(Arc::clone(&devices[0]), "ours")?,
+            Served::new(Arc::clone(&devices[1]), "plain")?,
+        ];
+        let mut pools = pools(self.kind, 2)?;
+        let text = format!("FUSE + loop: {} MiB of {}", self.bytes >> 20, pools[0]);
+        report.note(SECTION, "data", text);
+        let mut figures =
+            ["seq write 1M", "seq read 1M", "random write 4K", "random read 4K"].map(|case| {
+                let unit = if case.starts_with("seq") { "MiB/s" } else { "IOPS" };
+                Figures { case, unit, runs: [Vec::new(), Vec::new()] }
+            });
+        for round in 0..self.rounds {
+            for (i, served) in served.iter().enumerate() {
+                let results = self.fuse_round(&served.device, &mut pools, round)?;
+                for (figure, result) in figures.iter_mut().zip(results) {
+                    figure.runs[i].push(result);
+                }
+            }
+        }
+        Ok(Ok(figures.into()))
+    }
+
+    fn fuse_round(&self, device: &Path, pools: &mut [Pool], round: u32) -> Result<[f64; 4]> {
+        let mib = self.bytes as f64 / f64::from(1 << 20);
+        let mut sequential = |write| -> Result<f64> {
+            let spent = sequential::pass(device, self.bytes, &mut pools[0], round, write)?;
+            Ok(mib / spent.wall.as_secs_f64())
+        };
+        let (seq_write, seq_read) = (sequential(true)?, sequential(false)?);
+        let target = Direct(device.to_owned(), "export");
+        let blocks = self.bytes / BLOCK_SIZE as u64;
+        let mut random = |op| -> Result<f64> {
+            Ok(work(&target, op, Order::For(self.time), blocks, pools, SEED)?.iops)
+        };
+        let (write, read) = (random(Op::Write(round))?, random(Op::Read)?);
+        Ok([seq_write, seq_read, write, read])
+    }
+
+    /// Random 4 KiB at queue depth 32 and sequential 1 MiB, by fio over Unix sockets, on fio's data.
+    fn nbd(&self, report: &mut Report, devices: &[Arc<dyn Device>; 2]) -> Result<Vec<Figures>> {
+        let text = format!("NBD: {} MiB of {}", self.bytes >> 20, fio::DATA);
+        report.note(SECTION, "data", text);
+        let dir = WorkDir::new("nbd")?;
+        let mut servers = Vec::new();
+        for (device, name) in devices.iter().zip(["ours", "plain"]) {
+            let options = NbdOptions {
+                name: name.into(),
+                listen: vec![Listen::Unix(dir.path().join(name))],
+                max_connections: MAX_CONNECTIONS,
+            };
+            servers.push(Server::start(Arc::clone(device), options)?);
+        }
+        let mut figures = Vec::new();
+        for (case, pattern, block, depth) in [
+            ("seq write 1M, nbd", "write", 1u64 << 20, 4),
+            ("seq read 1M, nbd", "read", 1 << 20, 4),
+            ("random write 4K, nbd", "randwrite", 4096, 32),
+            ("random read 4K, nbd", "randread", 4096, 32),
+        ] {
+            let mut runs = [Vec::new(), Vec::new()];
+            for _ in 0..self.rounds {
+                for (server, runs) in servers.iter().zip(&mut runs) {
+                    let uris = server.endpoints();
+                    let uri =
+                        uris.first().ok_or_else(|| Error::failure("the NBD server has no URI"))?;
+                    let time = (block == 4096).then_some(self.time);
+                    let job = Job { target: uri, pattern, block, depth, size: self.bytes, time };
+                    let result = fio::measure(&job)?;
+                    runs.push(if block == 4096 {
+                        result.iops
+                    } else {
+                        result.bytes_per_second / f64::from(1 << 20)
+                    });
+                }
+            }
+            let unit = if block == 4096 { "IOPS" } else { "MiB/s" };
+            figures.push(Figures { case, unit, runs });
+        }
+        for server in &mut servers {
+            server.stop()?;
+        }
+        Ok(figures)
+    }
+}
+
+/// Rows of both, each case's ratio, and their geometric mean against the target.
+fn state(report: &mut Report, export: &str, name: &str, figures: &[Figures]) {
+    let mut ratios = Vec::new();
+    for figure in figures {
+        let [ours, plain] = [0, 1].map(|i| {
+            report.row(Row {
+                section: SECTION.into(),
+                system: format!("{} over {export}", SYSTEMS[i]),
+                case: figure.case.into(),
+                unit: figure.unit,
+                runs: figure.runs[i].clone(),
+                ..Row::default()
+            })
+        });
+        let case = figure.case.trim_end_matches(", nbd").replace(' ', "_").to_lowercase();
+        report.ratio(&format!("{name}_{case}"), ours / plain, Goal::None);
+        ratios.push(ours / plain);
+    }
+    report.ratio(name, geomean(&ratios), GOAL);
+}

@@ -1,0 +1,235 @@
+//! The nine IOzone tests of the source on an ext4, for each system in turn.
+//!
+//! A series (one file size, one record size, nine tests) runs in a process of its own: a device that
+//! fails a read of a mapped page kills it with SIGBUS, and the run must survive that to say so.
+
+mod tests;
+
+pub use tests::{Mode, Series};
+
+use super::{Context, SEED};
+use crate::data::{POOL_BYTES, Pool};
+use crate::report::{Column, IozoneTable, Row, Target as Goal, geomean, print, say};
+use crate::rival::ext4::Ext4;
+use crate::rival::{Disk, System};
+use crate::sys::caches::CacheDropper;
+use crate::sys::command;
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::time::Duration;
+use ztier::error::{Context as _, Error, Result};
+
+const SECTION: &str = "iozone";
+/// The source's device.
+pub const DEVICE_BYTES: u64 = 3 << 30;
+/// Longer than any series on a working device takes.
+const SERIES_LIMIT: Duration = Duration::from_secs(900);
+/// The tests, in the order of the table's columns.
+pub const TESTS: [&str; 9] = [
+    "write",
+    "rewrite",
+    "read",
+    "reread",
+    "random read",
+    "random write",
+    "backward read",
+    "record rewrite",
+    "stride read",
+];
+
+/// One test of a series.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Figure {
+    /// KiB a second.
+    pub kib_per_second: f64,
+    /// CPU time of the test (user + system), percent.
+    pub cpu_own_percent: f64,
+    /// Busy time of the machine, percent of one CPU.
+    pub cpu_machine_percent: f64,
+}
+
+/// The source's file and record sizes: `-n 1G -g 2G`, records from 64 KiB to 16 MiB.
+pub fn full_plan() -> Vec<(u64, usize)> {
+    let records = (0..9).map(|i| (64 << 10) << i);
+    let files = [1u64 << 30, 2 << 30];
+    files.iter().flat_map(|&file| records.clone().map(move |record| (file, record))).collect()
+}
+
+/// A system that is up, with its file system, and what it reached. The mount goes before the device.
+struct Contender {
+    system: System,
+    fs: Ext4,
+    disk: Box<dyn Disk>,
+    figures: Vec<f64>,
+    lines: Vec<[String; 3]>,
+}
+
+/// File and record sizes that are enough to see what other data or another access changes.
+fn short_plan() -> Vec<(u64, usize)> {
+    [64 << 10, 1 << 20, 16 << 20].map(|record| (1 << 30, record)).into()
+}
+
+/// Runs the section: all sizes with the first data and the first access, fewer with the others.
+pub fn run(context: &mut Context) -> Result<()> {
+    let quick = vec![(64 << 20, 64 << 10), (64 << 20, 1 << 20)];
+    let mut contenders = Vec::new();
+    for system in System::ALL {
+        match Contender::new(system) {
+            Ok(contender) => {
+                context.report.note(SECTION, system.name(), contender.disk.about());
+                contenders.push(contender);
+            }
+            // Without ours there is nothing to compare.
+            Err(e) if system == System::Ztier => return Err(e),
+            Err(e) => context.report.missing(SECTION, system.name(), e),
+        }
+    }
+    let _caches = CacheDropper::start()?;
+    for (i, kind) in context.data.clone().into_iter().enumerate() {
+        let ratio = Pool::build(kind, POOL_BYTES, SEED)?.to_string();
+        context.report.note(SECTION, "data", &ratio);
+        for (j, mode) in context.modes.clone().into_iter().enumerate() {
+            let full = if (i, j) == (0, 0) { full_plan() } else { short_plan() };
+            let plan = context.pick(quick.clone(), full);
+            for &(file_bytes, record_bytes) in &plan {
+                let series = Series { file_bytes, record_bytes, mode, kind };
+                round(context, &mut contenders, series)?;
+            }
+            for contender in &mut contenders {
+                contender.print_tables(&format!("{mode}, {ratio}"), mode);
+            }
+        }
+        if i == 0 {
+            ratios(context, &contenders);
+        }
+    }
+    Ok(())
+}
+
+/// One series on each system in turn.
+fn round(context: &mut Context, contenders: &mut [Contender], series: Series) -> Result<()> {
+    for contender in contenders {
+        let name = contender.system.name();
+        let figures = in_child(contender.fs.path(), series).context(format!("{name}, {series}"))?;
+        say(&format!("{name}, {series}: done"));
+        for (test, figure) in TESTS.iter().zip(&figures) {
+            context.report.silent_row(Row {
+                section: SECTION.into(),
+                system: name.into(),
+                case: format!("{test}, {series}"),
+                unit: "KiB/s",
+                runs: vec![figure.kib_per_second],
+                cpu_own_percent: Some(figure.cpu_own_percent),
+                cpu_machine_percent: Some(figure.cpu_machine_percent),
+                ..Row::default()
+            });
+        }
+        contender.add(series, &figures);
+    }
+    Ok(())
+}
+
+/// Geometric means over all tests of the first data; a target only where the export could meet it.
+fn ratios(context: &mut Context, contenders: &[Contender]) {
+    let Some((ours, rivals)) = contenders.split_first() else { return };
+    let over_ublk = std::fs::canonicalize(ours.disk.path())
+        .is_ok_and(|device| device.to_string_lossy().contains("ublk"));
+    let goal = if over_ublk { Goal::AtLeast(0.8) } else { Goal::None };
+    for rival in rivals {
+        let name = match rival.system {
+            System::KernelZram => "iozone_geomean_vs_kernel_zram",
+            _ => "iozone_geomean_vs_ramdisk",
+        };
+        let ratios: Vec<f64> =
+            ours.figures.iter().zip(&rival.figures).map(|(a, b)| a / b).collect();
+        context.report.ratio(name, geomean(&ratios), goal);
+    }
+}
+
+/// Runs a series in a process of its own, on files in `dir`.
+///
+/// # Errors
+/// An I/O error, also in a mapped page; wrong data; the time is over.
+pub fn in_child(dir: &Path, series: Series) -> Result<[Figure; 9]> {
+    let own = std::env::current_exe().context("cannot find out where this program is")?;
+    let args = [
+        "iozone-series".to_owned(),
+        "--dir".to_owned(),
+        dir.display().to_string(),
+        "--file-bytes".to_owned(),
+        series.file_bytes.to_string(),
+        "--record-bytes".to_owned(),
+        series.record_bytes.to_string(),
+        "--mode".to_owned(),
+        series.mode.to_string(),
+        "--data".to_owned(),
+        series.kind.to_string(),
+    ];
+    let text = command::run(own, &args, SERIES_LIMIT).map_err(|e| {
+        if e.to_string().contains("killed by signal 7") {
+            Error::failure("I/O error in a mapped page (SIGBUS)")
+        } else {
+            e
+        }
+    })?;
+    serde_json::from_str(&text).context("cannot read the figures of a series")
+}
+
+/// The child's side: figures as JSON on standard output.
+pub fn child(dir: &Path, series: Series) -> Result<()> {
+    // If the parent is killed, nobody waits for the figures.
+    rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
+        .context("cannot tie a series to its run")?;
+    let mut pool = Pool::build(series.kind, POOL_BYTES, SEED)?;
+    let figures = tests::run(dir, series, &mut pool)?;
+    print(&serde_json::to_string(&figures).context("cannot make JSON")?);
+    Ok(())
+}
+
+/// The command line that IOzone would be given for this.
+fn command_line(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Mmap => {
+            "ztier-bench, as iozone -a -B -n 1G -g 2G -G -R -M -+u, file uncached before each read test"
+        }
+        Mode::Plain => {
+            "ztier-bench, as iozone -a -e -n 1G -g 2G -R -M -+u, file uncached before each read test"
+        }
+    }
+}
+
+impl Contender {
+    fn new(system: System) -> Result<Self> {
+        let disk = system.up(DEVICE_BYTES)?;
+        let fs = Ext4::new(disk.path())?;
+        Ok(Self { system, fs, disk, figures: Vec::new(), lines: Vec::new() })
+    }
+
+    fn add(&mut self, series: Series, figures: &[Figure; 9]) {
+        self.figures.extend(figures.iter().map(|f| f.kib_per_second));
+        let line = |f: fn(&Figure) -> f64| {
+            let record_kib = series.record_bytes as u64 >> 10;
+            IozoneTable::row(series.file_bytes >> 10, record_kib, &figures.each_ref().map(f))
+        };
+        self.lines.push([
+            line(|f| f.kib_per_second),
+            line(|f| f.cpu_own_percent),
+            line(|f| f.cpu_machine_percent),
+        ]);
+    }
+
+    fn print_tables(&mut self, what: &str, mode: Mode) {
+        let table = IozoneTable::new(format!("{}, {what}", self.system.name()));
+        let columns = [Column::KibPerSecond, Column::CpuOwn, Column::CpuMachine];
+        for (i, column) in columns.into_iter().enumerate() {
+            let mut text = table.header(command_line(mode), column);
+            for lines in &self.lines {
+                text += "\n";
+                text += &lines[i];
+            }
+            print(&(text + "\n\niozone test complete.\n"));
+        }
+        self.lines.clear();
+    }
+}

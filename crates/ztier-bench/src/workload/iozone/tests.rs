@@ -1,0 +1,329 @@
+//! IOzone's nine tests on one file, record by record, with every record checked as it is read.
+//!
+//! Access is IOzone's: `mmap` with `msync(MS_SYNC)` of each record that was written (`-B -G`), or plain
+//! `pwrite`/`pread` with an `fsync` inside the time (`-e`). What differs: the data (see
+//! [`crate::data`]), and the eight bytes a block that are compared while a record is read. After the
+//! tests the whole file is compared, outside all times.
+
+use super::Figure;
+use crate::data::{Kind, Pool, RECORD_MAX, Rng, check_stamps};
+use crate::sys::cpu::Stopwatch;
+use crate::sys::interrupt;
+use crate::sys::map::{AlignedBuf, MappedFile};
+use clap::ValueEnum;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use ztier::error::{Context, Error, Result};
+
+/// Records that a stride read goes forward.
+const STRIDE: u64 = 17;
+/// Generations of data, one a writing test.
+const WRITE: u32 = 1;
+const REWRITE: u32 = 2;
+const RANDOM_WRITE: u32 = 3;
+const RECORD_REWRITE: u32 = 4;
+
+/// How a file is accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// `mmap`, and `msync(MS_SYNC)` after each record (IOzone's `-B -G`).
+    Mmap,
+    /// `pread` and `pwrite`, `fsync` at the end (IOzone's `-e`).
+    Plain,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mmap => "mmap",
+            Self::Plain => "plain",
+        })
+    }
+}
+
+/// One file size, one record size.
+#[derive(Clone, Copy, Debug)]
+pub struct Series {
+    /// Size of the file, a multiple of `record_bytes`.
+    pub file_bytes: u64,
+    /// Size of a record, a multiple of 4096 up to [`crate::data::RECORD_MAX`].
+    pub record_bytes: usize,
+    /// How the file is accessed.
+    pub mode: Mode,
+    /// Its data.
+    pub kind: Kind,
+}
+
+impl Series {
+    /// Checks the sizes.
+    ///
+    /// # Errors
+    /// They do not fit together.
+    pub fn new(file_bytes: u64, record_bytes: usize, mode: Mode, kind: Kind) -> Result<Self> {
+        let whole = record_bytes > 0 && record_bytes.is_multiple_of(ztier::BLOCK_SIZE);
+        if !whole || record_bytes > RECORD_MAX || !file_bytes.is_multiple_of(record_bytes as u64) {
+            return Err(Error::usage(format!(
+                "records of {record_bytes} bytes do not fit a file of {file_bytes}"
+            ))
+            .mend("give records of 4 KiB to 16 MiB that divide the file"));
+        }
+        Ok(Self { file_bytes, record_bytes, mode, kind })
+    }
+}
+
+impl fmt::Display for Series {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (file, record) = (self.file_bytes >> 20, self.record_bytes >> 10);
+        write!(f, "{file} MiB, records of {record} KiB, {}, {}", self.mode, self.kind)
+    }
+}
+
+/// Runs the nine tests on a new file in `dir`, which is removed afterwards.
+///
+/// # Errors
+/// An I/O error; a record that reads back as something else than was written.
+pub fn run(dir: &Path, series: Series, pool: &mut Pool) -> Result<[Figure; 9]> {
+    let path = dir.join("iozone.tmp");
+    let _removed = Removed(path.clone());
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .context("cannot make the test file")?;
+    file.set_len(series.file_bytes).context("cannot size the test file")?;
+    let mut runner = Runner {
+        records: series.file_bytes / series.record_bytes as u64,
+        buf: AlignedBuf::new(series.record_bytes)?,
+        file,
+        series,
+        pool,
+    };
+    let figures = runner.nine_tests()?;
+    runner.compare_all()?;
+    Ok(figures)
+}
+
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+struct Runner<'a> {
+    file: File,
+    series: Series,
+    records: u64,
+    buf: AlignedBuf,
+    pool: &'a mut Pool,
+}
+
+/// An open way to the file.
+enum Access<'a> {
+    Mmap(MappedFile),
+    Plain(&'a File),
+}
+
+impl Runner<'_> {
+    fn nine_tests(&mut self) -> Result<[Figure; 9]> {
+        let forward: Vec<u64> = (0..self.records).collect();
+        let backward: Vec<u64> = (0..self.records).rev().collect();
+        let (mut to_read, mut to_write) = (forward.clone(), forward.clone());
+        Rng::new(1).shuffle(&mut to_read);
+        Rng::new(2).shuffle(&mut to_write);
+        let first_again = vec![0; forward.len()];
+        Ok([
+            self.write(&forward, WRITE)?,
+            self.write(&forward, REWRITE)?,
+            self.read(&forward, |_| REWRITE)?,
+            self.read(&forward, |_| REWRITE)?,
+            self.read(&to_read, |_| REWRITE)?,
+            self.write(&to_write, RANDOM_WRITE)?,
+            self.read(&backward, |_| RANDOM_WRITE)?,
+            self.write(&first_again, RECORD_REWRITE)?,
+            self.read(&strided(self.records), last_generation)?,
+        ])
+    }
+
+    fn write(&mut self, order: &[u64], generation: u32) -> Result<Figure> {
+        let len = self.series.record_bytes;
+        let mut access = open(&self.file, self.series)?;
+        let watch = Stopwatch::start();
+        for &record in order {
+            interrupt::check()?;
+            let offset = record * len as u64;
+            let data = self.pool.record(offset, generation, len);
+            match &mut access {
+                Access::Mmap(map) => {
+                    map.write(offset as usize, data);
+                    map.sync(offset as usize, len)?;
+                }
+                Access::Plain(file) => {
+                    file.write_all_at(data, offset).context("write to the test file")?;
+                }
+            }
+        }
+        if let Access::Plain(file) = &access {
+            file.sync_all().context("fsync of the test file")?;
+        }
+        Ok(self.figure(&watch))
+    }
+
+    fn read(&mut self, order: &[u64], generation: fn(u64) -> u32) -> Result<Figure> {
+        let len = self.series.record_bytes;
+        self.forget_cached()?;
+        let access = open(&self.file, self.series)?;
+        let watch = Stopwatch::start();
+        for &record in order {
+            interrupt::check()?;
+            let offset = record * len as u64;
+            read_record(&access, offset, &mut self.buf)?;
+            check_stamps(offset, generation(record), &self.buf)?;
+        }
+        Ok(self.figure(&watch))
+    }
+
+    /// Drops the file's pages from the page cache. The machine of 2010 took seconds for a test, so
+    /// that dropping the cache once a second sent its reads to the device; today a test may be over
+    /// sooner. Each reading test starts without cached pages instead; the drops go on beside it.
+    fn forget_cached(&self) -> Result<()> {
+        self.file.sync_all().context("fsync of the test file")?;
+        rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed)
+            .context("cannot drop the test file from the page cache")
+    }
+
+    fn figure(&self, watch: &Stopwatch) -> Figure {
+        let spent = watch.stop();
+        Figure {
+            kib_per_second: self.series.file_bytes as f64 / 1024.0 / spent.wall.as_secs_f64(),
+            cpu_own_percent: spent.own_percent,
+            cpu_machine_percent: spent.machine_percent,
+        }
+    }
+
+    /// Every byte of the file against what was written last.
+    fn compare_all(&mut self) -> Result<()> {
+        let len = self.series.record_bytes;
+        // From the device, not from what was just written to the cache.
+        self.forget_cached()?;
+        let access = open(&self.file, self.series)?;
+        for record in 0..self.records {
+            interrupt::check()?;
+            let offset = record * len as u64;
+            read_record(&access, offset, &mut self.buf)?;
+            if !self.pool.matches(offset, last_generation(record), &self.buf) {
+                return Err(Error::failure(format!(
+                    "record {record} ({len} bytes at {offset}) differs from what was written"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a record holds at the end: only the first is written by the record rewrite.
+fn last_generation(record: u64) -> u32 {
+    if record == 0 { RECORD_REWRITE } else { RANDOM_WRITE }
+}
+
+fn open(file: &File, series: Series) -> Result<Access<'_>> {
+    Ok(match series.mode {
+        Mode::Mmap => {
+            let len = usize::try_from(series.file_bytes).context("the file is too large to map")?;
+            Access::Mmap(MappedFile::new(file, len)?)
+        }
+        Mode::Plain => Access::Plain(file),
+    })
+}
+
+fn read_record(access: &Access<'_>, offset: u64, buf: &mut [u8]) -> Result<()> {
+    match access {
+        Access::Mmap(map) => map.read(offset as usize, buf),
+        Access::Plain(file) => {
+            file.read_exact_at(buf, offset).context("read of the test file")?;
+        }
+    }
+    Ok(())
+}
+
+/// IOzone's order: every 17th record to the end, again from the second one, and so on, as many records
+/// as there are. (It turns back one record before the end, so the last one may be left out.)
+fn strided(records: u64) -> Vec<u64> {
+    let mut order = Vec::new();
+    let (mut at, mut pass) = (0, 0);
+    for _ in 0..records {
+        order.push(at);
+        if at + STRIDE >= records.saturating_sub(1) {
+            pass = if records <= STRIDE { (pass + 1) % records } else { (pass + 1) % STRIDE };
+            at = pass;
+        } else {
+            at += STRIDE;
+        }
+    }
+    order
+}
+
+#[cfg(test)]
+mod unit {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn strides_stay_in_the_file_and_reach_nearly_all_of_it() {
+        assert_eq!(strided(40)[..4], [0, 17, 34, 1]);
+        for records in [1, 2, 17, 18, 64, 128, 1000] {
+            let order = strided(records);
+            assert_eq!(order.len() as u64, records);
+            assert!(order.iter().all(|&r| r < records), "{records}");
+            let mut distinct = order.clone();
+            distinct.sort_unstable();
+            distinct.dedup();
+            assert!(distinct.len() as u64 * 10 >= records * 8, "{records}: {}", distinct.len());
+        }
+    }
+
+    #[test]
+    fn nine_tests_run_in_both_modes_and_leave_nothing() {
+        let dir = crate::sys::workdir::WorkDir::new("nine").unwrap();
+        for mode in [Mode::Mmap, Mode::Plain] {
+            let kind = Kind::Ratio(2.0);
+            let series = Series { file_bytes: 4 << 20, record_bytes: 64 << 10, mode, kind };
+            let mut pool = Pool::build(kind, crate::data::RECORD_MAX, 1).unwrap();
+            let figures = run(dir.path(), series, &mut pool).unwrap();
+            assert!(figures.iter().all(|f| f.kib_per_second > 0.0));
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        }
+    }
+
+    #[test]
+    fn damage_is_found_by_the_reading_tests_and_by_the_comparison() {
+        let dir = crate::sys::workdir::WorkDir::new("damage").unwrap();
+        let path = dir.path().join("file");
+        let _removed = Removed(path.clone());
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        let kind = Kind::Ratio(2.0);
+        let series = Series { file_bytes: 1 << 20, record_bytes: 1 << 16, mode: Mode::Plain, kind };
+        file.set_len(series.file_bytes).unwrap();
+        let mut pool = Pool::build(kind, crate::data::RECORD_MAX, 1).unwrap();
+        let other = file.try_clone().unwrap();
+        let buf = AlignedBuf::new(series.record_bytes).unwrap();
+        let mut runner = Runner { file, series, records: 16, buf, pool: &mut pool };
+        runner.nine_tests().unwrap();
+        runner.compare_all().unwrap();
+        // A byte in the middle of a block: only the comparison can see it.
+        let mut byte = [0];
+        other.read_exact_at(&mut byte, 70_000).unwrap();
+        other.write_all_at(&[byte[0] ^ 1], 70_000).unwrap();
+        let error = runner.compare_all().unwrap_err();
+        assert!(error.to_string().contains("record 1 "), "{error}");
+        // A block of an older generation: a reading test sees it.
+        let old = runner.pool.record(8192, REWRITE, 4096).to_vec();
+        other.write_all_at(&old, 8192).unwrap();
+        let error = runner.read(&[0], last_generation).unwrap_err();
+        assert!(error.to_string().contains("block 2 "), "{error}");
+    }
+}

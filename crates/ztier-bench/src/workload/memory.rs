@@ -1,0 +1,187 @@
+//! Memory for the same data, in ours and in the kernel's zram: fresh, aged, after discards.
+
+use super::engine::OwnVolume;
+use super::random::{Direct, InProcess, Op, Order, Target, pools, work};
+use super::{Context, SEED};
+use crate::data::{Kind, Pool, Rng};
+use crate::report::{Report, Row, Target as Goal, say};
+use crate::rival::Disk;
+use crate::rival::zram::{self, Zram};
+use crate::sys::{direct, interrupt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use ztier::BLOCK_SIZE;
+use ztier::error::{Context as _, Result};
+use ztier::stats::Stats;
+use ztier::volume::{Device, Request, Volume};
+
+const SECTION: &str = "memory";
+const OURS: &str = "ztier (in process)";
+/// How long a store is left alone before it is looked at.
+const QUIET: Duration = Duration::from_secs(5);
+/// How often memory is looked at under load.
+const SAMPLE: Duration = Duration::from_millis(5);
+/// The part of the blocks that is discarded, in percent.
+const DISCARDED: usize = 40;
+/// Data of the first fill and of each overwriting round.
+const FILL: Kind = Kind::Mix(2.0);
+const ROUNDS: [Kind; 3] = [Kind::Mix(3.0), Kind::Mix(1.5), Kind::Mix(2.0)];
+
+/// The pair on the same data.
+struct Pair<'a> {
+    volume: &'a OwnVolume,
+    zram: Option<&'a Zram>,
+    blocks: u64,
+}
+
+/// Runs the section.
+pub fn run(context: &mut Context) -> Result<()> {
+    let bytes = context.pick(192u64 << 20, 1 << 30);
+    let volume = OwnVolume::new(bytes, 2 * bytes)?;
+    let zram = Zram::new(bytes);
+    if let Err(e) = &zram {
+        context.report.missing(SECTION, zram::NAME, e);
+    }
+    let zram = zram.ok();
+    let pair = Pair { volume: &volume, zram: zram.as_ref(), blocks: bytes / BLOCK_SIZE as u64 };
+    let report = &mut context.report;
+
+    let mut pools = pools(FILL, 2)?;
+    report.note(SECTION, "data", format!("{} MiB of {}", bytes >> 20, pools[0]));
+    pair.write(Op::Write(0), Order::Each, &mut pools)?;
+    interrupt::sleep(Duration::from_secs(1))?;
+    let fresh = pair.compare(report, "fresh", Goal::AtLeast(1.0))?;
+
+    let peak = pair.age(report)?;
+    interrupt::sleep(QUIET)?;
+    let aged = pair.compare(report, "aged", Goal::AtLeast(1.05))?;
+    report.ratio("mem_over_payload_under_load", measured(peak), Goal::AtMost(1.25));
+    report.ratio("mem_over_payload_quiet", over_payload(&aged), Goal::AtMost(1.10));
+    let metadata = fresh.metadata_bytes_per_block.max(aged.metadata_bytes_per_block);
+    report.ratio("metadata_bytes_per_block", measured(metadata), Goal::AtMost(12.0));
+
+    pair.discard()?;
+    interrupt::sleep(QUIET)?;
+    let trimmed = pair.compare(report, "after_trim", Goal::AtLeast(1.4))?;
+    let over = over_payload(&trimmed);
+    report.ratio("mem_over_payload_quiet_after_trim", over, Goal::AtMost(1.10));
+    Ok(())
+}
+
+impl Pair<'_> {
+    fn targets(&self) -> Vec<Box<dyn Target>> {
+        let mut targets: Vec<Box<dyn Target>> =
+            vec![Box::new(InProcess(Arc::clone(&self.volume.0)))];
+        if let Some(zram) = self.zram {
+            targets.push(Box::new(Direct(zram.path().to_owned(), zram::NAME)));
+        }
+        targets
+    }
+
+    fn write(&self, op: Op, order: Order, pools: &mut [Pool]) -> Result<()> {
+        for target in self.targets() {
+            work(target.as_ref(), op, order, self.blocks, pools, SEED)?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites in rounds; returns the most memory over payload that ours took meanwhile.
+    fn age(&self, report: &mut Report) -> Result<f64> {
+        let mut peak: f64 = 0.0;
+        for (kind, generation) in ROUNDS.into_iter().zip(1..) {
+            let mut pools = pools(kind, 2)?;
+            report.note(SECTION, "data", format!("then overwritten at random with {}", pools[0]));
+            let op = Op::Write(generation);
+            for (i, target) in self.targets().iter().enumerate() {
+                let mut round = || {
+                    let seed = SEED ^ u64::from(generation);
+                    work(target.as_ref(), op, Order::Draws, self.blocks, &mut pools, seed)
+                };
+                if i == 0 {
+                    peak = peak.max(sampled(&self.volume.0, round)?);
+                } else {
+                    round()?;
+                }
+            }
+        }
+        Ok(peak)
+    }
+
+    /// Discards the same random blocks in both.
+    fn discard(&self) -> Result<()> {
+        let mut blocks: Vec<u64> = (0..self.blocks).collect();
+        Rng::new(SEED).shuffle(&mut blocks);
+        blocks.truncate(blocks.len() * DISCARDED / 100);
+        say(&format!("memory: discarding {} random blocks", blocks.len()));
+        let device = self.zram.map(|zram| direct::open(zram.path())).transpose()?;
+        let mut channel = Arc::clone(&self.volume.0).channel();
+        let len = BLOCK_SIZE as u64;
+        for block in blocks {
+            let offset = block * len;
+            channel
+                .submit(Request::Discard { offset, len }, Instant::now())
+                .context(format!("discard of block {block}"))?;
+            if let Some(device) = &device {
+                direct::discard(device, offset, len)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// States both and their ratio.
+    fn compare(&self, report: &mut Report, state: &str, goal: Goal) -> Result<Stats> {
+        let ours = self.volume.0.stats();
+        let all = ours.mem_used_bytes as f64;
+        mib(report, OURS, &format!("{state}: payload"), ours.compr_data_bytes);
+        mib(report, OURS, &format!("{state}: memory, all in"), ours.mem_used_bytes);
+        let Some(zram) = self.zram else { return Ok(ours) };
+        let theirs = zram.mm_stat()?;
+        let with_table = theirs.mem_used_total + zram.table_bytes();
+        mib(report, zram::NAME, &format!("{state}: payload"), theirs.compr_data_size);
+        mib(report, zram::NAME, &format!("{state}: mem_used_total"), theirs.mem_used_total);
+        mib(report, zram::NAME, &format!("{state}: with its table"), with_table);
+        report.ratio(&format!("data_per_mem_{state}"), theirs.mem_used_total as f64 / all, goal);
+        report.ratio(&format!("data_per_mem_{state}_all_in"), with_table as f64 / all, Goal::None);
+        Ok(ours)
+    }
+}
+
+/// Runs `load` while another thread looks at the memory; returns the most memory ÷ payload.
+fn sampled<T>(volume: &Volume, load: impl FnOnce() -> Result<T>) -> Result<f64> {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let sampler = scope.spawn(|| {
+            let mut peak: f64 = 0.0;
+            while !done.load(Ordering::Relaxed) {
+                peak = peak.max(over_payload(&volume.stats()));
+                std::thread::sleep(SAMPLE);
+            }
+            peak
+        });
+        let result = load();
+        done.store(true, Ordering::Relaxed);
+        let peak = sampler.join().unwrap_or(f64::NAN);
+        result.map(|_| peak)
+    })
+}
+
+fn over_payload(stats: &Stats) -> f64 {
+    measured(stats.mem_used_bytes as f64) / stats.compr_data_bytes as f64
+}
+
+/// A volume that holds data and reports none of something measured nothing.
+fn measured(value: f64) -> f64 {
+    if value > 0.0 { value } else { f64::NAN }
+}
+
+fn mib(report: &mut Report, system: &str, case: &str, bytes: u64) {
+    report.row(Row {
+        section: SECTION.into(),
+        system: system.into(),
+        case: case.into(),
+        unit: "MiB",
+        runs: vec![bytes as f64 / f64::from(1 << 20)],
+        ..Row::default()
+    });
+}

@@ -1,0 +1,52 @@
+//! The sections of the tables, each a function that measures and reports.
+
+pub mod engine;
+pub mod export;
+pub mod iozone;
+pub mod memory;
+mod random;
+pub mod sequential;
+pub mod soak;
+pub mod startup;
+pub mod stress;
+
+use crate::data::Kind;
+use crate::report::Report;
+
+/// The same data in every run.
+pub const SEED: u64 = 0x7a74_6965_7221;
+
+/// What all sections of a run share.
+pub struct Context {
+    /// Where figures go.
+    pub report: Report,
+    /// End within a minute instead of measuring well.
+    pub quick: bool,
+    /// The data of the file tests, at least one; the other speed tests use the first. Memory is compared
+    /// on data of its own.
+    pub data: Vec<Kind>,
+    /// How the file tests access their files.
+    pub modes: Vec<iozone::Mode>,
+}
+
+impl Context {
+    /// Fills in what the command line left open; `all` asks for everything that the source and its
+    /// figures need, else for the part that matters most.
+    pub fn set_defaults(&mut self, all: bool) {
+        let (data, modes) = (
+            [Kind::Ratio(2.0), Kind::Iozone, Kind::Files],
+            [iozone::Mode::Mmap, iozone::Mode::Plain],
+        );
+        if self.data.is_empty() {
+            self.data = if all { data.into() } else { vec![data[0]] };
+        }
+        if self.modes.is_empty() {
+            self.modes = if all { modes.into() } else { vec![modes[0]] };
+        }
+    }
+
+    /// One of two values: the quick one or the full one.
+    pub fn pick<T>(&self, quick: T, full: T) -> T {
+        if self.quick { quick } else { full }
+    }
+}
