@@ -57,8 +57,8 @@ struct ZramArgs {
     /// Go on with the other sections when one fails; the exit status is still 1.
     #[arg(long)]
     keep_going: bool,
-    /// Data of the speed tests: 2:1 (or any ratio), mix-2:1 (blocks of varying size), runs-2:1 (random
-    /// bytes, then zeros: the cheapest), files (real ones of this machine), iozone (its own pattern).
+    /// Data of the speed tests: 2:1 (or any ratio), mix-2:1 (blocks of varying size), runs-2:1 (as fio:
+    /// random bytes, then zeros), files (real ones of this machine), iozone (its own pattern).
     /// All use the first; IOzone's tests run all sizes with it, and some with the others. By default
     /// 2:1, and in a full run iozone and files too.
     #[arg(long, value_name = "DATA", value_delimiter = ',')]

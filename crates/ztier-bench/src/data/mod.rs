@@ -35,8 +35,7 @@ pub enum Kind {
     Ratio(f64),
     /// Blocks shrink to anything between almost nothing and not at all; this ratio in the mean.
     Mix(f64),
-    /// As fio makes compressible data: each block random bytes, then zeros; this ratio. The cheapest
-    /// data there is for LZ4.
+    /// As fio makes compressible data: each block random bytes, then zeros; this ratio.
     Runs(f64),
     /// Blocks of real files of the machine: programs, libraries, documentation.
     Files,
