@@ -51,7 +51,7 @@ fn every_flipped_bit_is_found() {
     }
     for block in 0..BLOCKS {
         // Header and payload in turn.
-        let bit = if block % 4 == 0 { block as u32 % 48 } else { 48 + block as u32 * 13 };
+        let bit = if block % 4 == 0 { block as u32 / 4 % 80 } else { 80 + block as u32 * 13 };
         assert!(volume.damage(block, bit));
         assert_eq!(read(&mut *channel, block), Err(IoError::Corrupt(block)), "bit {bit}");
         if block + 1 < BLOCKS {
@@ -71,7 +71,7 @@ fn cleaning_keeps_damage_where_it_is_and_the_rest_whole() {
     }
     let damaged: Vec<u64> = (0..BLOCKS).filter(|block| block % 50 == 7).collect();
     for block in &damaged {
-        assert!(volume.damage(*block, 48 + *block as u32));
+        assert!(volume.damage(*block, 80 + *block as u32));
     }
     // Make garbage everywhere, so that every segment is worth cleaning.
     for block in (0..BLOCKS).filter(|block| block % 3 == 0 && !damaged.contains(block)) {

@@ -1,13 +1,13 @@
 //! Cleaning: copies what is live out of a segment, so that its memory can be used again.
 //!
-//! A record does not hold its block's number in the clear. The cleaner computes the record's
-//! digest, which it must check anyway before it copies, gets the number out of the check word, and
-//! asks the index whether that block is really here. A damaged record answers with some other
-//! block's number, which is elsewhere: it is never copied, and because its bytes never become dead,
-//! the segment never looks empty and is kept, out of cleaning, for reads to report.
+//! A record names its block; the index says whether that block is still here. Nothing is computed
+//! over the payload: a damaged record moves as it is, and its check word goes on saying so. Where
+//! the damage is in a header, the record names a block that is elsewhere: it is not moved, its
+//! bytes never become dead, and the segment is set aside, out of cleaning, for reads to report.
 
 use super::budget::Taker;
-use super::format::{Entry, HEADER, Location, block_of, check_word, decode_shape, digest};
+use super::format::{Entry, HEADER, Header, Location};
+use super::log::Reservation;
 use super::planted::{Bug, on};
 use super::segment::{BYTES_PER_SEGMENT, Sealed};
 use super::tally::Counts;
@@ -24,16 +24,9 @@ pub enum Cleaned {
     Damaged,
 }
 
-/// Records that are looked at together, so that the index words are on their way while the next
-/// record's digest is computed.
+/// Records that are looked at together, so that their index words are on their way when they are
+/// needed.
 const BATCH: usize = 16;
-
-#[derive(Clone, Copy)]
-struct Candidate {
-    block: u64,
-    at: Location,
-    digest: u32,
-}
 
 impl Store {
     /// Makes room at the end of the log: opens the next segment, seals the one before. `false` when
@@ -70,42 +63,36 @@ impl Store {
         true
     }
 
-    /// Empties one segment: moves its live records to the end of the log, then retires it. Only one
-    /// caller at a time. Opens segments with the cleaner's reserve if it has to.
-    pub fn clean(&self, session: &mut Session, victim: Sealed) -> Cleaned {
+    /// Empties a segment that the caller has claimed: moves its live records to the end of the log,
+    /// then retires it. An ordinary taker stops, and gives the claim back, where only the reserve
+    /// is left; the cleaner, of which there is one at a time, uses that too.
+    pub fn clean(&self, session: &Session, victim: Sealed, who: Taker) -> Cleaned {
         let Some(frame) = self.segments.frame(victim.segment) else { return Cleaned::Emptied };
         let bytes = self.frames.bytes(frame, 0, victim.end);
-        let mut batch = [None; BATCH];
-        let mut filled = 0;
-        let mut offset = 0;
-        while offset < victim.end {
-            let Some(found) = candidate(bytes, offset, &victim) else {
-                // The chain of lengths is broken; what follows cannot be found this way.
-                break;
-            };
-            offset += found.at.record_len();
-            self.index.prefetch(found.block);
-            batch[filled] = Some(found);
-            filled += 1;
-            if filled == BATCH || offset >= victim.end {
-                for found in batch[..filled].iter().flatten() {
-                    if !self.relocate(session, bytes, found) {
-                        return Cleaned::NoRoom;
-                    }
+        let mut records = Records { bytes, offset: 0, segment: victim.segment };
+        loop {
+            let mut batch = [None; BATCH];
+            for slot in &mut batch {
+                *slot = records.next();
+                if let Some((header, _)) = slot {
+                    self.index.prefetch(header.block);
                 }
-                filled = 0;
+            }
+            if batch[0].is_none() {
+                return self.finish(session, victim);
+            }
+            let _pin = session.pin(self);
+            for (header, at) in batch.iter().flatten() {
+                if !self.relocate(session, bytes, victim.sequence, header, *at, who) {
+                    self.segments.unclaim(victim.segment);
+                    return Cleaned::NoRoom;
+                }
             }
         }
-        for found in batch[..filled].iter().flatten() {
-            if !self.relocate(session, bytes, found) {
-                return Cleaned::NoRoom;
-            }
-        }
-        self.finish(session, victim)
     }
 
     fn finish(&self, session: &Session, victim: Sealed) -> Cleaned {
-        let emptied = self.segments.sealed(victim.segment).is_some_and(|now| now.dead == now.end);
+        let emptied = self.segments.dead_bytes(victim.segment) == victim.end;
         if !emptied {
             self.segments.quarantine(victim.segment);
             return Cleaned::Damaged;
@@ -116,56 +103,58 @@ impl Store {
         Cleaned::Emptied
     }
 
-    /// Moves one record if it is live. `false` when there is no room.
-    fn relocate(&self, session: &mut Session, bytes: &[u8], found: &Candidate) -> bool {
-        let entry = Entry::record(found.at);
-        if found.block >= self.index.blocks_max() {
-            return true;
-        }
-        loop {
-            let _pin = session.pin(self);
-            if !self.index.load(found.block).same_place(entry) {
-                return true;
+    /// Moves one record if it is live; the caller is pinned. `false` when there is no room.
+    fn relocate(
+        &self,
+        session: &Session,
+        bytes: &[u8],
+        sequence: u64,
+        header: &Header,
+        at: Location,
+        who: Taker,
+    ) -> bool {
+        let entry = Entry::record(at);
+        let block = header.block;
+        let here = || self.index.load(block).same_place(entry);
+        while block < self.index.blocks_max() && here() {
+            let Some(leaf) = self.index.retain_present(block) else { return true };
+            let guard = self.stripe(block);
+            let live = here() || on(Bug::CopyWithoutCheck);
+            let room = live.then(|| self.log.reserve(at.record_len(), who == Taker::Cleaner));
+            if let Some(Ok(room)) = room {
+                let start = at.offset as usize;
+                let record = &bytes[start..start + room.len as usize];
+                let header = header.moved(sequence, self.segments.sequence(room.segment));
+                self.fill_reserved(room, &[&header.encode(), &record[HEADER..]]);
+                let to = Location { segment: room.segment, offset: room.offset, len: at.len };
+                self.index.swap(&leaf, block, Entry::record(to));
+                self.segments.dead(at.segment, room.len);
+                let moved_bytes = i64::from(room.len);
+                session.count(&Counts { moved: 1, moved_bytes, ..Counts::default() });
             }
-            let Some(leaf) = self.index.retain_present(found.block) else { return true };
-            let guard = self.stripe(found.block);
-            let still = self.index.load(found.block).same_place(entry) || on(Bug::CopyWithoutCheck);
-            let room = still.then(|| self.log.reserve(found.at.record_len(), true));
-            let moved = match room {
-                None => true,
-                Some(Err(_)) => false,
-                Some(Ok(room)) => {
-                    let start = found.at.offset as usize;
-                    let record = &bytes[start..start + room.len as usize];
-                    let sequence = self.segments.sequence(room.segment);
-                    let check = check_word(found.digest, found.block, sequence).to_le_bytes();
-                    let Some(frame) = self.segments.frame(room.segment) else {
-                        unreachable!("an open segment has a frame")
-                    };
-                    let parts = [&record[..2], &check, &record[HEADER..]];
-                    self.frames.fill(frame, room.offset, &parts);
-                    self.segments.filled(room);
-                    let at = Location { segment: room.segment, offset: room.offset, ..found.at };
-                    self.index.swap(&leaf, found.block, Entry::record(at));
-                    self.segments.dead(found.at.segment, room.len);
-                    session.count(&Counts {
-                        moved: 1,
-                        moved_bytes: i64::from(room.len),
-                        ..Counts::default()
-                    });
-                    true
-                }
-            };
             drop(guard);
             self.index.release(&leaf, 0);
-            if moved {
+            if !matches!(room, Some(Err(_))) {
                 return true;
             }
-            let len = found.at.record_len();
-            if !self.open_segment(Taker::Ordinary, len) && !self.open_segment(Taker::Cleaner, len) {
+            let len = at.record_len();
+            let cleaner = who == Taker::Cleaner;
+            let opened = self.open_segment(Taker::Ordinary, len)
+                || cleaner && self.open_segment(Taker::Cleaner, len);
+            if !opened {
                 return false;
             }
         }
+        true
+    }
+
+    /// Copies a record into its reservation and notes that it is there.
+    fn fill_reserved(&self, room: Reservation, parts: &[&[u8]]) {
+        let Some(frame) = self.segments.frame(room.segment) else {
+            unreachable!("an open segment has a frame")
+        };
+        self.frames.fill(frame, room.offset, parts);
+        self.segments.filled(room);
     }
 
     /// Frees the retired segments that no reader can see any more. Says how many that were.
@@ -191,13 +180,8 @@ impl Store {
     pub(super) fn records(&self, segment: Sealed) -> Vec<(u64, Location)> {
         let Some(frame) = self.segments.frame(segment.segment) else { return Vec::new() };
         let bytes = self.frames.bytes(frame, 0, segment.end);
-        let mut offset = 0;
-        std::iter::from_fn(|| {
-            let found = candidate(bytes, offset, &segment)?;
-            offset += found.at.record_len();
-            Some((found.block, found.at))
-        })
-        .collect()
+        let records = Records { bytes, offset: 0, segment: segment.segment };
+        records.map(|(header, at)| (header.block, at)).collect()
     }
 
     /// Segments that are empty but may still be seen.
@@ -211,17 +195,26 @@ fn frame_of_empty(frame: Option<u32>) -> u32 {
     frame
 }
 
-/// The record at `offset`, with the block number that its check word gives; `None` where there is
-/// no record.
-fn candidate(bytes: &[u8], offset: u32, victim: &Sealed) -> Option<Candidate> {
-    let rest = &bytes[offset as usize..];
-    let header = rest.first_chunk::<HEADER>()?;
-    let shape = [header[0], header[1]];
-    let (len, _) = decode_shape(shape)?;
-    let payload = rest.get(HEADER..HEADER + len)?;
-    let digest = digest(shape, payload);
-    let check = u32::from_le_bytes([header[2], header[3], header[4], header[5]]);
-    let block = block_of(check, digest, victim.sequence);
-    let at = Location { segment: victim.segment, offset, len: len as u32 };
-    Some(Candidate { block, at, digest })
+/// The records of a segment, one after the other. Ends where it ends, or where the chain of lengths
+/// is broken: what follows cannot be found this way.
+struct Records<'a> {
+    bytes: &'a [u8],
+    offset: u32,
+    segment: u32,
+}
+
+impl Iterator for Records<'_> {
+    type Item = (Header, Location);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let rest = self.bytes.get(self.offset as usize..)?;
+        let header = Header::decode(*rest.first_chunk::<HEADER>()?)?;
+        let at = Location { segment: self.segment, offset: self.offset, len: header.len };
+        let end = self.offset + at.record_len();
+        if end as usize > self.bytes.len() {
+            return None;
+        }
+        self.offset = end;
+        Some((header, at))
+    }
 }

@@ -18,7 +18,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// How many threads can take part at once.
-pub const PARTICIPANTS_MAX: usize = if cfg!(shuttle) { 8 } else { 1024 };
+pub const PARTICIPANTS_MAX: usize = if cfg!(shuttle) { 8 } else { 256 };
 
 const IDLE: u64 = u64::MAX;
 

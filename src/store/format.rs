@@ -5,14 +5,14 @@
 use crate::BLOCK_SIZE;
 
 /// Bytes of a record before its payload.
-pub const HEADER: usize = 6;
+pub const HEADER: usize = 10;
 /// The longest record: a block that did not shrink.
 pub const RECORD_MAX: usize = HEADER + BLOCK_SIZE;
 /// The smallest and the largest segment, in bytes.
 pub const SEGMENT_MIN: u32 = 32 << 10;
 /// See [`SEGMENT_MIN`].
 pub const SEGMENT_MAX: u32 = 16 << 20;
-/// Blocks that can be numbered: the check word holds 32 bits of block number.
+/// Blocks that can be numbered: a header holds 32 bits of block number.
 pub const BLOCKS_MAX: u64 = 1 << 32;
 
 const OFFSET_BITS: u32 = 24;
@@ -124,43 +124,84 @@ pub enum Coding {
     Fill = 4,
 }
 
-/// The first two bytes of a record: length and coding of its payload.
-///
-/// Zeroed memory does not decode: no coding is 0.
-pub fn encode_shape(len: usize, coding: Coding) -> [u8; 2] {
-    debug_assert!((1..=BLOCK_SIZE).contains(&len));
-    ((len - 1) as u16 | (coding as u16) << LEN_BITS).to_le_bytes()
+/// The first bytes of a record: what its payload is, whose it is, and whether both are whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Bytes of payload, 1 to 4096.
+    pub len: u32,
+    /// How they are coded.
+    pub coding: Coding,
+    /// The block that they are a version of, below [`BLOCKS_MAX`].
+    pub block: u64,
+    /// See [`check_word`].
+    pub check: u32,
 }
 
-/// The opposite of [`encode_shape`]; `None` for a coding that does not exist.
-pub fn decode_shape(bytes: [u8; 2]) -> Option<(usize, Coding)> {
-    let word = u16::from_le_bytes(bytes);
-    let coding = match word >> LEN_BITS {
-        1 => Coding::Raw,
-        2 => Coding::Lz4,
-        3 => Coding::Zstd,
-        4 => Coding::Fill,
-        _ => return None,
-    };
-    Some((usize::from(word & ((1 << LEN_BITS) - 1)) + 1, coding))
+impl Header {
+    /// As it is in a segment.
+    pub fn encode(self) -> [u8; HEADER] {
+        debug_assert!((1..=BLOCK_SIZE as u32).contains(&self.len) && self.block < BLOCKS_MAX);
+        let mut bytes = [0; HEADER];
+        bytes[..2].copy_from_slice(&self.shape().to_le_bytes());
+        bytes[2..6].copy_from_slice(&(self.block as u32).to_le_bytes());
+        bytes[6..].copy_from_slice(&self.check.to_le_bytes());
+        bytes
+    }
+
+    /// The opposite of [`Header::encode`]; `None` for a coding that does not exist, such as the 0
+    /// of zeroed memory.
+    pub fn decode(bytes: [u8; HEADER]) -> Option<Self> {
+        let [s0, s1, b0, b1, b2, b3, c0, c1, c2, c3] = bytes;
+        let shape = u16::from_le_bytes([s0, s1]);
+        let coding = match shape >> LEN_BITS {
+            1 => Coding::Raw,
+            2 => Coding::Lz4,
+            3 => Coding::Zstd,
+            4 => Coding::Fill,
+            _ => return None,
+        };
+        Some(Self {
+            len: u32::from(shape & ((1 << LEN_BITS) - 1)) + 1,
+            coding,
+            block: u32::from_le_bytes([b0, b1, b2, b3]).into(),
+            check: u32::from_le_bytes([c0, c1, c2, c3]),
+        })
+    }
+
+    /// Whether this is the header of `block`'s record in a segment of `sequence`, and `payload` is
+    /// what was written behind it.
+    pub fn fits(self, payload: &[u8], block: u64, sequence: u64) -> bool {
+        let digest = digest(payload, self.coding);
+        self.len as usize == payload.len()
+            && self.block == block
+            && self.check == check_word(digest, block, sequence)
+    }
+
+    /// The header of the same record in another segment. Nothing is computed over the payload: if
+    /// it was damaged it still is, and still known to be.
+    pub fn moved(self, from: u64, to: u64) -> Self {
+        Self { check: self.check ^ scramble(from) ^ scramble(to), ..self }
+    }
+
+    /// Length and coding in one word.
+    fn shape(self) -> u16 {
+        (self.len - 1) as u16 | (self.coding as u16) << LEN_BITS
+    }
 }
 
-/// CRC32C over payload and shape: the part of the check word that does not depend on the place.
-pub fn digest(shape: [u8; 2], payload: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(payload), &shape)
+/// CRC32C (Castagnoli, as in iSCSI) over a payload, and its shape: the part of the check word that
+/// does not depend on the place.
+pub fn digest(payload: &[u8], coding: Coding) -> u32 {
+    let shape = payload.len() as u32 | (coding as u32) << 16;
+    // Multiplied so that neighbouring shapes differ in many bits (2^32 divided by the golden
+    // ratio).
+    crc_fast::crc32_iscsi(payload) ^ shape.wrapping_mul(0x9e37_79b9)
 }
 
-/// The check word: the digest, the block's number and the segment's sequence in one.
-///
-/// Who knows the block verifies all three ([`digest`] again, compare). Who does not, such as the
-/// cleaner, gets the number back with [`block_of`] and asks the index whether that block is here.
+/// The check word: the digest, the block's number and the segment's sequence in one, so that
+/// damage, a record of another block, and a record of an earlier lap of the same frame all show.
 pub fn check_word(digest: u32, block: u64, sequence: u64) -> u32 {
     digest ^ block as u32 ^ scramble(sequence)
-}
-
-/// The block number inside a check word, when the digest holds.
-pub fn block_of(check: u32, digest: u32, sequence: u64) -> u64 {
-    u64::from(check ^ digest ^ scramble(sequence))
 }
 
 /// Spreads a sequence number over 32 bits (the finalizer of MurmurHash3, 64-bit), so that records
@@ -202,39 +243,52 @@ mod tests {
         }
 
         #[test]
-        fn shapes_round_trip(len in 1usize..=4096, c in 1u16..=4) {
-            let coding = [Coding::Raw, Coding::Lz4, Coding::Zstd, Coding::Fill][usize::from(c) - 1];
-            prop_assert_eq!(decode_shape(encode_shape(len, coding)), Some((len, coding)));
+        fn headers_round_trip(len in 1u32..=4096, c in 0usize..4, block in 0..BLOCKS_MAX, check: u32) {
+            let coding = [Coding::Raw, Coding::Lz4, Coding::Zstd, Coding::Fill][c];
+            let header = Header { len, coding, block, check };
+            prop_assert_eq!(Header::decode(header.encode()), Some(header));
         }
 
         #[test]
-        fn a_check_word_names_its_block(
+        fn any_bytes_decode_to_something_or_nothing(bytes: [u8; HEADER]) {
+            let _ = Header::decode(bytes);
+        }
+
+        #[test]
+        fn a_header_fits_its_own_record_only(
             payload in proptest::collection::vec(any::<u8>(), 1..200),
             block in 0..BLOCKS_MAX,
             sequence: u64,
             flip in 0usize..1600,
         ) {
-            let shape = encode_shape(payload.len(), Coding::Lz4);
-            let d = digest(shape, &payload);
-            let check = check_word(d, block, sequence);
-            prop_assert_eq!(block_of(check, d, sequence), block);
-            prop_assert_ne!(check_word(d, block ^ 1, sequence), check);
+            let coding = Coding::Lz4;
+            let check = check_word(digest(&payload, coding), block, sequence);
+            let header = Header { len: payload.len() as u32, coding, block, check };
+            prop_assert!(header.fits(&payload, block, sequence));
+            prop_assert!(!header.fits(&payload, block ^ 1, sequence));
+            let moved = header.moved(sequence, sequence ^ 5);
+            prop_assert!(moved.fits(&payload, block, sequence ^ 5));
             let mut bad = payload.clone();
             bad[flip / 8 % payload.len()] ^= 1 << (flip % 8);
-            prop_assert_ne!(digest(shape, &bad), d);
+            prop_assert!(!header.fits(&bad, block, sequence));
+            prop_assert!(!moved.fits(&bad, block, sequence ^ 5));
+            let mut bytes = header.encode();
+            bytes[flip / 8 % HEADER] ^= 1 << (flip % 8);
+            if let Some(bad) = Header::decode(bytes) {
+                prop_assert!(!bad.fits(&payload, block, sequence));
+            }
         }
     }
 
     #[test]
     fn zeroed_memory_is_no_record() {
-        assert_eq!(decode_shape([0, 0]), None);
+        assert_eq!(Header::decode([0; HEADER]), None);
         assert_eq!(Entry(0).home(), Home::Hole);
     }
 
     #[test]
     fn an_earlier_lap_does_not_pass() {
-        let shape = encode_shape(3, Coding::Lz4);
-        let d = digest(shape, b"abc");
+        let d = digest(b"abc", Coding::Lz4);
         for lap in 0..1000 {
             assert_ne!(check_word(d, 5, lap), check_word(d, 5, lap + 1));
         }

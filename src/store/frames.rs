@@ -86,6 +86,16 @@ impl Frames {
         Some(frame)
     }
 
+    /// Makes sure that a frame is ready, if the budget allows one more, so that whoever opens the
+    /// next segment under a lock need not wait for the machine to clear its pages.
+    pub fn prepare(&self, budget: &Budget) {
+        if self.free.lock().ready.is_empty()
+            && let Some(frame) = self.take(budget, Taker::Ordinary)
+        {
+            self.give(frame);
+        }
+    }
+
     /// Gives a frame back; it stays ready.
     pub fn give(&self, frame: u32) {
         self.free.lock().ready.push(frame);

@@ -50,7 +50,7 @@ use segment::Segments;
 use tally::Tallies;
 
 /// Stripe locks. Two groups of blocks share one now and then, which costs a wait and nothing else.
-const STRIPES: usize = if cfg!(shuttle) { 2 } else { 1024 };
+const STRIPES: usize = if cfg!(shuttle) { 2 } else { 512 };
 
 /// Segments' worth of memory that only the cleaner may take: one to copy into, and one because a
 /// copy can straddle the end of the first.

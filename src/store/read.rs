@@ -1,7 +1,7 @@
 //! Reads: no lock, one copy, every record checked.
 
 use super::codec::fill;
-use super::format::{Entry, HEADER, Home, Location, check_word, decode_shape, digest};
+use super::format::{Entry, HEADER, Header, Home, Location};
 use super::tally::Counts;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
@@ -78,13 +78,9 @@ impl Store {
             return false;
         }
         let record = self.frames.bytes(frame, at.offset, at.record_len());
-        let (header, payload) = record.split_at(HEADER);
-        let shape = [header[0], header[1]];
-        let check = u32::from_le_bytes([header[2], header[3], header[4], header[5]]);
-        let Some((len, coding)) = decode_shape(shape) else { return false };
-        let sequence = self.segments.sequence(at.segment);
-        len == payload.len()
-            && check_word(digest(shape, payload), block, sequence) == check
-            && session.codec.decode(coding, payload, out)
+        let Some((header, payload)) = record.split_first_chunk::<HEADER>() else { return false };
+        let Some(header) = Header::decode(*header) else { return false };
+        header.fits(payload, block, self.segments.sequence(at.segment))
+            && session.codec.decode(header.coding, payload, out)
     }
 }

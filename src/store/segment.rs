@@ -26,6 +26,8 @@ const END: usize = 2;
 const DEAD: usize = 3;
 /// Bytes of records that are filled in.
 const FILLED: usize = 4;
+/// 1 while a cleaner works on it.
+const CLAIMED: usize = 5;
 
 /// Bytes of table a segment.
 pub const BYTES_PER_SEGMENT: usize = STRIDE * 8;
@@ -110,7 +112,7 @@ impl Segments {
             }
         };
         let sequence = self.next_sequence.fetch_add(1, Ordering::Relaxed);
-        for what in [END, DEAD, FILLED] {
+        for what in [END, DEAD, FILLED, CLAIMED] {
             self.word(segment, what).store(0, Ordering::Relaxed);
         }
         self.word(segment, SEQUENCE).store(sequence, Ordering::Relaxed);
@@ -144,6 +146,23 @@ impl Segments {
         self.word(segment, END).store(u64::from(end), Ordering::Release);
     }
 
+    /// Makes the caller the only one who cleans this segment, if it is still the one of `sequence`,
+    /// and sealed and settled; says what is in it by now.
+    pub fn claim(&self, segment: u32, sequence: u64) -> Option<Sealed> {
+        let word = self.word(segment, CLAIMED);
+        word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).ok()?;
+        let claimed = self.sealed(segment).filter(|now| now.sequence == sequence);
+        if claimed.is_none() {
+            self.unclaim(segment);
+        }
+        claimed
+    }
+
+    /// Lets others clean the segment.
+    pub fn unclaim(&self, segment: u32) {
+        self.word(segment, CLAIMED).store(0, Ordering::Release);
+    }
+
     /// The segment, if it is sealed and settled.
     pub fn sealed(&self, segment: u32) -> Option<Sealed> {
         let end = self.word(segment, END).load(Ordering::Acquire);
@@ -155,9 +174,10 @@ impl Segments {
         Some(Sealed { segment, end: end as u32, dead, sequence: self.sequence(segment) })
     }
 
-    /// All sealed, settled segments.
+    /// All sealed, settled segments that nobody cleans.
     pub fn all_sealed(&self) -> impl Iterator<Item = Sealed> {
-        (0..self.used()).filter_map(|segment| self.sealed(segment))
+        let unclaimed = |segment: &u32| self.word(*segment, CLAIMED).load(Ordering::Acquire) == 0;
+        (0..self.used()).filter(unclaimed).filter_map(|segment| self.sealed(segment))
     }
 
     /// Bytes in a segment, sealed or not, that nothing points to any more.

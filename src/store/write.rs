@@ -1,7 +1,9 @@
 //! Writes: stage (compress) first, then *check, reserve, fill, publish* under the stripe lock.
 
 use super::codec::Encoded;
-use super::format::{Entry, HEADER, Home, Location, RECORD_MAX, check_word, digest, encode_shape};
+use super::format::{
+    Coding, Entry, HEADER, Header, Home, Location, RECORD_MAX, check_word, digest,
+};
 use super::log::Reservation;
 use super::planted::{Bug, on};
 use super::tally::Counts;
@@ -17,6 +19,7 @@ pub(super) struct Staged {
     /// `None`: a record of `record_len` bytes, in the session's scratch memory.
     same: Option<u32>,
     record_len: u32,
+    coding: Option<Coding>,
     digest: u32,
 }
 
@@ -51,17 +54,13 @@ impl Store {
         let Session { codec, scratch, staged, staged_count, .. } = session;
         let records = scratch.chunks_exact_mut(RECORD_MAX);
         for ((block, record), staged) in blocks.iter().zip(records).zip(staged.iter_mut()) {
-            let (header, payload) = record.split_at_mut(HEADER);
+            let payload = &mut record[HEADER..];
             *staged = match codec.encode(block, payload) {
                 Encoded::Same(word) => Staged { same: Some(word), ..Staged::default() },
                 Encoded::Payload(len, coding) => {
-                    let shape = encode_shape(len, coding);
-                    header[..2].copy_from_slice(&shape);
-                    Staged {
-                        same: None,
-                        record_len: (HEADER + len) as u32,
-                        digest: digest(shape, &payload[..len]),
-                    }
+                    let digest = digest(&payload[..len], coding);
+                    let record_len = (HEADER + len) as u32;
+                    Staged { same: None, record_len, coding: Some(coding), digest }
                 }
             };
         }
@@ -166,13 +165,13 @@ impl Store {
         let mut offset = room.offset;
         for i in range {
             let staged = session.staged[i];
-            if staged.same.is_some() {
-                continue;
-            }
+            let Some(coding) = staged.coding else { continue };
             let len = staged.record_len as usize;
             let record = &mut session.scratch[i * RECORD_MAX..i * RECORD_MAX + len];
-            let check = check_word(staged.digest, first + i as u64, sequence);
-            record[2..HEADER].copy_from_slice(&check.to_le_bytes());
+            let block = first + i as u64;
+            let check = check_word(staged.digest, block, sequence);
+            let header = Header { len: (len - HEADER) as u32, coding, block, check };
+            record[..HEADER].copy_from_slice(&header.encode());
             self.frames.fill(frame, offset, &[record]);
             offset += staged.record_len;
         }

@@ -9,6 +9,9 @@ pub const BUSY_PERMILLE: u64 = 1190;
 pub const QUIET_PERMILLE: u64 = 1055;
 /// Segments of slack that small volumes get on top: the open one and those in flight.
 pub const SLACK_SEGMENTS: u64 = 3;
+/// With fewer free segments than this, writers clean before they open one: enough for several
+/// threads to clean at once without touching the reserve.
+pub const TIGHT_SEGMENTS: u64 = 6;
 /// A segment with less garbage than this share (one part in so many) is not worth copying.
 pub const WORTH_PART: u32 = 32;
 

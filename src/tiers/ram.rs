@@ -7,7 +7,8 @@
 //! ([`Ram::tend`]).
 //!
 //! Invariants:
-//! - one thread cleans at a time;
+//! - one thread at a time cleans with the reserve; without it, several may, each a segment of its
+//!   own;
 //! - no stripe lock is held and no epoch pinned while a thread waits for the cleaner.
 
 use super::policy;
@@ -28,21 +29,19 @@ pub struct NoSpace;
 /// Victims chosen at a look at the whole segment table.
 const VICTIMS: usize = 32;
 /// Frames kept ready while writes go on.
-const READY_BUSY: usize = 4;
+const READY_BUSY: usize = 16;
 
 /// A store, its limit, and its cleaner.
 pub struct Ram {
     store: Store,
-    cleaner: Mutex<Cleaner>,
+    /// The one thread that may use the reserve holds this.
+    cleaner: Mutex<Session>,
+    /// Segments to clean next, the emptiest last.
+    victims: Mutex<Vec<Sealed>>,
     /// Segments opened by writes: what tells a quiet volume from a busy one.
     opened: AtomicU64,
     stalls: AtomicU64,
     no_space: AtomicU64,
-}
-
-struct Cleaner {
-    session: Session,
-    queue: Vec<Sealed>,
 }
 
 impl Ram {
@@ -56,7 +55,8 @@ impl Ram {
         let zero = || AtomicU64::new(0);
         Ok(Self {
             store,
-            cleaner: Mutex::new(Cleaner { session, queue: Vec::with_capacity(VICTIMS) }),
+            cleaner: Mutex::new(session),
+            victims: Mutex::new(Vec::new()),
             opened: zero(),
             stalls: zero(),
             no_space: zero(),
@@ -129,25 +129,33 @@ impl Ram {
         }
     }
 
-    /// Opens a segment with room for `len` bytes; cleans before that when garbage is above its
-    /// share.
+    /// Opens a segment with room for `len` bytes. When garbage is above its share, or the limit
+    /// near, the caller first cleans as much as it is about to fill; several threads may do so
+    /// at once.
     fn roll(&self, session: &mut Session, len: u32) -> std::result::Result<(), NoSpace> {
         self.opened.fetch_add(1, Ordering::Relaxed);
         self.store.collect();
-        if self.over(policy::BUSY_PERMILLE) {
-            let cleaner = &mut *self.cleaner.lock();
-            // Two writers that come here together must not both pay.
-            let mut freed = 0;
-            while freed < self.store.segment_size() && self.over(policy::BUSY_PERMILLE) {
-                let Some(dead) = self.clean_one(cleaner) else { break };
-                freed += dead;
-                self.store.collect();
-            }
+        let mut cleaned = 0;
+        while cleaned < self.store.segment_size()
+            && (self.over(policy::BUSY_PERMILLE) || self.tight())
+        {
+            let Some(dead) = self.clean_one(session, Taker::Ordinary) else { break };
+            cleaned += dead;
+            self.store.collect();
         }
+        self.store.frames().prepare(self.store.budget());
         if self.store.open_segment(Taker::Ordinary, len) {
             return Ok(());
         }
         self.reclaim(Some(session), |store| store.open_segment(Taker::Ordinary, len))
+    }
+
+    /// Whether the limit is near.
+    fn tight(&self) -> bool {
+        let (budget, segment) = (self.store.budget(), u64::from(self.store.segment_size()));
+        let ready = self.store.frames().ready() as u64 * segment;
+        let free = (budget.limit() + ready).saturating_sub(budget.used() + budget.reserve());
+        free < policy::TIGHT_SEGMENTS * segment
     }
 
     /// Makes room at the limit for the writer of `session`, until `enough` says that it is.
@@ -159,8 +167,8 @@ impl Ram {
         self.stalls.fetch_add(1, Ordering::Relaxed);
         let start = Instant::now();
         let result = {
-            let cleaner = &mut *self.cleaner.lock();
-            self.reclaim_locked(cleaner, &mut enough)
+            let cleaner = self.cleaner.lock();
+            self.reclaim_locked(&cleaner, &mut enough)
         };
         if let Some(session) = session {
             session.stalled += start.elapsed();
@@ -173,7 +181,7 @@ impl Ram {
 
     fn reclaim_locked(
         &self,
-        cleaner: &mut Cleaner,
+        cleaner: &Session,
         enough: &mut dyn FnMut(&Store) -> bool,
     ) -> std::result::Result<(), NoSpace> {
         self.drop_empty_leaves();
@@ -182,7 +190,7 @@ impl Ram {
             if enough(&self.store) {
                 return Ok(());
             }
-            if self.clean_one(cleaner).is_none() && !self.seal_garbage() {
+            if self.clean_one(cleaner, Taker::Cleaner).is_none() && !self.seal_garbage() {
                 // What was retired by the last cleaning may have made the difference.
                 self.settle();
                 return if enough(&self.store) { Ok(()) } else { Err(NoSpace) };
@@ -201,33 +209,27 @@ impl Ram {
         }
     }
 
-    /// Cleans the emptiest segment. Says how much garbage it had; `None` when none is worth it.
-    fn clean_one(&self, cleaner: &mut Cleaner) -> Option<u32> {
+    /// Cleans the emptiest segment. Says how much garbage it had; `None` when none is worth it, or
+    /// there is no room to clean.
+    fn clean_one(&self, session: &Session, who: Taker) -> Option<u32> {
         loop {
-            if cleaner.queue.is_empty() {
-                let least = self.store.segment_size() / policy::WORTH_PART;
-                let mut victims =
-                    policy::victims(self.store.segments().all_sealed(), least, VICTIMS);
-                victims.reverse();
-                cleaner.queue = victims;
-            }
-            let victim = cleaner.queue.pop()?;
-            // The queue may be old: the segment may be gone, or have more garbage by now.
-            let Some(victim) = self
-                .store
-                .segments()
-                .sealed(victim.segment)
-                .filter(|now| now.sequence == victim.sequence)
-            else {
+            let chosen = {
+                let mut victims = self.victims.lock();
+                if victims.is_empty() {
+                    let least = self.store.segment_size() / policy::WORTH_PART;
+                    *victims = policy::victims(self.store.segments().all_sealed(), least, VICTIMS);
+                    victims.reverse();
+                }
+                victims.pop()?
+            };
+            // The list may be old: the segment may be gone, or have more garbage by now.
+            let Some(victim) = self.store.segments().claim(chosen.segment, chosen.sequence) else {
                 continue;
             };
-            match self.store.clean(&mut cleaner.session, victim) {
+            match self.store.clean(session, victim, who) {
                 Cleaned::Emptied => return Some(victim.dead),
                 Cleaned::Damaged => {}
-                Cleaned::NoRoom => {
-                    cleaner.queue.clear();
-                    return None;
-                }
+                Cleaned::NoRoom => return None,
             }
         }
     }
@@ -260,8 +262,8 @@ impl Ram {
             return;
         }
         while self.over(policy::QUIET_PERMILLE) && !stop() {
-            let Some(cleaner) = &mut self.cleaner.try_lock() else { return };
-            if self.clean_one(cleaner).is_none() {
+            let Some(cleaner) = self.cleaner.try_lock() else { return };
+            if self.clean_one(&cleaner, Taker::Ordinary).is_none() {
                 break;
             }
             self.store.collect();
@@ -295,7 +297,6 @@ impl Ram {
 
 impl Drop for Ram {
     fn drop(&mut self) {
-        let cleaner = self.cleaner.lock();
-        self.store.leave(&cleaner.session);
+        self.store.leave(&self.cleaner.lock());
     }
 }

@@ -25,7 +25,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// The compressed RAM disk: IOzone, sequential and in-process rows against kernel zram and others.
+    /// The compressed RAM disk: IOzone, sequential and in-process rows against kernel zram and
+    /// others.
     Zram(ZramArgs),
     /// Overwrites a volume for a long time and states how its memory grows (fails if it does).
     Soak(SoakArgs),
@@ -57,10 +58,10 @@ struct ZramArgs {
     /// Go on with the other sections when one fails; the exit status is still 1.
     #[arg(long)]
     keep_going: bool,
-    /// Data of the speed tests: 2:1 (or any ratio), mix-2:1 (blocks of varying size), runs-2:1 (as fio:
-    /// random bytes, then zeros), files (real ones of this machine), iozone (its own pattern).
-    /// All use the first; IOzone's tests run all sizes with it, and some with the others. By default
-    /// 2:1, and in a full run iozone and files too.
+    /// Data of the speed tests: 2:1 (or any ratio), mix-2:1 (blocks of varying size), runs-2:1 (as
+    /// fio: random bytes, then zeros), files (real ones of this machine), iozone (its own
+    /// pattern). All use the first; IOzone's tests run all sizes with it, and some with the
+    /// others. By default 2:1, and in a full run iozone and files too.
     #[arg(long, value_name = "DATA", value_delimiter = ',')]
     data: Vec<Kind>,
     /// How the IOzone tests access their files. By default mmap, and in a full run plain too.

@@ -1,9 +1,9 @@
 //! What is written: blocks of known compressibility, the same in every run with the same seed.
 //!
 //! Invariants: the content of a block is a function of (pool, block number, generation); its first
-//! eight bytes name block and generation, so that whatever reads it back can tell a right block from a
-//! misplaced, stale or damaged one. No block of a pool is one repeated word, which stores keep without
-//! compressing it.
+//! eight bytes name block and generation, so that whatever reads it back can tell a right block
+//! from a misplaced, stale or damaged one. No block of a pool is one repeated word, which stores
+//! keep without compressing it.
 
 mod files;
 mod lz4;

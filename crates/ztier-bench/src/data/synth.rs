@@ -1,8 +1,8 @@
 //! Synthetic blocks: random bytes between copies of what came shortly before.
 //!
 //! A block is cut into pieces of varying length; a share of each piece is new (random), the rest
-//! repeats an earlier stretch of the block. The share is found by compressing samples, so that LZ4's
-//! own costs are part of the ratio.
+//! repeats an earlier stretch of the block. The share is found by compressing samples, so that
+//! LZ4's own costs are part of the ratio.
 
 use super::{Rng, compressed_len};
 use ztier::BLOCK_SIZE;
@@ -16,8 +16,8 @@ pub fn fill_uniform(bytes: &mut [u8], ratio: f64, seed: u64) {
     }
 }
 
-/// Fills whole blocks whose compressed lengths are spread evenly around 4096 ÷ `ratio`, as widely as a
-/// block allows (from about a fiftieth to the whole).
+/// Fills whole blocks whose compressed lengths are spread evenly around 4096 ÷ `ratio`, as widely
+/// as a block allows (from about a fiftieth to the whole).
 pub fn fill_mixed(bytes: &mut [u8], ratio: f64, seed: u64) {
     const STEPS: u32 = 64;
     let mean = BLOCK_SIZE as f64 / ratio;

@@ -19,8 +19,8 @@ pub fn geomean(values: &[f64]) -> f64 {
     (values.iter().map(|v| v.ln()).sum::<f64>() / values.len() as f64).exp()
 }
 
-/// The slope of the line of least squares through (x, y) and its standard error; both 0 if all x are
-/// the same, the error infinite for fewer than three points.
+/// The slope of the line of least squares through (x, y) and its standard error; both 0 if all x
+/// are the same, the error infinite for fewer than three points.
 pub fn slope(points: &[(f64, f64)]) -> (f64, f64) {
     let n = points.len() as f64;
     let mean_x = points.iter().map(|p| p.0).sum::<f64>() / n;

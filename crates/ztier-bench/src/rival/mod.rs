@@ -1,7 +1,7 @@
 //! What is measured: ours and its rivals, each a guard that takes down what it brought up.
 //!
-//! Invariant: only devices, mounts and processes made here are ever touched; each is undone when its
-//! guard is dropped, in the reverse order, with limits on the time that may take.
+//! Invariant: only devices, mounts and processes made here are ever touched; each is undone when
+//! its guard is dropped, in the reverse order, with limits on the time that may take.
 
 pub mod ext4;
 pub mod fio;

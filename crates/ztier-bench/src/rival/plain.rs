@@ -6,7 +6,8 @@ use std::time::Instant;
 use ztier::error::Result;
 use ztier::volume::{Channel, Device, Extent, ExtentKind, IoError, Request};
 
-/// Bytes under one lock: large enough that requests rarely cross, many enough that they rarely meet.
+/// Bytes under one lock: large enough that requests rarely cross, many enough that they rarely
+/// meet.
 const CHUNK: usize = 2 << 20;
 
 /// A device that copies to and from memory, all of it there from the start.

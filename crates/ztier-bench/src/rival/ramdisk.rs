@@ -15,7 +15,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Memory that must be left for everything else.
 const SPARE: u64 = 512 << 20;
 
-/// A loop device with all of its memory allocated. Fields are dropped in order: device, tmpfs, directory.
+/// A loop device with all of its memory allocated. Fields are dropped in order: device, tmpfs,
+/// directory.
 pub struct RamDisk {
     loop_device: Loop,
     _tmpfs: Tmpfs,

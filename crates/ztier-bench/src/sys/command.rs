@@ -1,8 +1,9 @@
 //! External programs, always with a limit on their time.
 //!
-//! Invariants: output goes to anonymous memory files, never to pipes, so that a program which leaves a
-//! daemon behind cannot hold the reader; every child has a process group of its own, so that a ^C on
-//! the terminal reaches only this process, which then ends its children itself, by their ids.
+//! Invariants: output goes to anonymous memory files, never to pipes, so that a program which
+//! leaves a daemon behind cannot hold the reader; every child has a process group of its own, so
+//! that a ^C on the terminal reaches only this process, which then ends its children itself, by
+//! their ids.
 
 use super::interrupt;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -48,7 +49,8 @@ pub fn exists(program: &str) -> bool {
 /// Runs a program to its end and demands success.
 ///
 /// # Errors
-/// It cannot be started, takes longer than `limit` (it is ended then), fails, or the run is interrupted.
+/// It cannot be started, takes longer than `limit` (it is ended then), fails, or the run is
+/// interrupted.
 pub fn run<S: AsRef<OsStr>>(
     program: impl AsRef<OsStr>,
     args: &[S],

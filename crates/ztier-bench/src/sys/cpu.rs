@@ -10,8 +10,8 @@ pub struct Spent {
     pub wall: Duration,
     /// User and system time of the thread that did it, in percent of one CPU (as `iozone -+u`).
     pub own_percent: f64,
-    /// Time in which the machine's CPUs were not idle, in percent of one CPU: with the daemons and the
-    /// kernel's threads, and whatever else ran.
+    /// Time in which the machine's CPUs were not idle, in percent of one CPU: with the daemons and
+    /// the kernel's threads, and whatever else ran.
     pub machine_percent: f64,
 }
 

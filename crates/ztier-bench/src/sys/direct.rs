@@ -23,7 +23,8 @@ pub fn open(path: &Path) -> Result<File> {
 
 /// Discards a range of a block device.
 pub fn discard(device: &File, offset: u64, len: u64) -> Result<()> {
-    // SAFETY: BLKDISCARD reads two u64 (offset, length) through the pointer, which is what is passed.
+    // SAFETY: BLKDISCARD reads two u64 (offset, length) through the pointer, which is what is
+    // passed.
     unsafe { ioctl(device, Setter::<BLKDISCARD, [u64; 2]>::new([offset, len])) }
         .context("cannot discard a range of the device")
 }

@@ -1,7 +1,7 @@
 //! SIGINT, SIGTERM and SIGHUP end a run in order.
 //!
-//! Invariant: a signal only sets a flag. Loops ask [`check`], fail, and the guards on the way out undo
-//! what the run made; nothing is torn down from within a handler.
+//! Invariant: a signal only sets a flag. Loops ask [`check`], fail, and the guards on the way out
+//! undo what the run made; nothing is torn down from within a handler.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};

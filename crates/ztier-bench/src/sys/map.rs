@@ -1,8 +1,8 @@
 //! Memory from mmap: page-aligned buffers, and files accessed through a shared map.
 //!
-//! Invariant: a map covers whole bytes `0..len` of a file that this process made and does not shrink
-//! while it is mapped. A read that the device fails still raises SIGBUS; that is why the file tests run
-//! in a process of their own.
+//! Invariant: a map covers whole bytes `0..len` of a file that this process made and does not
+//! shrink while it is mapped. A read that the device fails still raises SIGBUS; that is why the
+//! file tests run in a process of their own.
 
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, msync, munmap};
 use std::fs::File;
@@ -30,7 +30,8 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: `start` and `len` are those of one successful mmap; no reference outlives the owner.
+        // SAFETY: `start` and `len` are those of one successful mmap; no reference outlives the
+        // owner.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -78,8 +79,8 @@ pub struct MappedFile(Map);
 impl MappedFile {
     /// Maps the first `len` bytes of a file that is at least as long.
     pub fn new(file: &File, len: usize) -> Result<Self> {
-        // SAFETY: a new map at an address of the kernel's choice aliases no Rust object; the bytes are
-        // only ever copied, never borrowed.
+        // SAFETY: a new map at an address of the kernel's choice aliases no Rust object; the bytes
+        // are only ever copied, never borrowed.
         let start = unsafe {
             let prot = ProtFlags::READ | ProtFlags::WRITE;
             mmap(null_mut(), len, prot, MapFlags::SHARED, file, 0)
@@ -91,7 +92,8 @@ impl MappedFile {
     /// Copies `data` to `offset`.
     pub fn write(&mut self, offset: usize, data: &[u8]) {
         self.demand(offset, data.len());
-        // SAFETY: the range lies in the map (just asserted); `data` is Rust memory, hence elsewhere.
+        // SAFETY: the range lies in the map (just asserted); `data` is Rust memory, hence
+        // elsewhere.
         unsafe {
             let at = self.0.start.as_ptr().add(offset);
             std::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len());

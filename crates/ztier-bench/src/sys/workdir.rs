@@ -1,7 +1,7 @@
 //! A directory of this process for mount points and sockets.
 //!
-//! Invariant: it is removed with `rmdir` only, so that nothing behind a mount that could not be undone
-//! is ever deleted.
+//! Invariant: it is removed with `rmdir` only, so that nothing behind a mount that could not be
+//! undone is ever deleted.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};

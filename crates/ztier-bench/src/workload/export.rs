@@ -101,8 +101,8 @@ impl Drop for Served {
 }
 
 impl Plan {
-    /// Random 4 KiB by two threads and sequential 1 MiB, direct, on the loop devices. The inner error
-    /// is the reason why this machine cannot do it.
+    /// Random 4 KiB by two threads and sequential 1 MiB, direct, on the loop devices. The inner
+    /// error is the reason why this machine cannot do it.
     fn fuse(
         &self,
         report: &mut Report,
@@ -150,7 +150,8 @@ impl Plan {
         Ok([seq_write, seq_read, write, read])
     }
 
-    /// Random 4 KiB at queue depth 32 and sequential 1 MiB, by fio over Unix sockets, on fio's data.
+    /// Random 4 KiB at queue depth 32 and sequential 1 MiB, by fio over Unix sockets, on fio's
+    /// data.
     fn nbd(&self, report: &mut Report, devices: &[Arc<dyn Device>; 2]) -> Result<Vec<Figures>> {
         let text = format!("NBD: {} MiB of {}", self.bytes >> 20, fio::DATA);
         report.note(SECTION, "data", text);

@@ -22,8 +22,8 @@ pub struct Context {
     pub report: Report,
     /// End within a minute instead of measuring well.
     pub quick: bool,
-    /// The data of the file tests, at least one; the other speed tests use the first. Memory is compared
-    /// on data of its own.
+    /// The data of the file tests, at least one; the other speed tests use the first. Memory is
+    /// compared on data of its own.
     pub data: Vec<Kind>,
     /// How the file tests access their files.
     pub modes: Vec<iozone::Mode>,

@@ -1,7 +1,7 @@
 //! 4 KiB blocks, read and written by threads that share nothing but the device.
 //!
-//! Invariants: every system gets the same data in the same way; every block that is read is checked to
-//! be the one asked for; the generation of a write is its round, so contents are reproducible.
+//! Invariants: every system gets the same data in the same way; every block that is read is checked
+//! to be the one asked for; the generation of a write is its round, so contents are reproducible.
 
 use crate::data::{Kind, Pool, Rng, claim};
 use crate::report::Row;

@@ -1,7 +1,8 @@
 //! The nine IOzone tests of the source on an ext4, for each system in turn.
 //!
-//! A series (one file size, one record size, nine tests) runs in a process of its own: a device that
-//! fails a read of a mapped page kills it with SIGBUS, and the run must survive that to say so.
+//! A series (one file size, one record size, nine tests) runs in a process of its own: a device
+//! that fails a read of a mapped page kills it with SIGBUS, and the run must survive that to say
+//! so.
 
 mod tests;
 
@@ -56,7 +57,8 @@ pub fn full_plan() -> Vec<(u64, usize)> {
     files.iter().flat_map(|&file| records.clone().map(move |record| (file, record))).collect()
 }
 
-/// A system that is up, with its file system, and what it reached. The mount goes before the device.
+/// A system that is up, with its file system, and what it reached. The mount goes before the
+/// device.
 struct Contender {
     system: System,
     fs: Ext4,

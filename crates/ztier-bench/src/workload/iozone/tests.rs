@@ -1,9 +1,9 @@
 //! IOzone's nine tests on one file, record by record, with every record checked as it is read.
 //!
-//! Access is IOzone's: `mmap` with `msync(MS_SYNC)` of each record that was written (`-B -G`), or plain
-//! `pwrite`/`pread` with an `fsync` inside the time (`-e`). What differs: the data (see
-//! [`crate::data`]), and the eight bytes a block that are compared while a record is read. After the
-//! tests the whole file is compared, outside all times.
+//! Access is IOzone's: `mmap` with `msync(MS_SYNC)` of each record that was written (`-B -G`), or
+//! plain `pwrite`/`pread` with an `fsync` inside the time (`-e`). What differs: the data (see
+//! [`crate::data`]), and the eight bytes a block that are compared while a record is read. After
+//! the tests the whole file is compared, outside all times.
 
 use super::Figure;
 use crate::data::{Kind, Pool, RECORD_MAX, Rng, check_stamps};
@@ -250,8 +250,9 @@ fn read_record(access: &Access<'_>, offset: u64, buf: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// IOzone's order: every 17th record to the end, again from the second one, and so on, as many records
-/// as there are. (It turns back one record before the end, so the last one may be left out.)
+/// IOzone's order: every 17th record to the end, again from the second one, and so on, as many
+/// records as there are. (It turns back one record before the end, so the last one may be left
+/// out.)
 fn strided(records: u64) -> Vec<u64> {
     let mut order = Vec::new();
     let (mut at, mut pass) = (0, 0);
