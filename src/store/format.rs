@@ -243,7 +243,9 @@ mod tests {
         }
 
         #[test]
-        fn headers_round_trip(len in 1u32..=4096, c in 0usize..4, block in 0..BLOCKS_MAX, check: u32) {
+        fn headers_round_trip(
+            len in 1u32..=4096, c in 0usize..4, block in 0..BLOCKS_MAX, check: u32,
+        ) {
             let coding = [Coding::Raw, Coding::Lz4, Coding::Zstd, Coding::Fill][c];
             let header = Header { len, coding, block, check };
             prop_assert_eq!(Header::decode(header.encode()), Some(header));

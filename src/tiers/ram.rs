@@ -28,8 +28,10 @@ pub struct NoSpace;
 
 /// Victims chosen at a look at the whole segment table.
 const VICTIMS: usize = 32;
-/// Frames kept ready while writes go on.
-const READY_BUSY: usize = 16;
+/// Frames kept ready while writes go on: these, and one in so many of those in use.
+const READY_BUSY: usize = 4;
+/// See [`READY_BUSY`].
+const READY_PART: u64 = 50;
 
 /// A store, its limit, and its cleaner.
 pub struct Ram {
@@ -250,7 +252,10 @@ impl Ram {
 
     fn over(&self, permille: u64) -> bool {
         let payload = self.store.tallies().sum().payload.max(0) as u64;
-        policy::over(self.store.budget().used(), payload, permille, self.store.segment_size())
+        // Cleaning makes more ready frames, so it is no answer to having them.
+        let ready = self.store.frames().ready() as u64 * u64::from(self.store.segment_size());
+        let used = self.store.budget().used().saturating_sub(ready);
+        policy::over(used, payload, permille, self.store.segment_size())
     }
 
     /// What the volume's own thread does now and then: `quiet` when no segment was opened for a
@@ -258,7 +263,9 @@ impl Ram {
     pub fn tend(&self, quiet: bool, stop: &dyn Fn() -> bool) {
         self.store.collect();
         if !quiet {
-            self.store.frames().trim(self.store.budget(), READY_BUSY);
+            let frames = self.store.budget().used() / u64::from(self.store.segment_size());
+            let keep = READY_BUSY + (frames / READY_PART) as usize;
+            self.store.frames().trim(self.store.budget(), keep);
             return;
         }
         while self.over(policy::QUIET_PERMILLE) && !stop() {
