@@ -105,8 +105,14 @@ impl Store {
     }
 
     fn finish(&self, session: &Session, victim: Sealed) -> Cleaned {
-        let emptied = self.segments.sealed(victim.segment).is_some_and(|now| now.dead == now.end);
-        if !emptied {
+        let emptied =
+            || self.segments.sealed(victim.segment).is_some_and(|now| now.dead == now.end);
+        if !emptied() {
+            // Whoever replaces an entry counts the death of the old record a moment later, pinned
+            // all the while.
+            self.epochs.wait();
+        }
+        if !emptied() {
             self.segments.quarantine(victim.segment);
             return Cleaned::Damaged;
         }
@@ -144,9 +150,9 @@ impl Store {
                     };
                     let parts = [&record[..2], &check, &record[HEADER..]];
                     self.frames.fill(frame, room.offset, &parts);
-                    self.segments.filled(room);
                     let at = Location { segment: room.segment, offset: room.offset, ..found.at };
                     self.index.swap(&leaf, found.block, Entry::record(at));
+                    self.segments.filled(room);
                     self.segments.dead(found.at.segment, room.len);
                     session.count(&Counts {
                         moved: 1,

@@ -133,8 +133,7 @@ impl Index {
         self.zeroed.load(Ordering::Relaxed) != 0 && self.rare.lock().zeroed.contains(block / LEAF)
     }
 
-    /// Keeps the leaf of `block` present until [`Index::release`]; makes it if it is not. The
-    /// caller is pinned.
+    /// Keeps the leaf of `block` present until [`Index::release`]; makes it if it is not.
     ///
     /// # Errors
     /// [`NoMemory`].
@@ -154,8 +153,16 @@ impl Index {
         if word.fetch_add(1, Ordering::AcqRel) & PRESENT != 0 {
             return Some(Retained(block / LEAF));
         }
-        word.fetch_sub(1, Ordering::AcqRel);
+        // The leaf may have been made and emptied meanwhile, with this +1 in the way of its being
+        // noted.
+        self.release(&Retained(block / LEAF), 0);
         None
+    }
+
+    /// Makes the leaf of `block` present, if it is not; it stays so while nobody takes empty leaves
+    /// out. `false` when there is no memory.
+    pub fn ensure(&self, block: u64, budget: &Budget) -> bool {
+        self.retain(block, budget).map(|leaf| self.release(&leaf, 0)).is_ok()
     }
 
     /// Gives a leaf back, with the change that was made to the number of its entries.

@@ -4,6 +4,7 @@ use super::codec::Encoded;
 use super::format::{Entry, HEADER, Home, Location, RECORD_MAX, check_word, digest, encode_shape};
 use super::log::Reservation;
 use super::planted::{Bug, on};
+use super::read::Version;
 use super::tally::Counts;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
@@ -69,7 +70,7 @@ impl Store {
     }
 
     /// Commits the staged blocks from number `skip` on as the blocks from `first + skip` on. With
-    /// `expect`, only if the (single) block's entry is still the one given.
+    /// `expect`, only if the (single) block is still that version.
     ///
     /// Blocks are published in ascending order; each is old or new at any time, never half.
     pub fn commit(
@@ -77,7 +78,7 @@ impl Store {
         session: &mut Session,
         first: u64,
         skip: usize,
-        expect: Option<Entry>,
+        expect: Option<Version>,
     ) -> Progress {
         let count = session.staged_count;
         debug_assert!(first / GROUP as u64 == (first + count as u64 - 1) / GROUP as u64);
@@ -92,7 +93,7 @@ impl Store {
             early = self.reserve_some(session, done);
         }
         let guard = self.stripe(first);
-        let changed = |entry| !self.index.load(first).same_place(entry);
+        let changed = |version| self.version(self.index.load(first)) != version;
         if expect.is_some_and(changed) && !on(Bug::ModifyWithoutCheck) {
             blocked = Some(Blocked::Changed);
         }
@@ -118,6 +119,9 @@ impl Store {
                 let old = self.index.swap(&leaf, block, entry);
                 delta += i64::from(old.is_hole());
                 self.account(&mut counts, old.home(), entry.home());
+            }
+            if let Some(room) = room {
+                self.segments.filled(room);
             }
             done += n;
         }
@@ -176,7 +180,6 @@ impl Store {
             self.frames.fill(frame, offset, &[record]);
             offset += staged.record_len;
         }
-        self.segments.filled(room);
     }
 
     /// Counts that a block went from one home to another.
