@@ -200,12 +200,30 @@ fn a_leaf_that_leaves_while_it_is_written() {
     check(&volume);
 }
 
-const TESTS: [fn(); 5] = [
+/// One thread is held up between any two steps of a write while the other fills segments and cleans
+/// the one that the first is writing to.
+fn a_writer_that_is_overtaken() {
+    // Blocks of two groups: those of one share a lock, and nobody could overtake.
+    let volume = volume(32, 8);
+    let mut channel = Arc::clone(&volume).channel();
+    write(&mut *channel, 0, 1).unwrap();
+    let slow = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || write(&mut *volume.channel(), 0, 2).unwrap())
+    };
+    (1..17).for_each(|version| write(&mut *channel, 16, version).unwrap());
+    slow.join().unwrap();
+    assert_eq!((read(&mut *channel, 0), read(&mut *channel, 16)), (2, 16));
+    check(&volume);
+}
+
+const TESTS: [fn(); 6] = [
     writers_of_the_same_block,
     a_reader_beside_a_writer_and_the_cleaner,
     writers_at_the_limit,
     modifiers_of_one_block,
     a_leaf_that_leaves_while_it_is_written,
+    a_writer_that_is_overtaken,
 ];
 
 fn explore(test: fn(), scheduler: impl Scheduler + 'static) {
@@ -230,6 +248,7 @@ fn every_schedule_holds_and_every_planted_bug_is_found() {
         (Bug::FreeBeforeReadersLeave, TESTS[1]),
         (Bug::ModifyWithoutCheck, TESTS[3]),
         (Bug::DropRetainedLeaf, TESTS[4]),
+        (Bug::JudgeWithoutWaiting, TESTS[5]),
     ];
     let missed: Vec<Bug> = bugs
         .into_iter()
