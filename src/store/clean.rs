@@ -7,7 +7,6 @@
 
 use super::budget::Taker;
 use super::format::{Entry, HEADER, Header, Location};
-use super::log::Reservation;
 use super::planted::{Bug, on};
 use super::segment::{BYTES_PER_SEGMENT, Sealed};
 use super::tally::Counts;
@@ -92,8 +91,13 @@ impl Store {
     }
 
     fn finish(&self, session: &Session, victim: Sealed) -> Cleaned {
-        let emptied = self.segments.dead_bytes(victim.segment) == victim.end;
-        if !emptied {
+        let emptied = || self.segments.dead_bytes(victim.segment) == victim.end;
+        if !emptied() && !on(Bug::JudgeWithoutWaiting) {
+            // Whoever replaces an entry counts the death of the old record a moment later, pinned
+            // all the while.
+            self.epochs.wait();
+        }
+        if !emptied() {
             self.segments.quarantine(victim.segment);
             return Cleaned::Damaged;
         }
@@ -125,9 +129,13 @@ impl Store {
                 let start = at.offset as usize;
                 let record = &bytes[start..start + room.len as usize];
                 let header = header.moved(sequence, self.segments.sequence(room.segment));
-                self.fill_reserved(room, &[&header.encode(), &record[HEADER..]]);
+                let Some(frame) = self.segments.frame(room.segment) else {
+                    unreachable!("an open segment has a frame")
+                };
+                self.frames.fill(frame, room.offset, &[&header.encode(), &record[HEADER..]]);
                 let to = Location { segment: room.segment, offset: room.offset, len: at.len };
                 self.index.swap(&leaf, block, Entry::record(to));
+                self.segments.filled(room);
                 self.segments.dead(at.segment, room.len);
                 let moved_bytes = i64::from(room.len);
                 session.count(&Counts { moved: 1, moved_bytes, ..Counts::default() });
@@ -146,15 +154,6 @@ impl Store {
             }
         }
         true
-    }
-
-    /// Copies a record into its reservation and notes that it is there.
-    fn fill_reserved(&self, room: Reservation, parts: &[&[u8]]) {
-        let Some(frame) = self.segments.frame(room.segment) else {
-            unreachable!("an open segment has a frame")
-        };
-        self.frames.fill(frame, room.offset, parts);
-        self.segments.filled(room);
     }
 
     /// Frees the retired segments that no reader can see any more. Says how many that were.

@@ -70,7 +70,16 @@ impl Codec {
         // SAFETY: a pure function of the library.
         let bytes = unsafe { LZ4_sizeofState() }.max(0) as usize;
         let zstd = (algorithm == Algorithm::Zstd).then(|| Box::new(Zstd::new()));
-        Self { algorithm, lz4: vec![0; bytes.div_ceil(8)], zstd }
+        let mut codec = Self { algorithm, lz4: vec![0; bytes.div_ceil(8)], zstd };
+        if algorithm == Algorithm::Zstd {
+            // Contexts take their memory at their first use: let that be now, when it is counted.
+            let block = std::array::from_fn(|i| (i * i / 7) as u8);
+            let (mut payload, mut back) = (vec![0; BLOCK_SIZE], Box::new([0; BLOCK_SIZE]));
+            if let Encoded::Payload(len, coding) = codec.encode(&block, &mut payload) {
+                codec.decode(coding, &payload[..len], &mut back);
+            }
+        }
+        codec
     }
 
     /// Memory that this state takes, in bytes.

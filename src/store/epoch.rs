@@ -117,6 +117,17 @@ impl Epochs {
         Stamp(oldest.unwrap_or(IDLE))
     }
 
+    /// Waits until everybody who is pinned now has unpinned. The caller is not pinned. Pins are
+    /// short, so this is too.
+    pub fn wait(&self) {
+        let stamp = self.stamp();
+        let mut round = 0;
+        while !self.passed(stamp) {
+            crate::sync::relax(round);
+            round = round.saturating_add(1);
+        }
+    }
+
     /// Whether nobody can still see what was retired under `stamp`.
     pub fn passed(&self, stamp: Stamp) -> bool {
         stamp < self.horizon()

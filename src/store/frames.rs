@@ -79,8 +79,7 @@ impl Frames {
             }
         };
         if self.arena.populate(frame as usize * self.frame_size, self.frame_size).is_err() {
-            budget.give(size);
-            self.free.lock().cold.push(frame);
+            self.cool(frame, budget);
             return None;
         }
         Some(frame)
@@ -110,11 +109,16 @@ impl Frames {
         };
         for frame in &surplus {
             self.arena.remove(*frame as usize * self.frame_size, self.frame_size);
-            budget.give(self.frame_size as u64);
+            self.cool(*frame, budget);
         }
-        let mut free = self.free.lock();
-        free.cold.extend_from_slice(&surplus);
         surplus.len()
+    }
+
+    /// Takes back a frame without memory. The frame comes before its bytes: whoever gets bytes for
+    /// a frame has to find one.
+    fn cool(&self, frame: u32, budget: &Budget) {
+        self.free.lock().cold.push(frame);
+        budget.give(self.frame_size as u64);
     }
 
     /// Frames that are ready.

@@ -133,8 +133,7 @@ impl Index {
         self.zeroed.load(Ordering::Relaxed) != 0 && self.rare.lock().zeroed.contains(block / LEAF)
     }
 
-    /// Keeps the leaf of `block` present until [`Index::release`]; makes it if it is not. The
-    /// caller is pinned.
+    /// Keeps the leaf of `block` present until [`Index::release`]; makes it if it is not.
     ///
     /// # Errors
     /// [`NoMemory`].
@@ -154,8 +153,16 @@ impl Index {
         if word.fetch_add(1, Ordering::AcqRel) & PRESENT != 0 {
             return Some(Retained(block / LEAF));
         }
-        word.fetch_sub(1, Ordering::AcqRel);
+        // The leaf may have been made and emptied meanwhile, with this +1 in the way of its being
+        // noted.
+        self.release(&Retained(block / LEAF), 0);
         None
+    }
+
+    /// Makes the leaf of `block` present, if it is not; it stays so while nobody takes empty leaves
+    /// out. `false` when there is no memory.
+    pub fn ensure(&self, block: u64, budget: &Budget) -> bool {
+        self.retain(block, budget).map(|leaf| self.release(&leaf, 0)).is_ok()
     }
 
     /// Gives a leaf back, with the change that was made to the number of its entries.
@@ -273,32 +280,34 @@ impl Index {
             if absent {
                 run = Some(run.map_or(leaf..leaf + 1, |r| r.start..leaf + 1));
             } else if let Some(run) = run.take() {
-                self.change_zeroed(&mut rare, budget, |zeroed| zeroed.insert(run));
+                self.add_zeroed(&mut rare, budget, run);
             }
         }
         if let Some(run) = run {
-            self.change_zeroed(&mut rare, budget, |zeroed| zeroed.insert(run));
+            self.add_zeroed(&mut rare, budget, run);
         }
     }
 
-    /// Takes whole leaves out of the zero map: they are holes again. Says how many blocks that
-    /// were.
-    pub fn unzero(&self, leaves: Range<u64>, budget: &Budget) -> u64 {
-        if self.zeroed.load(Ordering::Relaxed) == 0 {
-            return 0;
+    /// Takes whole leaves out of the zero map: they are holes again.
+    pub fn unzero(&self, leaves: Range<u64>, budget: &Budget) {
+        if self.zeroed.load(Ordering::Relaxed) != 0 {
+            let mut rare = self.rare.lock();
+            self.change_zeroed(&mut rare, budget, |zeroed| zeroed.remove(leaves));
         }
-        let mut rare = self.rare.lock();
-        let before = rare.zeroed.total();
-        self.change_zeroed(&mut rare, budget, |zeroed| zeroed.remove(leaves));
-        (before - rare.zeroed.total()) * LEAF
+    }
+
+    /// Adds a run to the zero map. Where there is no memory for that it stays holes, which read as
+    /// zeros too: zeroing always succeeds.
+    fn add_zeroed(&self, rare: &mut Rare, budget: &Budget, run: Range<u64>) {
+        if budget.fits(BYTES_PER_RANGE as u64, Taker::Ordinary) {
+            self.change_zeroed(rare, budget, |zeroed| zeroed.insert(run));
+        }
     }
 
     fn change_zeroed(&self, rare: &mut Rare, budget: &Budget, change: impl FnOnce(&mut Intervals)) {
         let before = rare.zeroed.ranges();
         change(&mut rare.zeroed);
         let after = rare.zeroed.ranges();
-        // Zeroing has to succeed also in a full store, and its ranges can never be more than
-        // leaves.
         if after > before {
             budget.add(((after - before) * BYTES_PER_RANGE) as u64);
         } else {
@@ -317,12 +326,16 @@ impl Index {
         let (gone, staying): (Vec<_>, Vec<_>) =
             rare.leaving.drain(..).partition(|(_, stamp)| *stamp < horizon);
         rare.leaving = staying;
-        for (leaf, _) in &gone {
-            let first = (leaf * LEAF) as usize;
-            self.entries.remove_pages(first..first + LEAF as usize);
-            self.directory.get(*leaf as usize).fetch_and(!LEAVING, Ordering::AcqRel);
-            budget.give(PAGE as u64);
-            self.leaves.fetch_sub(1, Ordering::Relaxed);
+        let mut gone: Vec<u64> = gone.into_iter().map(|(leaf, _)| leaf).collect();
+        gone.sort_unstable();
+        for run in gone.chunk_by(|a, b| a + 1 == *b) {
+            let first = (run[0] * LEAF) as usize;
+            self.entries.remove_pages(first..first + run.len() * LEAF as usize);
+            for leaf in run {
+                self.directory.get(*leaf as usize).fetch_and(!LEAVING, Ordering::AcqRel);
+            }
+            budget.give((run.len() * PAGE) as u64);
+            self.leaves.fetch_sub(run.len() as u64, Ordering::Relaxed);
         }
         gone.len()
     }

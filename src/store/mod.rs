@@ -33,7 +33,7 @@ pub mod tally;
 mod write;
 
 pub use clean::Cleaned;
-pub use read::Damaged;
+pub use read::{Damaged, Version};
 pub use session::Session;
 pub use write::{Blocked, GROUP, Progress};
 
@@ -98,7 +98,10 @@ impl Store {
     pub fn new(shape: Shape, limit: u64) -> Result<Self> {
         let stripes: Box<[Stripe]> = (0..STRIPES).map(|_| Stripe::default()).collect();
         let epochs = Epochs::default();
-        let budget = Budget::new(limit, RESERVE_SEGMENTS * u64::from(shape.segment));
+        // Opening a segment costs its row of the table too, which nobody asks the budget for; the
+        // last one that a writer opened before the reserve has one as well.
+        let rows = (RESERVE_SEGMENTS + 1) * segment::BYTES_PER_SEGMENT as u64;
+        let budget = Budget::new(limit, RESERVE_SEGMENTS * u64::from(shape.segment) + rows);
         budget.add((epochs.memory() + STRIPES * size_of::<Stripe>()) as u64);
         Ok(Self {
             shape,

@@ -17,6 +17,8 @@ pub enum Bug {
     ModifyWithoutCheck = 4,
     /// A leaf of the index is taken out although somebody has just retained it.
     DropRetainedLeaf = 5,
+    /// The cleaner takes a record whose death is not counted yet for a damaged one.
+    JudgeWithoutWaiting = 6,
 }
 
 #[cfg(shuttle)]

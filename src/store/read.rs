@@ -10,8 +10,27 @@ use crate::BLOCK_SIZE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damaged(pub u64);
 
+/// What a block was when it was read. Two that are equal have equal content: an entry alone does
+/// not tell, as a segment's number comes back, with other records at the same places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    home: Home,
+    /// Of the segment, 0 for what is in none.
+    sequence: u64,
+}
+
 impl Store {
-    /// Reads one block as of some moment during the call. Returns the entry it came from.
+    /// The version that `entry` stands for; the caller is pinned since before it was loaded.
+    pub(super) fn version(&self, entry: Entry) -> Version {
+        let home = entry.home();
+        let sequence = match home {
+            Home::Record(at) => self.segments.sequence(at.segment),
+            Home::Hole | Home::Same(_) => 0,
+        };
+        Version { home, sequence }
+    }
+
+    /// Reads one block as of some moment during the call. Returns which version that was.
     ///
     /// # Errors
     /// [`Damaged`]; then `out` holds nothing of use.
@@ -20,11 +39,11 @@ impl Store {
         session: &mut Session,
         block: u64,
         out: &mut [u8; BLOCK_SIZE],
-    ) -> Result<Entry, Damaged> {
+    ) -> Result<Version, Damaged> {
         self.read_run(session, block, std::slice::from_mut(out))
     }
 
-    /// Reads consecutive blocks, each as of some moment during the call. Returns the entry of the
+    /// Reads consecutive blocks, each as of some moment during the call. Returns the version of the
     /// first. One pin covers the run, so keep it short: it holds back the reuse of memory.
     ///
     /// # Errors
@@ -34,9 +53,9 @@ impl Store {
         session: &mut Session,
         first: u64,
         out: &mut [[u8; BLOCK_SIZE]],
-    ) -> Result<Entry, Damaged> {
+    ) -> Result<Version, Damaged> {
         let pin = session.pin(self);
-        let mut result = Ok(Entry::HOLE);
+        let mut result = Ok(self.version(Entry::HOLE));
         for (i, out) in out.iter_mut().enumerate() {
             let block = first + i as u64;
             let entry = self.index.load(block);
@@ -56,7 +75,7 @@ impl Store {
                 break;
             }
             if i == 0 {
-                result = Ok(entry);
+                result = Ok(self.version(entry));
             }
         }
         drop(pin);

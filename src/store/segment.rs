@@ -7,7 +7,8 @@
 //! Invariants:
 //! - `dead` only grows while a segment is in use, and reaches `end` exactly when nothing in it is
 //!   live;
-//! - a sealed segment is *settled* once `filled` has reached `end`: only then is it cleaned.
+//! - a sealed segment is *settled* once `filled` has reached `end`: only then is it cleaned,
+//!   because a record that is not published yet looks like one that is dead.
 
 use super::log::Reservation;
 use crate::error::Result;
@@ -24,7 +25,7 @@ const SEQUENCE: usize = 1;
 const END: usize = 2;
 /// Bytes of records that nothing points to any more.
 const DEAD: usize = 3;
-/// Bytes of records that are filled in.
+/// Bytes of records that are filled in and published.
 const FILLED: usize = 4;
 /// 1 while a cleaner works on it.
 const CLAIMED: usize = 5;
@@ -130,7 +131,7 @@ impl Segments {
         self.word(segment, SEQUENCE).load(Ordering::Relaxed)
     }
 
-    /// Notes that a reservation is filled in.
+    /// Notes that a reservation is filled in and its records are published.
     pub fn filled(&self, r: Reservation) {
         self.word(r.segment, FILLED).fetch_add(u64::from(r.len), Ordering::Release);
     }

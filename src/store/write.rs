@@ -6,6 +6,7 @@ use super::format::{
 };
 use super::log::Reservation;
 use super::planted::{Bug, on};
+use super::read::Version;
 use super::tally::Counts;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
@@ -68,7 +69,7 @@ impl Store {
     }
 
     /// Commits the staged blocks from number `skip` on as the blocks from `first + skip` on. With
-    /// `expect`, only if the (single) block's entry is still the one given.
+    /// `expect`, only if the (single) block is still that version.
     ///
     /// Blocks are published in ascending order; each is old or new at any time, never half.
     pub fn commit(
@@ -76,7 +77,7 @@ impl Store {
         session: &mut Session,
         first: u64,
         skip: usize,
-        expect: Option<Entry>,
+        expect: Option<Version>,
     ) -> Progress {
         let count = session.staged_count;
         debug_assert!(first / GROUP as u64 == (first + count as u64 - 1) / GROUP as u64);
@@ -91,7 +92,7 @@ impl Store {
             early = self.reserve_some(session, done);
         }
         let guard = self.stripe(first);
-        let changed = |entry| !self.index.load(first).same_place(entry);
+        let changed = |version| self.version(self.index.load(first)) != version;
         if expect.is_some_and(changed) && !on(Bug::ModifyWithoutCheck) {
             blocked = Some(Blocked::Changed);
         }
@@ -117,6 +118,9 @@ impl Store {
                 let old = self.index.swap(&leaf, block, entry);
                 delta += i64::from(old.is_hole());
                 self.account(&mut counts, old.home(), entry.home());
+            }
+            if let Some(room) = room {
+                self.segments.filled(room);
             }
             done += n;
         }
@@ -175,7 +179,6 @@ impl Store {
             self.frames.fill(frame, offset, &[record]);
             offset += staged.record_len;
         }
-        self.segments.filled(room);
     }
 
     /// Counts that a block went from one home to another.

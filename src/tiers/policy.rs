@@ -9,6 +9,9 @@ pub const BUSY_PERMILLE: u64 = 1190;
 pub const QUIET_PERMILLE: u64 = 1055;
 /// Segments of slack that small volumes get on top: the open one and those in flight.
 pub const SLACK_SEGMENTS: u64 = 3;
+/// The same for writers that are not short of memory: with data so compressible that headers and
+/// index weigh more than the payload, no amount of cleaning gets them below [`BUSY_PERMILLE`].
+pub const BUSY_WORTH_PART: u32 = 8;
 /// With fewer free segments than this, writers clean before they open one: enough for several
 /// threads to clean at once without touching the reserve.
 pub const TIGHT_SEGMENTS: u64 = 6;

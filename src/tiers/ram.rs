@@ -15,9 +15,8 @@ use super::policy;
 use crate::BLOCK_SIZE;
 use crate::error::Result;
 use crate::store::budget::Taker;
-use crate::store::format::Entry;
 use crate::store::segment::Sealed;
-use crate::store::{Blocked, Cleaned, Session, Shape, Store};
+use crate::store::{Blocked, Cleaned, Session, Shape, Store, Version};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -42,6 +41,10 @@ pub struct Ram {
     victims: Mutex<Vec<Sealed>>,
     /// Segments opened by writes: what tells a quiet volume from a busy one.
     opened: AtomicU64,
+    /// Writers that are cleaning a segment without holding `cleaner`.
+    assisting: AtomicU64,
+    /// Bytes that a session takes.
+    session_memory: u64,
     stalls: AtomicU64,
     no_space: AtomicU64,
 }
@@ -54,12 +57,15 @@ impl Ram {
     pub fn new(shape: Shape, limit: u64) -> Result<Self> {
         let store = Store::new(shape, limit)?;
         let session = store.session()?;
+        let session_memory = session.memory();
         let zero = || AtomicU64::new(0);
         Ok(Self {
             store,
             cleaner: Mutex::new(session),
             victims: Mutex::new(Vec::new()),
             opened: zero(),
+            assisting: zero(),
+            session_memory,
             stalls: zero(),
             no_space: zero(),
         })
@@ -94,7 +100,7 @@ impl Ram {
         self.commit(session, first, None).map(|_| ())
     }
 
-    /// Writes one block if its entry is still `expect`; `false` when it is not.
+    /// Writes one block if it is still the version `expect`; `false` when it is not.
     ///
     /// # Errors
     /// [`NoSpace`]; nothing is written.
@@ -103,7 +109,7 @@ impl Ram {
         session: &mut Session,
         block: u64,
         data: &[u8; BLOCK_SIZE],
-        expect: Entry,
+        expect: Version,
     ) -> std::result::Result<bool, NoSpace> {
         self.store.stage(session, std::slice::from_ref(data));
         self.commit(session, block, Some(expect))
@@ -113,7 +119,7 @@ impl Ram {
         &self,
         session: &mut Session,
         first: u64,
-        expect: Option<Entry>,
+        expect: Option<Version>,
     ) -> std::result::Result<bool, NoSpace> {
         let mut done = 0;
         loop {
@@ -123,9 +129,9 @@ impl Ram {
                 None => return Ok(true),
                 Some(Blocked::Changed) => return Ok(false),
                 Some(Blocked::Segment(len)) => self.roll(session, len)?,
-                Some(Blocked::Leaf) => self.reclaim(Some(session), |store| {
-                    store.frames().trim(store.budget(), crate::store::RESERVE_SEGMENTS as usize);
-                    store.budget().fits(crate::media::PAGE as u64, Taker::Ordinary)
+                Some(Blocked::Leaf) => self.reclaim(session, |store| {
+                    store.frames().trim(store.budget(), 0);
+                    store.index().ensure(first, store.budget())
                 })?,
             }
         }
@@ -137,19 +143,22 @@ impl Ram {
     fn roll(&self, session: &mut Session, len: u32) -> std::result::Result<(), NoSpace> {
         self.opened.fetch_add(1, Ordering::Relaxed);
         self.store.collect();
+        self.assisting.fetch_add(1, Ordering::AcqRel);
         let mut cleaned = 0;
         while cleaned < self.store.segment_size()
             && (self.over(policy::BUSY_PERMILLE) || self.tight())
         {
-            let Some(dead) = self.clean_one(session, Taker::Ordinary) else { break };
+            let part = if self.tight() { policy::WORTH_PART } else { policy::BUSY_WORTH_PART };
+            let Some(dead) = self.clean_one(session, Taker::Ordinary, part) else { break };
             cleaned += dead;
             self.store.collect();
         }
+        self.assisting.fetch_sub(1, Ordering::AcqRel);
         self.store.frames().prepare(self.store.budget());
         if self.store.open_segment(Taker::Ordinary, len) {
             return Ok(());
         }
-        self.reclaim(Some(session), |store| store.open_segment(Taker::Ordinary, len))
+        self.reclaim(session, |store| store.open_segment(Taker::Ordinary, len))
     }
 
     /// Whether the limit is near.
@@ -163,7 +172,7 @@ impl Ram {
     /// Makes room at the limit for the writer of `session`, until `enough` says that it is.
     fn reclaim(
         &self,
-        session: Option<&mut Session>,
+        session: &mut Session,
         mut enough: impl FnMut(&Store) -> bool,
     ) -> std::result::Result<(), NoSpace> {
         self.stalls.fetch_add(1, Ordering::Relaxed);
@@ -172,9 +181,7 @@ impl Ram {
             let cleaner = self.cleaner.lock();
             self.reclaim_locked(&cleaner, &mut enough)
         };
-        if let Some(session) = session {
-            session.stalled += start.elapsed();
-        }
+        session.stalled += start.elapsed();
         if result.is_err() {
             self.no_space.fetch_add(1, Ordering::Relaxed);
         }
@@ -187,17 +194,51 @@ impl Ram {
         enough: &mut dyn FnMut(&Store) -> bool,
     ) -> std::result::Result<(), NoSpace> {
         self.drop_empty_leaves();
+        let mut waited = false;
         loop {
             self.settle();
             if enough(&self.store) {
                 return Ok(());
             }
-            if self.clean_one(cleaner, Taker::Cleaner).is_none() && !self.seal_garbage() {
-                // What was retired by the last cleaning may have made the difference.
-                self.settle();
-                return if enough(&self.store) { Ok(()) } else { Err(NoSpace) };
+            if self.clean_one(cleaner, Taker::Cleaner, policy::WORTH_PART).is_some()
+                || self.seal_garbage()
+            {
+                waited = false;
+                continue;
             }
+            if std::mem::replace(&mut waited, true) {
+                return Err(NoSpace);
+            }
+            // What others clean, are about to fill, or leave behind may be room a moment later, and
+            // empty leaves are given back when nobody looks at them. None of them waits for us.
+            let mut round = 0;
+            while self.assisting.load(Ordering::Acquire) > 0 {
+                crate::sync::relax(round);
+                round = round.saturating_add(1);
+            }
+            self.store.epochs().wait();
         }
+    }
+
+    /// Makes room for `bytes` of tables or buffers, which are added to what is used afterwards.
+    /// `false` when they do not fit.
+    pub fn make_room(&self, bytes: u64) -> bool {
+        let fits = |store: &Store| store.budget().fits(bytes, Taker::Ordinary);
+        let mut enough = |store: &Store| {
+            store.frames().trim(store.budget(), 0);
+            fits(store)
+        };
+        fits(&self.store) || self.reclaim_locked(&self.cleaner.lock(), &mut enough).is_ok()
+    }
+
+    /// A way in for one thread, with room made for its buffers. Where there is none, they still are
+    /// had: somebody must be able to discard.
+    ///
+    /// # Errors
+    /// See [`Store::session`].
+    pub fn session(&self) -> Result<Session> {
+        self.make_room(self.session_memory);
+        self.store.session()
     }
 
     /// Waits until everything that was retired is free. Pins are short, so this is too.
@@ -211,16 +252,20 @@ impl Ram {
         }
     }
 
-    /// Cleans the emptiest segment. Says how much garbage it had; `None` when none is worth it, or
-    /// there is no room to clean.
-    fn clean_one(&self, session: &Session, who: Taker) -> Option<u32> {
+    /// Cleans the emptiest segment, if at least one part in `worth_part` of it is garbage. Says how
+    /// much that was; `None` when none is worth it, or there is no room to clean.
+    fn clean_one(&self, session: &Session, who: Taker, worth_part: u32) -> Option<u32> {
+        let least = self.store.segment_size() / worth_part;
         loop {
             let chosen = {
                 let mut victims = self.victims.lock();
                 if victims.is_empty() {
-                    let least = self.store.segment_size() / policy::WORTH_PART;
                     *victims = policy::victims(self.store.segments().all_sealed(), least, VICTIMS);
                     victims.reverse();
+                }
+                if victims.last()?.dead < least {
+                    // Others may find it worth cleaning.
+                    return None;
                 }
                 victims.pop()?
             };
@@ -270,7 +315,7 @@ impl Ram {
         }
         while self.over(policy::QUIET_PERMILLE) && !stop() {
             let Some(cleaner) = self.cleaner.try_lock() else { return };
-            if self.clean_one(&cleaner, Taker::Ordinary).is_none() {
+            if self.clean_one(&cleaner, Taker::Ordinary, policy::WORTH_PART).is_none() {
                 break;
             }
             self.store.collect();
@@ -288,13 +333,15 @@ impl Ram {
 
     /// Lowers or raises the limit. `false`, and nothing changes, when what is stored does not fit.
     pub fn set_limit(&self, bytes: u64) -> bool {
+        // Held to the end: a writer that is out of room waits until it is known which limit holds.
+        let cleaner = &*self.cleaner.lock();
         let before = self.store.budget().limit();
         self.store.budget().set_limit(bytes);
-        let fits = |store: &Store| {
+        let mut fits = |store: &Store| {
             store.frames().trim(store.budget(), 0);
-            store.budget().used() + store.budget().reserve() <= bytes
+            store.budget().fits(0, Taker::Ordinary)
         };
-        if bytes >= before || self.reclaim(None, fits).is_ok() {
+        if bytes >= before || self.reclaim_locked(cleaner, &mut fits).is_ok() {
             return true;
         }
         self.store.budget().set_limit(before);

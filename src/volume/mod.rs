@@ -51,6 +51,8 @@ pub struct Options {
 pub struct Volume {
     ram: Ram,
     size: AtomicU64,
+    /// Serializes changes of the size.
+    growing: Mutex<()>,
     counters: Mutex<Accounts>,
     /// For questions that no front-end's thread asks.
     inspector: Mutex<Option<Session>>,
@@ -105,6 +107,7 @@ impl Volume {
         Ok(Self {
             ram,
             size: AtomicU64::new(options.size),
+            growing: Mutex::new(()),
             counters: Mutex::new(Accounts::default()),
             inspector: Mutex::new(Some(inspector)),
             tender: Mutex::new(None),
@@ -122,15 +125,27 @@ impl Volume {
     /// Makes the device larger, at once.
     ///
     /// # Errors
-    /// A size that is smaller, no multiple of 4096, or above [`SIZE_MAX`] (usage).
+    /// A size that is smaller, no multiple of 4096, above [`SIZE_MAX`], or too large for the limit
+    /// on memory (usage); no room for its tables (failure). Then nothing changes.
     pub fn grow(&self, size: u64) -> Result<()> {
         check_size(size)?;
+        let _growing = self.growing.lock();
         let now = self.size_now();
         if size < now {
             return Err(Error::usage(format!("size {size} is less than the {now} bytes it has"))
                 .mend("sizes grow, never shrink"));
         }
-        self.ram.store().budget().add(directory_bytes(size) - directory_bytes(now));
+        let limit = self.ram.store().budget().limit();
+        let least = min_ram_limit(size, self.ram.store().shape().segment);
+        if limit < least && !cfg!(shuttle) {
+            return Err(too_little(limit, least));
+        }
+        let tables = directory_bytes(size) - directory_bytes(now);
+        if !self.ram.make_room(tables) {
+            return Err(Error::failure(format!("no room for {tables} bytes of tables"))
+                .mend("discard something (fstrim) or give a higher ram-limit first"));
+        }
+        self.ram.store().budget().add(tables);
         self.size.store(size, Ordering::Release);
         Ok(())
     }
@@ -279,7 +294,7 @@ impl Device for Volume {
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
-        let Ok(session) = self.ram.store().session() else { return Box::new(channel::Refused) };
+        let Ok(session) = self.ram.session() else { return Box::new(channel::Refused) };
         let counters = Arc::new(Counters::default());
         self.ram.store().budget().add(size_of::<Counters>() as u64);
         self.counters.lock().live.push(Arc::clone(&counters));

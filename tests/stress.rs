@@ -1,0 +1,302 @@
+//! Real threads against small volumes: versioned blocks that are checked at every read, limits that
+//! move, and what must hold once everybody has gone.
+#![cfg(not(shuttle))]
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use ztier::store::Shape;
+use ztier::tiers::Ram;
+use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Volume, min_ram_limit};
+
+const SEGMENT: u32 = 32 << 10;
+const LEAF_BYTES: u64 = 512 * 4096;
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// A block that says which it is and which version, of which about `noise` in 256 bytes do not
+/// compress.
+fn block(number: u64, version: u64, noise: u64) -> [u8; 4096] {
+    let mut data = [0; 4096];
+    let mut x = (number << 32 | version) + 0x9e37_79b9_7f4a_7c15;
+    for word in data.as_chunks_mut::<8>().0 {
+        random(&mut x);
+        *word = if x >> 56 < noise { x } else { number }.to_le_bytes();
+    }
+    data[..8].copy_from_slice(&number.to_le_bytes());
+    data[8..16].copy_from_slice(&version.to_le_bytes());
+    data[16..24].copy_from_slice(&noise.to_le_bytes());
+    data
+}
+
+/// The version of a block, 0 for zeros; panics unless all of it is of one version.
+fn version_of(number: u64, data: &[u8]) -> u64 {
+    if data.iter().all(|b| *b == 0) {
+        return 0;
+    }
+    let word = |i: usize| u64::from_le_bytes(data[i * 8..i * 8 + 8].try_into().unwrap());
+    assert!(data == block(number, word(1), word(2)), "block {number} is torn or another's");
+    word(1)
+}
+
+fn volume(size: u64, limit: u64) -> Arc<Volume> {
+    let options = Options {
+        size,
+        ram_limit: limit,
+        ram_limit_max: 2 * limit,
+        segment: SEGMENT,
+        algorithm: Algorithm::Lz4,
+        lock_memory: false,
+    };
+    Arc::new(Volume::new(&options).unwrap())
+}
+
+fn submit(channel: &mut dyn Channel, request: Request<'_>) -> Result<(), IoError> {
+    channel.submit(request, Instant::now())
+}
+
+fn write(channel: &mut dyn Channel, number: u64, data: &[u8]) -> Result<(), IoError> {
+    submit(channel, Request::Write { offset: number * 4096, data, fua: false })
+}
+
+/// Writes noise from block `first` on until nothing fits; says where that was.
+fn fill(channel: &mut dyn Channel, first: u64) -> u64 {
+    (first..).find(|number| write(channel, *number, &block(*number, 1, 256)).is_err()).unwrap()
+}
+
+/// What every volume must come to when all of it is discarded and nobody looks: no segment but the
+/// open one.
+fn comes_back_empty(volume: &Arc<Volume>) {
+    volume.audit().unwrap();
+    let mut channel = Arc::clone(volume).channel();
+    submit(&mut *channel, Request::Discard { offset: 0, len: volume.size() }).unwrap();
+    for _ in 0..3 {
+        volume.clean_now();
+    }
+    volume.audit().unwrap();
+    let stats = volume.stats();
+    assert_eq!((stats.blocks_stored, stats.blocks_same, stats.compr_data_bytes), (0, 0, 0));
+    assert!(stats.segments <= 1, "{} segments of an empty volume", stats.segments);
+}
+
+/// One thread's blocks are `own`, which nobody else writes, so it knows their versions. All read
+/// everything.
+fn work(volume: &Arc<Volume>, thread: u64, threads: u64, blocks: u64, stop: &AtomicBool) -> u64 {
+    let mut channel = Arc::clone(volume).channel();
+    let mut versions = vec![0u64; blocks as usize];
+    let mut rng = 0x1234_5678_9abc_def1 + thread;
+    let (mut next, mut refused) = (1, 0);
+    let mut buf = vec![0; 16 * 4096];
+    while !stop.load(Ordering::Relaxed) {
+        let r = random(&mut rng);
+        let number = (r >> 8) % (blocks / threads) * threads + thread;
+        match r % 16 {
+            0..8 => {
+                let data = block(number, next, random(&mut rng) % 257);
+                match write(&mut *channel, number, &data) {
+                    Ok(()) => versions[number as usize] = next,
+                    Err(IoError::NoSpace) => refused += 1,
+                    Err(e) => panic!("{e}"),
+                }
+                next += 1;
+            }
+            8..10 => {
+                let request = if r & 256 == 0 {
+                    Request::Discard { offset: number * 4096, len: 4096 }
+                } else {
+                    let (offset, len) = (number * 4096, 4096);
+                    Request::WriteZeroes { offset, len, no_hole: r & 512 == 0, fua: false }
+                };
+                submit(&mut *channel, request).unwrap();
+                versions[number as usize] = 0;
+            }
+            10..13 => {
+                let first = (r >> 8) % (blocks - 16);
+                submit(&mut *channel, Request::Read { offset: first * 4096, buf: &mut buf })
+                    .unwrap();
+                for (i, data) in buf.chunks_exact(4096).enumerate() {
+                    version_of(first + i as u64, data);
+                }
+            }
+            _ => {
+                let buf = &mut buf[..4096];
+                submit(&mut *channel, Request::Read { offset: number * 4096, buf }).unwrap();
+                assert_eq!(version_of(number, buf), versions[number as usize], "block {number}");
+            }
+        }
+    }
+    refused
+}
+
+/// Many threads, a limit of about half of what they want, and somebody who moves it.
+#[test]
+fn versions_hold_while_the_limit_moves() {
+    const THREADS: u64 = 6;
+    let size = 4 * LEAF_BYTES;
+    let least = min_ram_limit(size, SEGMENT);
+    let volume = volume(size, least);
+    let stop = AtomicBool::new(false);
+    let blocks = size / 4096;
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (volume, stop) = (&volume, &stop);
+            scope.spawn(move || work(volume, thread, THREADS, blocks, stop));
+        }
+        let end = Instant::now() + Duration::from_secs(3);
+        let mut rng = 99;
+        while Instant::now() < end {
+            match random(&mut rng) % 4 {
+                0 => drop(volume.set_ram_limit(least + random(&mut rng) % least)),
+                1 => volume.clean_now(),
+                2 => drop(volume.extents(0, size, 50).unwrap()),
+                _ => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    comes_back_empty(&volume);
+}
+
+/// More threads than processors overwrite few blocks with much room: cleaning meets writers between
+/// any two of their steps, and no segment may be lost over it.
+#[test]
+fn no_segment_is_lost_between_writers_and_the_cleaner() {
+    const BLOCKS: u64 = 64;
+    let volume = volume(LEAF_BYTES, 16 << 20);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let (volume, stop) = (&volume, &stop);
+            scope.spawn(move || {
+                let mut channel = Arc::clone(volume).channel();
+                let mut rng = thread + 7;
+                while !stop.load(Ordering::Relaxed) {
+                    let number = random(&mut rng) % BLOCKS;
+                    write(&mut *channel, number, &block(number, 1 + rng % 1000, 256)).unwrap();
+                }
+            });
+        }
+        let end = Instant::now() + Duration::from_secs(3);
+        while Instant::now() < end {
+            volume.clean_now();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    comes_back_empty(&volume);
+}
+
+/// Room that is being returned to the machine can be had again at any moment of it.
+#[test]
+fn returning_memory_refuses_no_write() {
+    let volume = volume(256 << 20, 48 << 20);
+    let done = AtomicU64::new(0);
+    let refused = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while done.load(Ordering::Relaxed) == 0 {
+                volume.clean_now();
+            }
+        });
+        let mut channel = Arc::clone(&volume).channel();
+        let fits = fill(&mut *channel, 0) * 3 / 4;
+        for round in 0..10 {
+            submit(&mut *channel, Request::Discard { offset: 0, len: volume.size() }).unwrap();
+            std::thread::sleep(Duration::from_micros(300 * (round % 20)));
+            for number in 0..fits {
+                if write(&mut *channel, number, &block(number, round + 2, 256)).is_err() {
+                    refused.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+        done.store(1, Ordering::Relaxed);
+    });
+    assert_eq!(refused.into_inner(), 0, "writes were refused with a quarter of memory free");
+    comes_back_empty(&volume);
+}
+
+/// A block that went away and came back to the very place where it was is not what it was.
+#[test]
+fn a_block_that_returned_to_its_place_has_changed() {
+    let shape = Shape { blocks_max: 512, segment: SEGMENT, frames: 64, algorithm: Algorithm::None };
+    let ram = Ram::new(shape, 8 << 20).unwrap();
+    let mut session = ram.store().session().unwrap();
+    let mut buf = [0; 4096];
+    // Seven blocks fill a segment.
+    (0..7).for_each(|n| ram.write(&mut session, n, &[block(n, 1, 256)]).unwrap());
+    let place = ram.store().entry(&session, 0);
+    let seen = ram.store().read(&mut session, 0, &mut buf).unwrap();
+    (0..7).for_each(|n| ram.write(&mut session, n, &[block(n, 2, 256)]).unwrap());
+    // Makes room for itself first: cleans the first segment, and opens it anew.
+    ram.write(&mut session, 0, &[block(0, 3, 256)]).unwrap();
+    assert!(ram.store().entry(&session, 0) == place, "the test does not test what it should");
+    buf[100] ^= 1;
+    assert_eq!(ram.write_if(&mut session, 0, &buf, seen), Ok(false), "version 3 would be lost");
+    let seen = ram.store().read(&mut session, 0, &mut buf).unwrap();
+    assert_eq!(version_of(0, &buf), 3);
+    assert_eq!(ram.write_if(&mut session, 0, &buf, seen), Ok(true));
+    ram.store().leave(&session);
+}
+
+/// The room of two segments that were discarded is enough for a leaf.
+#[test]
+fn a_leaf_fits_where_little_was_discarded() {
+    let volume = volume(64 << 20, min_ram_limit(64 << 20, SEGMENT));
+    let mut channel = Arc::clone(&volume).channel();
+    fill(&mut *channel, 0);
+    // Only a leaf is needed: a same-filled block has no record.
+    let mut number = 1 << 13;
+    while write(&mut *channel, number, &[7; 4096]).is_ok() {
+        number += 512;
+    }
+    submit(&mut *channel, Request::Discard { offset: 0, len: 2 * u64::from(SEGMENT) }).unwrap();
+    write(&mut *channel, number, &[7; 4096]).unwrap();
+    let stats = volume.stats();
+    assert!(stats.mem_used_bytes <= stats.ram_limit_bytes);
+}
+
+/// A limit that what is stored does not fit under is refused, and that is no refused write.
+#[test]
+fn a_limit_that_is_too_low_changes_nothing() {
+    let least = min_ram_limit(64 << 20, SEGMENT);
+    let volume = volume(64 << 20, least + (8 << 20));
+    let mut channel = Arc::clone(&volume).channel();
+    let end = fill(&mut *channel, 0);
+    let before = volume.stats();
+    assert!(volume.set_ram_limit(least).is_err());
+    let after = volume.stats();
+    assert_eq!(after.ram_limit_bytes, before.ram_limit_bytes);
+    assert_eq!((after.no_space, after.stalls), (before.no_space, before.stalls));
+    submit(&mut *channel, Request::Discard { offset: 0, len: end * 4096 }).unwrap();
+    volume.set_ram_limit(least).unwrap();
+    assert!(volume.stats().mem_used_bytes <= least);
+}
+
+/// Tables of a larger device and buffers of more threads are in the limit like everything else:
+/// room is made for them, and a size whose tables cannot fit is refused.
+#[test]
+fn sizes_and_threads_are_within_the_limit() {
+    let size = 64 << 20;
+    let limit = min_ram_limit(size, SEGMENT);
+    let volume = volume(size, limit);
+    let mut channel = Arc::clone(&volume).channel();
+    assert!(volume.grow(16 << 40).is_err(), "64 MiB of tables in {limit} bytes");
+    assert_eq!(volume.size(), size);
+    volume.grow(size + 4096).unwrap();
+    let end = fill(&mut *channel, 0);
+    submit(&mut *channel, Request::Discard { offset: 0, len: end / 2 * 4096 }).unwrap();
+    let more: Vec<_> = (0..8).map(|_| Arc::clone(&volume).channel()).collect();
+    let stats = volume.stats();
+    assert!(stats.mem_used_bytes <= limit, "{} of {limit}", stats.mem_used_bytes);
+    assert!(stats.mem_used_max_bytes <= limit, "{} of {limit}", stats.mem_used_max_bytes);
+    drop(more);
+    for number in 0..end / 4 {
+        write(&mut *channel, number, &block(number, 2, 256)).unwrap();
+    }
+    comes_back_empty(&volume);
+}
