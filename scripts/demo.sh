@@ -79,24 +79,36 @@ print_table() {
         "as dense" "memory/payload" "$table"
 }
 
-# end_children PID: ends all processes below PID.
-end_children() {
-    for child in $(cat /proc/"$1"/task/*/children 2>/dev/null); do
-        (end_children "$child")
-        kill "$child" 2>/dev/null || :
+# below PID: all processes below PID.
+below() {
+    cat /proc/[0-9]*/stat 2>/dev/null | awk -v top="$1" '
+        { pid = $1; sub(/.*\) /, ""); parent[pid] = $2 }
+        END { for (pid in parent) {
+            p = pid
+            while (p in parent && parent[p] != top) p = parent[p]
+            if (p in parent && p != top) print pid } }'
+}
+
+# unmount: a process that is being ended may hold the mount a little longer.
+unmount() {
+    for _ in 1 2 3 4 5 6 7 8 9 10; do
+        umount "$work/mnt" 2>/dev/null && return
+        sleep 0.3
     done
+    umount "$work/mnt"
 }
 
 # take_down STATUS: whatever was put up, also after a failure.
 take_down() {
     trap - EXIT
     trap '' INT TERM HUP
-    end_children $$
-    wait
+    [ "$1" -le 128 ] || say "interrupted; taking everything down"
+    # shellcheck disable=SC2046
+    kill $(below $$) 2>/dev/null || :
+    # The shell would say «Terminated» of each.
+    { wait; } 2>/dev/null
     [ -n "$work" ] || exit "$1"
-    if mountpoint -q "$work/mnt" 2>/dev/null; then
-        umount "$work/mnt" 2>/dev/null || umount -l "$work/mnt"
-    fi
+    if mountpoint -q "$work/mnt" 2>/dev/null; then unmount || umount -l "$work/mnt"; fi
     if "$ztier" list --json 2>/dev/null | grep -q "\"$name\""; then
         "$ztier" down "$name" --discard >&2 || say "could not take $name down; try: ztier down $name"
     fi
@@ -123,8 +135,8 @@ drop_caches() {
     if echo 1 2>/dev/null >/proc/sys/vm/drop_caches; then
         say "dropped the page cache of this whole machine"
     else
-        umount "$work/mnt"
-        mount "$device" "$work/mnt"
+        unmount || die "failed: unmounting $device"
+        mount "$device" "$work/mnt" || die "failed: mounting $device again"
         say "mounted anew, to empty the page cache"
     fi
 }
@@ -175,7 +187,7 @@ demo_block_device() {
     step "fstrim" fstrim "$work/mnt"
     step "waiting" settle
     measured "half deleted, then fstrim"
-    umount "$work/mnt" || die "failed: unmounting $device"
+    unmount || die "failed: unmounting $device"
     print_table
     say "taking everything down after $(since "$began")"
 }
