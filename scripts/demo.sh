@@ -45,8 +45,8 @@ choose_files() {
 
 # prepare: chooses the files, and sums them up.
 prepare() {
-    step "choosing files (is $work full?)" choose_files "$(how_much)"
-    [ -s "$work/files" ] || die "no readable files in /usr to work with"
+    step "choosing files in /usr" choose_files "$(how_much)"
+    [ -s "$work/files" ] || die "no list of files: $work is full, or /usr has none to read"
     cut -f 2 "$work/files" | tr '\n' '\0' >"$work/files0"
     bytes=$(awk '{ s += $1 } END { printf "%.0f", s }' "$work/files")
     say "using $(wc -l <"$work/files") files of this machine, $(mib "$bytes"); reading them first"
