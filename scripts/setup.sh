@@ -28,11 +28,11 @@ install_packages() {
     }
 }
 
-# lacking COMMAND=PACKAGE…: the packages whose command is not there.
+# lacking COMMAND=PACKAGE…: the packages whose command is not there, each once.
 lacking() {
     for pair in "$@"; do
-        have "${pair%%=*}" || printf '%s ' "${pair#*=}"
-    done
+        have "${pair%%=*}" || printf '%s\n' "${pair#*=}"
+    done | sort -u | tr '\n' ' '
 }
 
 # need COMMAND=PACKAGE…: installs the packages whose command is not there.
