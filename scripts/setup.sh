@@ -1,63 +1,87 @@
 # Sourced by ./run and ./test: installs what a fresh Debian machine lacks, saying what.
-# Never edits package sources; without root it only says what is missing.
+# Never edits package sources and never removes a package; without root it only says what is missing.
 
 say() { printf '%s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
-PATH=$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin
-export PATH
+HOME=${HOME:-/root}
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:$HOME/.cargo/bin
+export HOME PATH
+lists_are_fresh=false
 
-# install_packages PACKAGE…: by apt-get, all at once.
+# install_packages PACKAGE…: by apt-get, all at once. Quiet unless it fails.
 install_packages() {
     [ $# -gt 0 ] || return 0
-    if [ "$(id -u)" -ne 0 ]; then
-        die "missing: $*; as root: apt-get install $*"
-    fi
+    [ "$(id -u)" -eq 0 ] || die "missing: $*; as root: apt-get install $*"
     have apt-get || die "missing: $*; install them with this system's package manager"
     say "installing: $*"
     export DEBIAN_FRONTEND=noninteractive
-    if ! apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1; then
-        apt-get update -qq >/dev/null || die "cannot read the package lists; check the network"
-        apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
-            die "cannot install $*; see apt-get's message above"
+    # Old lists offer old versions, or files that the mirrors no longer have.
+    if ! $lists_are_fresh; then
+        apt-get update -qq >/dev/null || say "cannot renew the package lists; going on with the old"
+        lists_are_fresh=true
     fi
+    said=$(apt-get install -y -qq --no-install-recommends --no-remove "$@" 2>&1) || {
+        say "$said"
+        die "cannot install $*; see apt-get's message above"
+    }
+}
+
+# lacking COMMAND=PACKAGE…: the packages whose command is not there, each once.
+lacking() {
+    for pair in "$@"; do
+        have "${pair%%=*}" || printf '%s\n' "${pair#*=}"
+    done | sort -u | tr '\n' ' '
 }
 
 # need COMMAND=PACKAGE…: installs the packages whose command is not there.
 need() {
-    missing=
-    for pair in "$@"; do
-        have "${pair%%=*}" || missing="$missing ${pair#*=}"
-    done
-    # shellcheck disable=SC2086
-    install_packages $missing
+    # shellcheck disable=SC2046
+    install_packages $(lacking "$@")
 }
 
 # cargo_is_new_enough: whether the cargo on PATH builds this project.
 cargo_is_new_enough() {
-    have cargo || return 1
     wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml" | head -n 1)
-    found=$(cargo --version | cut -d ' ' -f 2)
-    [ "$(printf '%s\n%s\n' "$wanted" "$found" | sort -V | head -n 1)" = "$wanted" ]
+    have cargo || return 1
+    found=$(cargo --version 2>/dev/null | cut -d ' ' -f 2)
+    [ -n "$found" ] && [ "$(printf '%s\n%s\n' "$wanted" "$found" | sort -V | head -n 1)" = "$wanted" ]
 }
 
-# need_rust: a compiler of at least the version in Cargo.toml. Debian's stable releases have a new
-# one beside their own, packaged for building browsers.
+# need_rust [COMMAND=PACKAGE…]: a linker, the C library's headers, certificates for fetching crates,
+# and a compiler of at least the version in Cargo.toml; and what else is asked for, in the same go.
+# Debian's stable releases have a new compiler beside their own, packaged for building browsers.
 need_rust() {
-    need cc=gcc ld=binutils
-    [ -e /usr/include/stdlib.h ] || install_packages libc6-dev
-    cargo_is_new_enough && return 0
-    [ "$(id -u)" -eq 0 ] || die "missing: Rust $wanted or newer; see https://rustup.rs"
-    if ! (install_packages cargo-web rustc-web) || ! cargo_is_new_enough; then
-        die "no package here has Rust $wanted or newer; see https://rustup.rs"
+    packages=$(lacking cc=gcc ld=binutils "$@")
+    [ -e /usr/include/stdlib.h ] || packages="$packages libc6-dev"
+    if have apt-get && [ ! -e /etc/ssl/certs/ca-certificates.crt ]; then
+        packages="$packages ca-certificates"
     fi
+    if ! cargo_is_new_enough && [ -x "$HOME/.cargo/bin/cargo" ]; then
+        PATH=$HOME/.cargo/bin:$PATH
+    fi
+    if cargo_is_new_enough; then
+        # shellcheck disable=SC2086
+        install_packages $packages
+        return
+    fi
+    rust="Rust $wanted or newer (https://rustup.rs)"
+    if [ "$(id -u)" -ne 0 ]; then
+        packages=$(printf '%s' "$packages" | tr -s ' ')
+        [ -z "${packages# }" ] || die "missing: $rust, and as root: apt-get install $packages"
+        die "missing: $rust"
+    fi
+    # shellcheck disable=SC2086
+    install_packages $packages cargo-web rustc-web
+    hash -r
+    cargo_is_new_enough || die "no package here has Rust $wanted or newer; see https://rustup.rs"
 }
 
 # build_release: the program, optimised.
 build_release() {
-    say "building"
-    cargo build --release --locked --quiet --manifest-path "$root/Cargo.toml" --package ztier ||
-        die "the build failed; see the compiler's messages above"
     ztier=${CARGO_TARGET_DIR:-$root/target}/release/ztier
+    if [ -x "$ztier" ]; then say "building"; else say "building; the first time takes minutes"; fi
+    cargo build --release --locked --quiet --manifest-path "$root/Cargo.toml" --package ztier ||
+        die "the build failed; see the messages above"
 }
