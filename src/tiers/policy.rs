@@ -4,19 +4,28 @@ use crate::store::segment::Sealed;
 
 /// Memory may be this much above the payload while writes go on, in thousandths: the thread that
 /// opens a segment above it cleans first.
-pub const BUSY_PERMILLE: u64 = 1190;
+pub const BUSY_PERMILLE: u64 = 1205;
 /// Where quiet volumes are cleaned down to.
 pub const QUIET_PERMILLE: u64 = 1055;
 /// Segments of slack that small volumes get on top: the open one and those in flight.
-pub const SLACK_SEGMENTS: u64 = 3;
+pub const SLACK_SEGMENTS: u64 = 2;
 /// The same for writers that are not short of memory: with data so compressible that headers and
 /// index weigh more than the payload, no amount of cleaning gets them below [`BUSY_PERMILLE`].
 pub const BUSY_WORTH_PART: u32 = 8;
+/// Garbage that one opening of a segment pays for at most, in segments. One would do if new records were
+/// as large as those that they replace; smaller ones leave more garbage than they fill.
+pub const PAY_SEGMENTS: u32 = 4;
 /// With fewer free segments than this, writers clean before they open one: enough for several
 /// threads to clean at once without touching the reserve.
-pub const TIGHT_SEGMENTS: u64 = 6;
+pub const TIGHT_SEGMENTS: u64 = 3;
 /// A segment with less garbage than this share (one part in so many) is not worth copying.
 pub const WORTH_PART: u32 = 32;
+
+/// How many victims to choose at a look at the whole table of `segments`. Few, because the later ones
+/// of a long list are not the emptiest any more when their turn comes; more where looking costs more.
+pub fn batch(segments: u32) -> usize {
+    (segments as usize / 64).clamp(2, 64)
+}
 
 /// Whether `used` bytes are too many for `payload` bytes.
 pub fn over(used: u64, payload: u64, permille: u64, segment: u32) -> bool {
@@ -59,8 +68,8 @@ mod tests {
 
     #[test]
     fn slack_lets_small_volumes_be() {
-        assert!(!over(3 << 20, 0, BUSY_PERMILLE, 1 << 20));
-        assert!(over((3 << 20) + 1, 0, BUSY_PERMILLE, 1 << 20));
+        assert!(!over(2 << 20, 0, BUSY_PERMILLE, 1 << 20));
+        assert!(over((2 << 20) + 1, 0, BUSY_PERMILLE, 1 << 20));
         assert!(over(1300 << 20, 1000 << 20, BUSY_PERMILLE, 1 << 20));
     }
 }

@@ -25,8 +25,6 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoSpace;
 
-/// Victims chosen at a look at the whole segment table.
-const VICTIMS: usize = 32;
 /// Frames kept ready while writes go on: these, and one in so many of those in use.
 const READY_BUSY: usize = 4;
 /// See [`READY_BUSY`].
@@ -145,7 +143,7 @@ impl Ram {
         self.store.collect();
         self.assisting.fetch_add(1, Ordering::AcqRel);
         let mut cleaned = 0;
-        while cleaned < self.store.segment_size()
+        while cleaned < policy::PAY_SEGMENTS * self.store.segment_size()
             && (self.over(policy::BUSY_PERMILLE) || self.tight())
         {
             let part = if self.tight() { policy::WORTH_PART } else { policy::BUSY_WORTH_PART };
@@ -258,9 +256,14 @@ impl Ram {
         let least = self.store.segment_size() / worth_part;
         loop {
             let chosen = {
+                let segments = self.store.segments();
                 let mut victims = self.victims.lock();
                 if victims.is_empty() {
-                    *victims = policy::victims(self.store.segments().all_sealed(), least, VICTIMS);
+                    *victims = policy::victims(
+                        segments.all_sealed(),
+                        least,
+                        policy::batch(segments.in_use()),
+                    );
                     victims.reverse();
                 }
                 if victims.last()?.dead < least {
