@@ -104,7 +104,9 @@ impl Frames {
     pub fn trim(&self, budget: &Budget, keep: usize) -> usize {
         let surplus = {
             let mut free = self.free.lock();
-            let keep = keep.min(free.ready.len());
+            if free.ready.len() <= keep {
+                return 0;
+            }
             free.ready.split_off(keep)
         };
         for frame in &surplus {

@@ -4,7 +4,7 @@ use crate::store::segment::Sealed;
 
 /// Memory may be this much above the payload while writes go on, in thousandths: the thread that
 /// opens a segment above it cleans first.
-pub const BUSY_PERMILLE: u64 = 1205;
+pub const BUSY_PERMILLE: u64 = 1200;
 /// Where quiet volumes are cleaned down to.
 pub const QUIET_PERMILLE: u64 = 1055;
 /// Segments of slack that small volumes get on top: the open one and those in flight.

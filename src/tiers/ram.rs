@@ -28,7 +28,7 @@ pub struct NoSpace;
 /// Frames kept ready while writes go on: these, and one in so many of those in use.
 const READY_BUSY: usize = 4;
 /// See [`READY_BUSY`].
-const READY_PART: u64 = 50;
+const READY_PART: u64 = 100;
 
 /// A store, its limit, and its cleaner.
 pub struct Ram {
@@ -152,11 +152,19 @@ impl Ram {
             self.store.collect();
         }
         self.assisting.fetch_sub(1, Ordering::AcqRel);
+        self.trim_surplus();
         self.store.frames().prepare(self.store.budget());
         if self.store.open_segment(Taker::Ordinary, len) {
             return Ok(());
         }
         self.reclaim(session, |store| store.open_segment(Taker::Ordinary, len))
+    }
+
+    /// Returns ready frames that a busy volume does not need.
+    fn trim_surplus(&self) {
+        let frames = self.store.budget().used() / u64::from(self.store.segment_size());
+        let keep = READY_BUSY + (frames / READY_PART) as usize;
+        self.store.frames().trim(self.store.budget(), keep);
     }
 
     /// Whether the limit is near.
@@ -311,9 +319,7 @@ impl Ram {
     pub fn tend(&self, quiet: bool, stop: &dyn Fn() -> bool) {
         self.store.collect();
         if !quiet {
-            let frames = self.store.budget().used() / u64::from(self.store.segment_size());
-            let keep = READY_BUSY + (frames / READY_PART) as usize;
-            self.store.frames().trim(self.store.budget(), keep);
+            self.trim_surplus();
             return;
         }
         while self.over(policy::QUIET_PERMILLE) && !stop() {
