@@ -5,7 +5,9 @@
 
 mod channel;
 mod counters;
+mod crew;
 mod device;
+mod hand;
 mod split;
 mod tender;
 
@@ -22,7 +24,8 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::tiers::Ram;
 use counters::{Counters, Kind, Totals};
-use std::sync::Arc;
+use crew::Crew;
+use std::sync::{Arc, OnceLock};
 use tender::Tender;
 
 /// The largest device, in bytes: 16 TiB.
@@ -57,6 +60,7 @@ pub struct Volume {
     /// For questions that no front-end's thread asks.
     inspector: Mutex<Option<Session>>,
     tender: Mutex<Option<Tender>>,
+    crew: OnceLock<Crew>,
 }
 
 #[derive(Default)]
@@ -81,6 +85,9 @@ impl Volume {
     pub fn create(options: &Options) -> Result<Arc<Self>> {
         let volume = Arc::new(Self::new(options)?);
         *volume.tender.lock() = Some(Tender::start(&volume)?);
+        if let Some(crew) = Crew::start(&volume)? {
+            volume.crew.get_or_init(|| crew);
+        }
         Ok(volume)
     }
 
@@ -111,11 +118,16 @@ impl Volume {
             counters: Mutex::new(Accounts::default()),
             inspector: Mutex::new(Some(inspector)),
             tender: Mutex::new(None),
+            crew: OnceLock::new(),
         })
     }
 
     fn size_now(&self) -> u64 {
         self.size.load(Ordering::Acquire)
+    }
+
+    fn crew(&self) -> Option<&Crew> {
+        self.crew.get()
     }
 
     fn ram(&self) -> &Ram {
@@ -257,6 +269,9 @@ impl Volume {
     pub fn close(&self) {
         let tender = self.tender.lock().take();
         drop(tender);
+        if let Some(crew) = self.crew.get() {
+            crew.stop();
+        }
     }
 
     fn leave(&self, session: &Session, counters: &Arc<Counters>) {
