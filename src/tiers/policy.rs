@@ -12,8 +12,8 @@ pub const SLACK_SEGMENTS: u64 = 2;
 /// The same for writers that are not short of memory: with data so compressible that headers and
 /// index weigh more than the payload, no amount of cleaning gets them below [`BUSY_PERMILLE`].
 pub const BUSY_WORTH_PART: u32 = 8;
-/// Garbage that one opening of a segment pays for at most, in segments. One would do if new records were
-/// as large as those that they replace; smaller ones leave more garbage than they fill.
+/// Garbage that one opening of a segment pays for at most, in segments. One would do if new records
+/// were as large as those that they replace; smaller ones leave more garbage than they fill.
 pub const PAY_SEGMENTS: u32 = 4;
 /// With fewer free segments than this, writers clean before they open one: enough for several
 /// threads to clean at once without touching the reserve.
@@ -21,8 +21,9 @@ pub const TIGHT_SEGMENTS: u64 = 3;
 /// A segment with less garbage than this share (one part in so many) is not worth copying.
 pub const WORTH_PART: u32 = 32;
 
-/// How many victims to choose at a look at the whole table of `segments`. Few, because the later ones
-/// of a long list are not the emptiest any more when their turn comes; more where looking costs more.
+/// How many victims to choose at a look at the whole table of `segments`. Few, because the later
+/// ones of a long list are not the emptiest any more when their turn comes; more where looking
+/// costs more.
 pub fn batch(segments: u32) -> usize {
     (segments as usize / 64).clamp(2, 64)
 }

@@ -14,6 +14,8 @@ pub(super) struct VolumeChannel {
     volume: Arc<Volume>,
     hand: Hand,
     counters: Arc<Counters>,
+    /// Bytes of the front-end's buffers.
+    buffers: u64,
 }
 
 impl From<NoSpace> for IoError {
@@ -57,11 +59,19 @@ impl Channel for VolumeChannel {
         );
         result
     }
+
+    fn count_buffers(&mut self, bytes: u64) {
+        if bytes != self.buffers {
+            let budget = self.volume.ram().store().budget();
+            budget.add(bytes);
+            budget.give(std::mem::replace(&mut self.buffers, bytes));
+        }
+    }
 }
 
 impl VolumeChannel {
     pub(super) fn new(volume: Arc<Volume>, session: Session, counters: Arc<Counters>) -> Self {
-        Self { volume, hand: Hand::new(session), counters }
+        Self { volume, hand: Hand::new(session), counters, buffers: 0 }
     }
 
     fn serve(&mut self, request: Request<'_>) -> Result<(), IoError> {
@@ -93,6 +103,7 @@ impl VolumeChannel {
 
 impl Drop for VolumeChannel {
     fn drop(&mut self) {
+        self.count_buffers(0);
         self.volume.leave(&self.hand.session, &self.counters);
     }
 }

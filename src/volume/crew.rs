@@ -2,13 +2,13 @@
 //! thread received.
 //!
 //! The thread that received the request still serves it, from one end; helpers that are awake take
-//! pieces as it does. It waits only for pieces that a helper has begun, never for a helper to wake up,
-//! so where all processors are busy nothing is lost. Nothing is allocated for a request.
+//! pieces as it does. It waits only for pieces that a helper has begun, never for a helper to wake
+//! up, so where all processors are busy nothing is lost. Nothing is allocated for a request.
 //!
 //! Invariants:
 //! - one request is shared at a time; others are served by their own threads alone;
-//! - a helper touches a request's memory only while it is counted in `inside` and saw `open` after it
-//!   was counted; the request's thread does not return before `open` is false and `inside` is 0.
+//! - a helper touches a request's memory only while it is counted in `inside` and saw `open` after
+//!   it was counted; the request's thread does not return before `open` is false and `inside` is 0.
 
 use super::hand::Hand;
 use super::{IoError, Ram, Volume};
@@ -140,8 +140,8 @@ impl Shared {
     /// Serves pieces of the request until all are taken.
     ///
     /// # Safety
-    /// The request's memory must stay valid, and used by nobody but those who take pieces, until this
-    /// returns.
+    /// The request's memory must stay valid, and used by nobody but those who take pieces, until
+    /// this returns.
     unsafe fn take_pieces(&self, ram: &Ram, hand: &mut Hand) {
         let (offset, len) =
             (self.offset.load(Ordering::Relaxed), self.len.load(Ordering::Relaxed) as u64);

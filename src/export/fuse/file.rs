@@ -54,7 +54,10 @@ impl Lane {
     fn new(device: Arc<dyn Device>) -> Self {
         let buf = vec![0; MAX_REQUEST + BLOCK_SIZE].into_boxed_slice();
         let start = buf.as_ptr().align_offset(BLOCK_SIZE);
-        Self { channel: device.channel(), buf, start }
+        let mut channel = device.channel();
+        // The library receives into a buffer of its own that is as large.
+        channel.count_buffers(2 * buf.len() as u64);
+        Self { channel, buf, start }
     }
 }
 

@@ -61,6 +61,7 @@ pub fn serve(
             server.execute(&request, input.fill(payload)?, arrived);
             input.consume(payload);
         }
+        server.channel.count_buffers(input.memory() + server.output.memory());
         server.output.flush_if_large()?;
     }
 }

@@ -98,6 +98,11 @@ impl Input {
         Ok(bytes)
     }
 
+    /// Bytes of memory that the buffer takes.
+    pub fn memory(&self) -> u64 {
+        self.buffer.len() as u64
+    }
+
     /// Forgets `n` buffered bytes.
     pub fn consume(&mut self, n: usize) {
         debug_assert!(n <= self.buffered());
@@ -193,6 +198,11 @@ impl Output {
     /// An empty sending side.
     pub fn new(socket: Arc<OwnedFd>) -> Self {
         Self { socket, buffer: vec![0; SEND_AT], len: 0 }
+    }
+
+    /// Bytes of memory that the buffer takes.
+    pub fn memory(&self) -> u64 {
+        self.buffer.len() as u64
     }
 
     /// Appends a few bytes.
