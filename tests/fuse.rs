@@ -294,6 +294,7 @@ fn fio_verifies_writes_reads_and_trims_at_once() {
         &[
             &file,
             "--direct=1",
+            "--verify_state_save=0",
             "--ioengine=libaio",
             "--iodepth=16",
             "--runtime=20",

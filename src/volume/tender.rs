@@ -11,6 +11,10 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(100);
 /// A volume that opened no segment for this long is quiet.
 const QUIET: Duration = Duration::from_millis(500);
+/// After this long without a new segment all cleaning is done, and the thread looks less often.
+const IDLE: Duration = Duration::from_secs(20);
+/// How often the thread looks at an idle volume: a machine at rest should stay at rest.
+const IDLE_TICK: Duration = Duration::from_secs(1);
 
 /// The thread; dropping it ends it.
 pub(super) struct Tender {
@@ -34,7 +38,7 @@ fn tend(volume: &Weak<Volume>, stop: &AtomicBool) {
     let mut opened = 0;
     let mut since = Instant::now();
     while !stop.load(Ordering::Acquire) {
-        std::thread::park_timeout(TICK);
+        std::thread::park_timeout(if since.elapsed() < IDLE { TICK } else { IDLE_TICK });
         let Some(volume) = volume.upgrade() else { return };
         let now = volume.ram().opened();
         if now != opened {
