@@ -1,12 +1,16 @@
-//! The only seam to the machine's memory and (with later homes) its drives.
+//! The only seam to the machine's memory and its drives.
 //!
 //! What is kept here outlives pointers: it is named by offsets into memory files, so that another
 //! process can map it again.
 
 mod arena;
+mod buffer;
+mod drive;
 mod words;
 
 pub use arena::Arena;
+pub use buffer::Buffer;
+pub use drive::{ALIGN, Action, Drive, DriveError};
 pub use words::Words;
 
 /// Bytes in a page of the machine; x86-64 and the usual aarch64 kernels have this size.

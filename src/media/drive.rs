@@ -1,0 +1,73 @@
+//! What a log or a backing store is to the layers above: bytes at offsets, and a flush.
+//!
+//! Invariants that every drive keeps: what a write stored is read back at once; it survives a loss
+//! of power only after a [`Drive::flush`] that began after the write had returned; a write that
+//! failed, or that the power cut, may have stored any of its sectors, each of them whole or torn.
+
+use super::PAGE;
+use std::fmt;
+
+/// Alignment of every offset, length and buffer, in bytes.
+pub const ALIGN: usize = PAGE;
+
+/// What was asked of a drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Bytes from the drive.
+    Read,
+    /// Bytes to the drive.
+    Write,
+    /// A range made to read as zeros.
+    Zero,
+    /// The volatile cache emptied.
+    Flush,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Zero => "zero",
+            Self::Flush => "flush",
+        })
+    }
+}
+
+/// An action that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{action} of {len} bytes at {at} failed (errno {errno})")]
+pub struct DriveError {
+    /// What was asked.
+    pub action: Action,
+    /// From where on, in bytes.
+    pub at: u64,
+    /// How much, in bytes; 0 for a flush.
+    pub len: u64,
+    /// The system's number for the reason.
+    pub errno: i32,
+}
+
+/// A drive: a disk, a partition, a file, or a simulated one. Shared by all threads.
+///
+/// Offsets and lengths are multiples of [`ALIGN`] and inside [`Drive::size`]; buffers begin at
+/// multiples of it too when they come from [`super::Buffer`], which costs no copy.
+///
+/// # Errors
+/// Every method says what failed as a [`DriveError`]; parts of it may have been done.
+pub trait Drive: Send + Sync {
+    /// Usable size in bytes, a multiple of [`ALIGN`].
+    fn size(&self) -> u64;
+
+    /// Fills `buf` from `at` on.
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError>;
+
+    /// Stores `data` from `at` on.
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError>;
+
+    /// Makes `len` bytes from `at` on read as zeros, and gives their space back where it can.
+    fn zero(&self, at: u64, len: u64) -> Result<(), DriveError>;
+
+    /// Makes every write that has returned survive a loss of power.
+    fn flush(&self) -> Result<(), DriveError>;
+}
