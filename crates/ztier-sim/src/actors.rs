@@ -104,7 +104,7 @@ impl World<'_> {
         self.wait("a flush", |world| {
             world.volume.core.progress(ticket) != Progress::Pending
         })?;
-        self.poll()
+        Ok(())
     }
 
     /// Works until something is so; whether it became so. Only faults explain that it does not.
@@ -115,6 +115,7 @@ impl World<'_> {
     ) -> Result<bool, Trouble> {
         let mut idle = 0;
         for _ in 0..WAIT_MAX {
+            self.poll()?;
             if done(self) {
                 return Ok(true);
             }
@@ -249,6 +250,7 @@ impl World<'_> {
             Order::Any => choice as usize % self.flying.len(),
         };
         let Flying { source, id, side, ticket, is_read } = self.flying.remove(at);
+        let fired = self.fired();
         let outcome = match self.drive(side).finish(ticket) {
             Err(error) => Outcome::Failed(error),
             Ok(data) if is_read => {
@@ -259,6 +261,7 @@ impl World<'_> {
             Ok(_) => Outcome::Done,
         };
         self.say(|| format!("ends: {source:?} {id} {outcome:?}"));
+        self.say_faults(fired);
         self.stats.commands += 1;
         self.volume.complete(source, id, outcome);
         self.poll()

@@ -116,7 +116,16 @@ impl Case {
     /// The steps that are needed to fail in the same way; `None` for what has no steps.
     pub fn shrunk(&self, trouble: &Trouble) -> Option<Kept> {
         let program = self.program()?;
-        Some(shrink(&Kept::all(program.steps.len()), |kept| {
+        let len = program.steps.len();
+        // What makes everything durable at the end of these is what makes the rest wrong.
+        let end = match self {
+            Self::Corruption(_) => len - program::SECURE.len() - 1..len,
+            _ => len..len,
+        };
+        Some(shrink(&Kept::all(len), |kept| {
+            if end.clone().any(|step| kept.0.binary_search(&step).is_err()) {
+                return None;
+            }
             match self.run(Some(kept), false) {
                 Err(found) if found.kind == trouble.kind => Some(found.step + 1),
                 _ => None,

@@ -14,6 +14,7 @@ use crate::volume::Volume;
 use crate::world::World;
 use std::sync::Arc;
 use ztier::durable::OpenError;
+use ztier::durable::format::{Header, SUPER_AT, Superblock};
 
 impl World<'_> {
     /// The power goes and comes back.
@@ -33,12 +34,29 @@ impl World<'_> {
             }
             self.lose_power(&mut rng);
         }
+        self.say_log();
         self.recover(&mut rng)?;
         let seen = self.look();
         if let Some(first) = first {
             oracle::same(&first, &seen).map_err(|why| Trouble::new(Kind::Twice, why))?;
         }
         self.judge(&seen)
+    }
+
+    /// Says which superblocks and chunks are on the log, if somebody wants to know.
+    fn say_log(&self) {
+        if !self.trace {
+            return;
+        }
+        let log = self.log.current();
+        for page in 0..log.len() {
+            let (at, bytes) = (page * PAGE, log.page(page));
+            if SUPER_AT.contains(&(at as u64)) {
+                self.say(|| format!("at {at}: {:?}", Superblock::decode(bytes)));
+            } else if let Some((header, _)) = Header::decode(bytes) {
+                self.say(|| format!("at {at}: {header:?}"));
+            }
+        }
     }
 
     /// What was under way is not any more.
@@ -142,8 +160,10 @@ impl World<'_> {
         self.history.acknowledge(self.history.submitted());
         let mut rng = self.choices.fork();
         self.lose_power(&mut rng);
+        let fired = self.fired();
         self.recover(&mut rng)?;
-        if !self.volume.report.closed && !self.is_troubled() {
+        // An attempt to open it that failed has opened it all the same.
+        if !self.volume.report.closed && self.fired() == fired {
             return Err(Trouble::new(Kind::Refused, "a closed log is said to be open"));
         }
         let seen = self.look();

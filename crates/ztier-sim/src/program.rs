@@ -298,7 +298,7 @@ pub fn cuts(seed: u64, cuts: u32) -> Program {
 }
 
 /// Everything is on the drives, and a mark after it says so: what is missing now is damage.
-const SECURE: [Step; 5] =
+pub const SECURE: [Step; 5] =
     [Step::Sync, Step::Settle, Step::Tick(1_000_000), Step::Sync, Step::Settle];
 
 /// A program in which a bit flips, or a write is lost or misdirected; at its end, everything is

@@ -149,6 +149,9 @@ impl<'p> World<'p> {
     /// When that fails, although no drive does.
     pub fn new(program: &'p Program, trace: bool) -> Result<Self, Trouble> {
         let setup = &program.setup;
+        if trace {
+            eprintln!("{setup:?}\nfaults: {:?}", program.faults);
+        }
         let power = Arc::new(Power::default());
         let state = preloaded(setup);
         let log = SimDrive::new("log", setup.log, power.clone());
@@ -207,6 +210,13 @@ impl<'p> World<'p> {
     /// Whether a fault since the last recovery explains that something fails.
     pub(crate) fn is_troubled(&self) -> bool {
         self.lies || self.fired() > self.forgiven
+    }
+
+    /// Says that an operation has not done what it should, if somebody wants to know.
+    pub(crate) fn say_faults(&self, before: u64) {
+        if self.fired() > before {
+            self.say(|| "a fault has struck".into());
+        }
     }
 
     /// Says what happens, if somebody wants to know.
