@@ -6,11 +6,16 @@
 mod arena;
 mod buffer;
 mod drive;
+mod file_drive;
+mod holder;
+mod sysfs;
+mod transfer;
 mod words;
 
 pub use arena::Arena;
 pub use buffer::Buffer;
 pub use drive::{ALIGN, Action, Drive, DriveError};
+pub use file_drive::{Access, FileDrive};
 pub use words::Words;
 
 /// Bytes in a page of the machine; x86-64 and the usual aarch64 kernels have this size.
