@@ -172,6 +172,11 @@ impl Core {
         self.sb.blocks
     }
 
+    /// What its superblock says.
+    pub fn superblock(&self) -> &Superblock {
+        &self.sb
+    }
+
     /// What it has done so far.
     pub fn counts(&self) -> Counts {
         self.counts

@@ -17,6 +17,8 @@ mod writeback;
 
 pub use self::core::{Core, Counts, Found, Options, Reading, Refused};
 pub use commit::{Command, Device, Op, Outcome, Progress, Ticket};
-pub use recover::{OpenError, Report, format, least_size, open, read_superblock};
+pub use recover::{
+    Inspection, OpenError, Report, format, inspect, least_size, open, read_superblock,
+};
 pub use window::{Ended, Plan, Planned};
 pub use writeback::{Writeback, decode};

@@ -8,7 +8,7 @@
 
 use super::commit::{Progress, Ticket};
 use super::core::{Core, Refused};
-use super::format::{Data, Kind, SUPER, SUPER_AT, Tail};
+use super::format::{Data, IDENTITY, Kind, SUPER, SUPER_AT, Tail};
 use super::planted::{self, Bug, mark};
 use crate::media::Buffer;
 use std::ops::Range;
@@ -28,6 +28,8 @@ pub(super) enum After {
     Rewrite,
     /// The log is closed.
     Close,
+    /// What is known of the backing store changes.
+    Identity,
 }
 
 /// Segments to write back, and what is known of them.
@@ -381,6 +383,7 @@ impl Core {
         for purpose in std::mem::take(&mut self.window.purposes) {
             match purpose {
                 After::Rewrite => self.rewrite_may_begin(),
+                After::Identity => {}
                 After::Close => self.window.closed = true,
                 After::Tail => {
                     if let Step::Moving { end } = self.window.step {
@@ -403,6 +406,17 @@ impl Core {
     pub fn close(&mut self) {
         self.sb.open = false;
         self.write_superblock(After::Close);
+    }
+
+    /// Notes what identifies the backing store now; durable when [`Self::is_written`].
+    pub fn identify(&mut self, identity: [u8; IDENTITY]) {
+        self.sb.identity = identity;
+        self.write_superblock(After::Identity);
+    }
+
+    /// Whether the superblock on the drive is the newest.
+    pub fn is_written(&self) -> bool {
+        self.window.copying.is_none()
     }
 
     /// Whether [`Self::close`] is done.
