@@ -102,7 +102,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         range.clone().prop_map(|(at, len)| (at / BLOCK * BLOCK, len.next_multiple_of(4096)));
     let place = prop_oneof![range, blocks];
     let step = prop_oneof![
-        12 => (place.clone(), any::<u64>()).prop_map(|((at, len), seed)| Step::Write(at, len, seed)),
+        12 => (place.clone(), any::<u64>())
+            .prop_map(|((at, len), seed)| Step::Write(at, len, seed)),
         4 => place.clone().prop_map(|(at, len)| Step::Read(at, len)),
         2 => place.prop_map(|(at, len)| Step::Discard(at, len as u64)),
         1 => Just(Step::Flush),

@@ -11,7 +11,7 @@ use crate::media::{Access, Drive, FileDrive};
 use crate::volume::{Pair, cannot_use};
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to do with a log.
 #[derive(Subcommand)]
@@ -98,7 +98,7 @@ impl Format {
     }
 }
 
-fn look(path: &PathBuf, payloads: bool) -> Result<Inspection> {
+fn look(path: &Path, payloads: bool) -> Result<Inspection> {
     let drive = FileDrive::open(path, Access::ReadOnly)?;
     durable::inspect(&drive as &dyn Drive, true, payloads).map_err(|e| cannot_use(path, &e))
 }

@@ -1,10 +1,11 @@
 //! Making a log, and opening one: which chunks count, and what they say.
 //!
-//! Invariants: opening changes nothing but superblocks, and only after everything was read; done twice,
-//! also when power went in between, it ends in the same state. Chunks count from the tail on, each
-//! following the one before (number, CRC of the header before, epoch); one that was not durable for
-//! certain counts only if all its payloads fit. Where the chain ends, a later chunk that says that the
-//! missing one was durable makes the end *damage*, else it is the torn tail that every cut leaves.
+//! Invariants: opening changes nothing but superblocks, and only after everything was read; done
+//! twice, also when power went in between, it ends in the same state. Chunks count from the tail
+//! on, each following the one before (number, CRC of the header before, epoch); one that was not
+//! durable for certain counts only if all its payloads fit. Where the chain ends, a later chunk
+//! that says that the missing one was durable makes the end *damage*, else it is the torn tail that
+//! every cut leaves.
 
 use super::chunk::read_table;
 use super::core::{Core, Options, Segment};

@@ -1,10 +1,11 @@
 //! How the tail of the log moves: windows of writeback, and the superblock that says so.
 //!
-//! A window is taken ([`Core::begin_window`]), carried out by a [`super::Writeback`] of its own, and
-//! handed back ([`Core::end_window`]). Invariants: a window holds whole segments that are durable, from
-//! the tail on. When it ends well, the backing store holds, durably, the state of the volume at the
-//! window's end. Only then do the index entries go that name its segments; then a superblock with the
-//! new tail is made durable, one copy after the other; only then are the slots free.
+//! A window is taken ([`Core::begin_window`]), carried out by a [`super::Writeback`] of its own,
+//! and handed back ([`Core::end_window`]). Invariants: a window holds whole segments that are
+//! durable, from the tail on. When it ends well, the backing store holds, durably, the state of the
+//! volume at the window's end. Only then do the index entries go that name its segments; then a
+//! superblock with the new tail is made durable, one copy after the other; only then are the slots
+//! free.
 
 use super::commit::{Progress, Ticket};
 use super::core::{Core, Refused};

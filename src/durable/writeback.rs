@@ -1,9 +1,9 @@
 //! One window of writeback: read the segments, keep the last writer of each block, write sorted.
 //!
 //! Like the core, this does no I/O: commands come out, outcomes go in. Invariants: every payload is
-//! verified before it is written; zeroed ranges reach the backing store before newer data of the same
-//! blocks; the backing store is flushed after the last write has ended; only then is the window over.
-//! What cannot be verified is not written, and is reported.
+//! verified before it is written; zeroed ranges reach the backing store before newer data of the
+//! same blocks; the backing store is flushed after the last write has ended; only then is the
+//! window over. What cannot be verified is not written, and is reported.
 
 use super::chunk::read_table;
 use super::commit::{Command, Device, Op, Outcome};
@@ -129,7 +129,7 @@ impl Writeback {
     }
 
     /// The next thing to do, if there is one now.
-    pub fn next(&mut self) -> Option<Command> {
+    pub fn next_command(&mut self) -> Option<Command> {
         if self.failed || self.flights.len() >= DEPTH {
             return None;
         }

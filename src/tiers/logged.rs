@@ -1,10 +1,10 @@
 //! Blocks in a durable log before a backing store: the log's core, its drives, and who moves them.
 //!
-//! The core does no I/O; here is who does. Whoever waits for a commit carries commands out himself, so a
-//! small synced write needs no other thread; a few threads of the log's own write what nobody waits for.
-//! Invariants: the core's lock is not held during I/O; a block's stripe is held from the read of a
-//! read-modify-write to its append; who takes several takes them in order; none of the log's own threads
-//! takes one.
+//! The core does no I/O; here is who does. Whoever waits for a commit carries commands out himself,
+//! so a small synced write needs no other thread; a few threads of the log's own write what nobody
+//! waits for. Invariants: the core's lock is not held during I/O; a block's stripe is held from the
+//! read of a read-modify-write to its append; who takes several takes them in order; none of the
+//! log's own threads takes one.
 
 use crate::BLOCK_SIZE;
 use crate::durable::format::{Kind, crc};
@@ -394,7 +394,7 @@ impl Logged {
             if let Some(value) = ready(&mut core) {
                 return value;
             }
-            match core.next() {
+            match core.next_command() {
                 Some(command) => {
                     let outcome = MutexGuard::unlocked(&mut core, || self.carry_out(&command));
                     core.complete(command.id, &outcome);

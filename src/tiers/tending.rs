@@ -1,7 +1,7 @@
 //! The threads of a logged volume: commits that nobody waits for, and writeback.
 //!
-//! Invariant: a writeback reads and writes without the core's lock; only where a window begins and ends
-//! does it hold it.
+//! Invariant: a writeback reads and writes without the core's lock; only where a window begins and
+//! ends does it hold it.
 
 use super::logged::{Fault, Logged};
 use crate::durable::{Ended, Writeback};
@@ -184,7 +184,7 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>) {
     let mover = || {
         let mut work = writeback.lock();
         loop {
-            if let Some(command) = work.next() {
+            if let Some(command) = work.next_command() {
                 let outcome = MutexGuard::unlocked(&mut work, || logged.carry_out(&command));
                 work.complete(command.id, outcome);
                 news.notify_all();

@@ -1,8 +1,8 @@
 //! Bringing a log and a backing store together, and refusing what would destroy or mix data.
 //!
-//! Invariant: nothing is written before every check has passed. A log is only ever made on a drive that
-//! holds nothing known, or that its owner gave up; it serves only the backing store that it was made
-//! for, in the state in which it was left.
+//! Invariant: nothing is written before every check has passed. A log is only ever made on a drive
+//! that holds nothing known, or that its owner gave up; it serves only the backing store that it
+//! was made for, in the state in which it was left.
 
 use super::logged::{LogOptions, LogVolume};
 use crate::BLOCK_SIZE;

@@ -1,8 +1,8 @@
 //! A volume whose changes go to a durable log before they reach a backing store.
 //!
-//! Invariants: a write is acknowledged when the log's memory has it, a flush when the log's drive has
-//! it; every request is counted once. A request is cut at groups of 16 blocks, which the contract
-//! allows.
+//! Invariants: a write is acknowledged when the log's memory has it, a flush when the log's drive
+//! has it; every request is counted once. A request is cut at groups of 16 blocks, which the
+//! contract allows.
 
 use super::counters::{Counters, Kind, Outcome, Totals};
 use super::split::{Piece, pieces};
