@@ -271,7 +271,7 @@ mod tests {
             drive.zero(8192, 4096).unwrap();
             let mut back = [page(9), page(9), page(9)].concat();
             drive.read(4096, &mut back).unwrap();
-            assert_eq!(back, [page(0), page(0), page(2)].concat());
+            assert!(back == [page(0), page(0), page(2)].concat());
             assert_eq!(drive.kept_bytes(), 4096);
             assert_eq!(drive.now() == 0, kind == Kind::SsdNull);
 
@@ -318,9 +318,9 @@ mod tests {
                         }
                         let mut back = page(0);
                         drive.read(at, &mut back).unwrap();
-                        assert_eq!(back, page(n));
-                        drive.read((u64::from(n) << 31) + round * 4096, &mut back).unwrap();
-                        assert_eq!(back, page(0));
+                        assert!(back == page(n));
+                        drive.read(at + (1 << 29), &mut back).unwrap();
+                        assert!(back == page(0));
                     }
                 });
             }

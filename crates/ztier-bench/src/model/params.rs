@@ -140,7 +140,7 @@ pub const SSD_840PRO: FlashParams = FlashParams {
     // what two-bit cells of 21 nm take.
     program: MS,
     // Fitted to the data sheet's 9,900 random reads a second at depth 1: 101 us each.
-    sense: 69 * US,
+    sense: 71 * US,
     // Toggle mode 2.0: 400 MB/s a chip.
     channel: 400_000_000,
     // Blocks of 2 MiB a plane: 256 pages of 8 KiB. Chosen, as the time to erase one.
