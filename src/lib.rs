@@ -16,6 +16,8 @@ pub mod volume;
 
 pub mod tiers;
 
+pub mod durable;
+
 pub mod store;
 
 pub mod media;

@@ -5,13 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers, top first. A layer uses itself and those below it.
-const LAYERS: [&[&str]; 8] = [
+const LAYERS: [&[&str]; 9] = [
     &["cli"],
     &["daemon"],
     &["control", "config"],
     &["export"],
     &["volume"],
     &["tiers"],
+    &["durable"],
     &["store"],
     &["media"],
 ];

@@ -9,7 +9,7 @@ use crate::control::{Handler, Request, Server, Status, Version};
 use crate::error::{Context, Error, Result};
 use crate::export::{Export, Leftover};
 use crate::stats::Stats;
-use crate::volume::{self, Device, Volume};
+use crate::volume::{self, Device, Serving, Volume};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub struct Ready {
 /// A volume that is up.
 struct Running {
     name: String,
-    volume: Arc<Volume>,
+    volume: Arc<dyn Serving>,
     /// `None` once it is stopped.
     export: Mutex<Option<Box<dyn Export>>>,
     state: Mutex<State>,
@@ -86,7 +86,9 @@ pub fn run(plan: Plan, paths: &Paths, ready: impl FnOnce(&Ready) -> Result<()>) 
         }
     }
     notify::send("STOPPING=1\n");
-    running.volume.close();
+    if let Err(e) = running.volume.close() {
+        log::line(&e.to_string());
+    }
     control.stop();
     match state::clean(lock, &files) {
         Ok(_) => log::line(&format!("{name} is down")),
@@ -132,7 +134,7 @@ fn bring_up(
     };
     state.write(files)?;
     let before: Vec<Leftover> = state.leftovers.iter().filter(|l| l.exists()).cloned().collect();
-    let export = match serve::start(&state.plan, paths, Arc::clone(&volume)) {
+    let export = match serve::start(&state.plan, paths, Arc::clone(&volume) as Arc<dyn Device>) {
         Ok(export) => export,
         Err(e) => {
             // What was there before is somebody else's, and may be the reason of the failure.
@@ -157,7 +159,7 @@ fn bring_up(
     Ok((running, server))
 }
 
-fn create(plan: &Plan) -> Result<Arc<Volume>> {
+fn create(plan: &Plan) -> Result<Arc<dyn Serving>> {
     let mut options = volume::Options {
         size: plan.size_bytes,
         ram_limit: plan.ram_limit_bytes,
@@ -175,7 +177,7 @@ fn create(plan: &Plan) -> Result<Arc<Volume>> {
             log::line(&format!("memory is not locked, so don't use the device as swap: {e}"));
             Ok(volume)
         }
-        created => created,
+        created => Ok(created?),
     }
 }
 
@@ -246,12 +248,11 @@ impl Running {
             ))
             .mend("end that first, or take it away with --force"));
         }
-        let stats = self.volume.stats();
-        let blocks = stats.blocks_stored + stats.blocks_same;
-        if blocks > 0 && !discard {
+        let volatile = self.volume.volatile_bytes();
+        if volatile > 0 && !discard {
             return Err(Error::failure(format!(
                 "volume `{name}` holds {} that exist nowhere else",
-                size::human(blocks * crate::BLOCK_SIZE as u64)
+                size::human(volatile)
             ))
             .mend("copy what you need, then add --discard"));
         }

@@ -3,7 +3,7 @@
 use crate::config::{Choice, Paths, Plan, Settings, plan};
 use crate::error::{Error, Result};
 use crate::export::{Export, Leftover, nbd};
-use crate::volume::Volume;
+use crate::volume::Device;
 use std::sync::Arc;
 
 /// The export that will be used, and why.
@@ -63,7 +63,7 @@ pub fn planned(plan: &Plan, paths: &Paths) -> Vec<Leftover> {
 ///
 /// # Errors
 /// Those of the front-end; nothing is left behind.
-pub fn start(plan: &Plan, paths: &Paths, volume: Arc<Volume>) -> Result<Box<dyn Export>> {
+pub fn start(plan: &Plan, paths: &Paths, volume: Arc<dyn Device>) -> Result<Box<dyn Export>> {
     match &plan.export {
         plan::Export::Fuse => block::start(plan, paths, volume),
         plan::Export::Nbd { .. } => Ok(Box::new(nbd::Server::start(volume, nbd_options(plan))?)),
@@ -83,7 +83,7 @@ fn nbd_options(plan: &Plan) -> nbd::Options {
 /// The block device, in a program that was built with it.
 #[cfg(feature = "fuse")]
 mod block {
-    use super::{Arc, Export, Leftover, Paths, Plan, Result, Volume};
+    use super::{Arc, Device, Export, Leftover, Paths, Plan, Result};
     use crate::export::fuse::{self, FuseLoop, Options};
 
     /// Where block devices are linked.
@@ -97,7 +97,7 @@ mod block {
         FuseLoop::planned(&options(plan, paths))
     }
 
-    pub fn start(plan: &Plan, paths: &Paths, volume: Arc<Volume>) -> Result<Box<dyn Export>> {
+    pub fn start(plan: &Plan, paths: &Paths, volume: Arc<dyn Device>) -> Result<Box<dyn Export>> {
         Ok(Box::new(FuseLoop::start(volume, options(plan, paths))?))
     }
 
@@ -115,7 +115,7 @@ mod block {
 /// The block device, in a program that was built without it.
 #[cfg(not(feature = "fuse"))]
 mod block {
-    use super::{Arc, Error, Export, Leftover, Paths, Plan, Result, Volume};
+    use super::{Arc, Device, Error, Export, Leftover, Paths, Plan, Result};
 
     const WHY: &str = "this ztier was built without FUSE";
 
@@ -127,7 +127,7 @@ mod block {
         vec![]
     }
 
-    pub fn start(_: &Plan, _: &Paths, _: Arc<Volume>) -> Result<Box<dyn Export>> {
+    pub fn start(_: &Plan, _: &Paths, _: Arc<dyn Device>) -> Result<Box<dyn Export>> {
         Err(Error::failure(WHY).mend("use --export nbd"))
     }
 }

@@ -113,4 +113,41 @@ pub struct Stats {
     pub no_space: u64,
     /// Records whose checksum did not hold when they were read.
     pub corrupt_records: u64,
+
+    /// The durable log, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogStats>,
+}
+
+/// What a durable log holds and has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogStats {
+    /// Segments of the log (historic: `nr_segments`).
+    pub segments: u64,
+    /// Segments that hold what the backing store lacks.
+    pub segments_used: u64,
+    /// Blocks that the backing store lacks (historic: `nr_dirty_cache_blocks`).
+    pub blocks_dirty: u64,
+    /// Memory of the index.
+    pub index_bytes: u64,
+    /// Blocks appended.
+    pub blocks_appended: u64,
+    /// Bytes of those blocks, before compression.
+    pub asked_bytes: u64,
+    /// Bytes written to the log's drive.
+    pub written_bytes: u64,
+    /// Chunks closed.
+    pub chunks: u64,
+    /// Flushes asked of the log.
+    pub flushes: u64,
+    /// Flushes of the log's drive.
+    pub drive_flushes: u64,
+    /// Actions of the log's drive that failed.
+    pub errors: u64,
+    /// Windows of writeback that ended well.
+    pub windows: u64,
+    /// Windows of writeback that failed and are tried again.
+    pub windows_failed: u64,
+    /// Whether the log's drive failed for good.
+    pub failed: bool,
 }

@@ -1,9 +1,14 @@
 //! Where blocks live, and when they move.
 //!
-//! [`Ram`] is the one home so far: it makes the room that the store asks for, keeps memory near its
-//! payload, and refuses what does not fit. What to clean is decided by [`policy`], which is pure.
+//! [`Ram`] makes the room that the store asks for, keeps memory near its payload, and refuses what does
+//! not fit; what to clean is decided by [`policy`], which is pure. [`Logged`] serves blocks from a durable
+//! log before a backing store, and [`Tending`] moves them from one to the other.
 
+mod logged;
 pub mod policy;
 mod ram;
+mod tending;
 
+pub use logged::{Fault, LogHand, Logged};
 pub use ram::{NoSpace, Ram};
+pub use tending::{Policy, Tending};

@@ -3,6 +3,8 @@
 //! A [`Device`] is shared; every thread of a front-end serves requests through a [`Channel`] of its
 //! own, run to completion: when `submit` returns, the request is done.
 
+use crate::error::Result as Outcome;
+use crate::stats::Stats;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -59,6 +61,9 @@ pub enum IoError {
     /// The record of this block is damaged.
     #[error("block {0} is damaged")]
     Corrupt(u64),
+    /// A drive failed, with this errno.
+    #[error("a drive failed (errno {0})")]
+    Drive(i32),
     /// More threads than the volume has room for.
     #[error("too many threads use this volume")]
     Busy,
@@ -71,7 +76,8 @@ impl IoError {
             Self::OutOfRange => 22, // EINVAL
             Self::NoSpace => 28,    // ENOSPC
             Self::Corrupt(_) => 5,  // EIO
-            Self::Busy => 16,       // EBUSY
+            Self::Drive(errno) => errno,
+            Self::Busy => 16, // EBUSY
         }
     }
 }
@@ -110,6 +116,33 @@ pub trait Device: Send + Sync + 'static {
     /// # Errors
     /// [`IoError::OutOfRange`].
     fn extents(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>, IoError>;
+}
+
+/// A device that a daemon runs.
+pub trait Serving: Device {
+    /// All counters, now.
+    fn stats(&self) -> Stats;
+
+    /// Makes the device larger, at once.
+    ///
+    /// # Errors
+    /// A size that cannot be; then nothing changes.
+    fn grow(&self, size: u64) -> Outcome<()>;
+
+    /// Changes the limit on memory, in bytes.
+    ///
+    /// # Errors
+    /// A limit that cannot be; then nothing changes.
+    fn set_ram_limit(&self, bytes: u64) -> Outcome<()>;
+
+    /// Bytes of data that exist nowhere else and end with [`Self::close`].
+    fn volatile_bytes(&self) -> u64;
+
+    /// Ends the volume's own work; what can be durable is.
+    ///
+    /// # Errors
+    /// Something that was acknowledged could not be made durable.
+    fn close(&self) -> Outcome<()>;
 }
 
 /// One thread's way into a device: owns the scratch memory and the counters of that thread.

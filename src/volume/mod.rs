@@ -8,11 +8,13 @@ mod counters;
 mod crew;
 mod device;
 mod hand;
+mod logged;
 mod split;
 mod tender;
 
 pub use crate::store::codec::Algorithm;
-pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request};
+pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
+pub use logged::{LogOptions, LogVolume};
 
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
@@ -240,6 +242,7 @@ impl Volume {
             stalls: self.ram.stalls(),
             no_space: self.ram.refusals(),
             corrupt_records: at_least_0(counts.corrupt),
+            log: None,
         }
     }
 
@@ -345,6 +348,30 @@ impl Device for Volume {
             at = stop;
         }
         Ok(runs)
+    }
+}
+
+impl Serving for Volume {
+    fn stats(&self) -> Stats {
+        self.stats()
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        self.grow(size)
+    }
+
+    fn set_ram_limit(&self, bytes: u64) -> Result<()> {
+        self.set_ram_limit(bytes)
+    }
+
+    fn volatile_bytes(&self) -> u64 {
+        let stats = self.stats();
+        (stats.blocks_stored + stats.blocks_same) * BLOCK_SIZE as u64
+    }
+
+    fn close(&self) -> Result<()> {
+        self.close();
+        Ok(())
     }
 }
 

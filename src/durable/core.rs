@@ -1,0 +1,411 @@
+//! The state of a log: index, open chunk, segments. What a volume asks of it.
+//!
+//! The core does no I/O, knows no clock and starts no thread: changes go in, commands come out of
+//! [`Core::next`], what became of them goes in at [`Core::complete`]. So a simulator can drive it through
+//! every order of events. Whoever shares it between threads keeps it under one lock; payloads are
+//! compressed and summed before.
+//!
+//! Invariants: log order is index order, because a change is appended and indexed in one step. What a
+//! slot holds is used until nothing names it: its changes are in the backing store, that is durable, a
+//! durable superblock says so, and no reader holds a pin.
+
+use super::chunk::{CHUNK_MAX, CHUNK_MIN, Closing, Open, Sealed};
+use super::commit::Commit;
+use super::format::{Data, Entry, Epoch, Kind, Stamp, Superblock};
+use super::holes::{Hole, Holes};
+use super::map::{Map, Place};
+use super::planted::mark;
+use super::window::Window;
+use crate::media::Buffer;
+use std::collections::VecDeque;
+
+/// Segments that only the core itself may open: for what it appends to make room.
+const RESERVE: u64 = 2;
+
+/// How a log works.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Most bytes that are in the log's memory and not durable; it commits by itself at half of it.
+    pub memory: u64,
+    /// Most bytes of segments that one pass of writeback takes.
+    pub window: u64,
+    /// Milliseconds without a change after which what is there is committed.
+    pub idle_ms: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { memory: 64 << 20, window: 64 << 20, idle_ms: 1000 }
+    }
+}
+
+/// Why a change was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Nothing fits until commits or writeback have made room: try again.
+    #[error("the log is full")]
+    Full,
+    /// The log's drive failed; nothing more is taken.
+    #[error("the log has failed")]
+    Failed,
+}
+
+/// Where a block's current content is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It is all zeros.
+    Zeros,
+    /// Its payload was copied out.
+    Memory(Kind),
+    /// Its payload is on the log's drive. The pin keeps it there until it is released.
+    Log(Reading),
+    /// The log has nothing of it.
+    Backing,
+    /// It was damaged in the log before it reached the backing store.
+    Lost,
+}
+
+/// A payload to read from the log's drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// Where on the drive, in bytes; not aligned.
+    pub at: u64,
+    /// Bytes.
+    pub len: u32,
+    /// How to read it.
+    pub kind: Kind,
+    /// Its check word.
+    pub check: u32,
+    /// What is mixed into that word.
+    pub stamp: Stamp,
+}
+
+/// A segment in use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    pub epoch: u64,
+    /// Number of its first chunk, or of the next one if it has none.
+    pub chunk: u64,
+    /// CRC of the header before that.
+    pub prev: u32,
+    /// Bytes that its chunks take.
+    pub used: u32,
+    /// Readers.
+    pub pins: u32,
+    /// No chunk comes to it any more.
+    pub finished: bool,
+}
+
+/// A log at work.
+pub struct Core {
+    pub(super) options: Options,
+    /// What the superblock says, or shall say when it is written next.
+    pub(super) sb: Superblock,
+    pub(super) map: Map,
+    pub(super) holes: Holes,
+    /// Number of the oldest segment in use.
+    pub(super) first: u64,
+    /// The segments in use, oldest first.
+    pub(super) segments: VecDeque<Segment>,
+    pub(super) open: Option<Open>,
+    spare: Option<Buffer>,
+    /// Closed chunks that are not durable, oldest first.
+    pub(super) sealed: VecDeque<Sealed>,
+    /// Bytes of them.
+    pub(super) sealed_bytes: u64,
+    /// Number of the chunk that is closed next.
+    pub(super) next_chunk: u64,
+    /// CRC of the header of the chunk closed last.
+    pub(super) prev: u32,
+    pub(super) commit: Commit,
+    pub(super) window: Window,
+    pub(super) counts: Counts,
+}
+
+/// What a log has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Blocks appended.
+    pub blocks: u64,
+    /// Bytes of blocks appended, before compression.
+    pub asked_bytes: u64,
+    /// Bytes of chunks and superblocks written to the drive.
+    pub written_bytes: u64,
+    /// Chunks closed.
+    pub chunks: u64,
+    /// Flushes asked of the log.
+    pub flushes: u64,
+    /// Flushes of the drive.
+    pub drive_flushes: u64,
+    /// Actions of the log's drive that failed.
+    pub errors: u64,
+    /// Passes of writeback that ended well, and that failed.
+    pub windows: [u64; 2],
+    /// Records that were appended again because their content is nowhere else.
+    pub repeated: u64,
+}
+
+impl Core {
+    /// A core on what recovery found; its first chunk will be `next_chunk`.
+    pub(super) fn new(sb: Superblock, options: Options, next_chunk: u64, prev: u32) -> Self {
+        Self {
+            options,
+            first: sb.tail.segment,
+            commit: Commit::new(next_chunk, prev),
+            sb,
+            map: Map::default(),
+            holes: Holes::default(),
+            segments: VecDeque::new(),
+            open: None,
+            spare: None,
+            sealed: VecDeque::new(),
+            sealed_bytes: 0,
+            next_chunk,
+            prev,
+            window: Window::default(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Blocks of the volume.
+    pub fn blocks(&self) -> u64 {
+        self.sb.blocks
+    }
+
+    /// What it has done so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Segments in use, and how many there are.
+    pub fn fullness(&self) -> (u64, u64) {
+        (self.segments.len() as u64, self.sb.segments)
+    }
+
+    /// Blocks in the index, and the memory that it takes, in bytes.
+    pub fn index_size(&self) -> (usize, usize) {
+        (self.map.len(), self.map.memory())
+    }
+
+    /// Whether nothing in the log is missing from the backing store, but that blocks are lost.
+    pub fn is_clean(&self) -> bool {
+        self.map.is_empty() && self.holes.are_written() && self.window.is_idle()
+    }
+
+    /// Appends a block: its payload, made as `kind` says, and the CRC of that.
+    ///
+    /// # Errors
+    /// [`Refused`]; then nothing has changed.
+    pub fn append(
+        &mut self,
+        block: u64,
+        kind: Kind,
+        payload: &[u8],
+        crc: u32,
+    ) -> Result<(), Refused> {
+        self.commit.check_health()?;
+        let open = self.open_for(payload.len(), RESERVE)?;
+        let offset = open.next_offset();
+        let stamp = Stamp { epoch: open.epoch, segment: open.segment, offset, block };
+        let check = stamp.check(crc);
+        let data = Data { block, kind, len: payload.len() as u32, offset, check };
+        open.push(data, payload);
+        let segment = open.segment;
+        self.index(segment, &Entry::Data(data));
+        self.counts.blocks += 1;
+        self.counts.asked_bytes += crate::BLOCK_SIZE as u64;
+        Ok(())
+    }
+
+    /// Makes blocks read as zeros.
+    ///
+    /// # Errors
+    /// [`Refused`]; then nothing has changed.
+    pub fn discard(&mut self, block: u64, count: u64) -> Result<(), Refused> {
+        self.commit.check_health()?;
+        self.append_range(Kind::Zeros, block, count, RESERVE)
+    }
+
+    /// Appends a record without payload.
+    pub(super) fn append_range(
+        &mut self,
+        kind: Kind,
+        block: u64,
+        count: u64,
+        reserve: u64,
+    ) -> Result<(), Refused> {
+        let entry = Entry::Range { kind, block, count };
+        let open = self.open_for(0, reserve)?;
+        open.push_range(entry);
+        let segment = open.segment;
+        self.index(segment, &entry);
+        Ok(())
+    }
+
+    /// Makes the index say what an entry of a segment says.
+    pub(super) fn index(&mut self, segment: u64, entry: &Entry) {
+        match *entry {
+            Entry::Data(Data { block, kind, len, offset, check }) => {
+                let slot = (segment % self.sb.segments) as u32;
+                self.map.insert(block, Place { slot, offset, len, kind, check });
+            }
+            Entry::Range { kind, block, count } => {
+                self.map.remove_range(block, block + count);
+                self.holes.insert(block, block + count, Hole { segment, kind });
+            }
+        }
+    }
+
+    /// The open chunk, with room for a payload; a new one if need be, as long as `reserve` segments
+    /// stay free.
+    fn open_for(&mut self, payload: usize, reserve: u64) -> Result<&mut Open, Refused> {
+        if self.open.as_ref().is_some_and(|open| !open.has_room(payload)) {
+            self.seal();
+        }
+        if self.open.is_none() {
+            if reserve == RESERVE && self.sealed_bytes >= self.options.memory {
+                mark("append.memory_full");
+                self.commit.want(self.next_chunk);
+                return Err(Refused::Full);
+            }
+            self.open = Some(self.open_chunk(reserve)?);
+        }
+        self.commit.touch();
+        self.open.as_mut().ok_or(Refused::Full)
+    }
+
+    fn open_chunk(&mut self, reserve: u64) -> Result<Open, Refused> {
+        let size = self.sb.segment;
+        let (segment, offset) = match self.segments.back() {
+            Some(last) if !last.finished && last.used + CHUNK_MIN <= size => {
+                (self.first + self.segments.len() as u64 - 1, last.used)
+            }
+            _ => (self.open_segment(reserve)?, 0),
+        };
+        let capacity = (size - offset).min(CHUNK_MAX);
+        Ok(Open::new(segment, offset, self.epoch(), capacity, self.spare.take()))
+    }
+
+    /// Takes a free segment into use.
+    pub(super) fn open_segment(&mut self, reserve: u64) -> Result<u64, Refused> {
+        if self.segments.len() as u64 + reserve >= self.sb.segments {
+            mark("append.log_full");
+            self.commit.want(self.next_chunk);
+            return Err(Refused::Full);
+        }
+        if let Some(last) = self.segments.back_mut() {
+            last.finished = true;
+        }
+        let (epoch, chunk, prev) = (self.epoch(), self.next_chunk, self.prev);
+        self.segments.push_back(Segment { epoch, chunk, prev, used: 0, pins: 0, finished: false });
+        Ok(self.first + self.segments.len() as u64 - 1)
+    }
+
+    /// The epoch that new chunks have.
+    pub(super) fn epoch(&self) -> u64 {
+        self.sb.epochs.last().map_or(0, |e: &Epoch| e.id)
+    }
+
+    /// Closes the open chunk, if there is one; it will be written.
+    pub(super) fn seal(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        let closing =
+            Closing { chunk: self.next_chunk, prev: self.prev, durable: self.commit.durable() };
+        if open.is_empty() {
+            mark("seal.mark");
+        }
+        let (sealed, spare) = open.close(closing);
+        self.spare = self.spare.take().or(spare);
+        self.push_sealed(sealed);
+        if self.sealed_bytes * 2 >= self.options.memory {
+            mark("seal.self_commit");
+            self.commit.want(self.next_chunk);
+        }
+    }
+
+    pub(super) fn push_sealed(&mut self, sealed: Sealed) {
+        if let Some(at) = self.segment_mut(sealed.header.segment) {
+            at.used = sealed.header.offset + sealed.header.len;
+        }
+        self.prev = sealed.sum;
+        self.next_chunk = sealed.header.chunk + 1;
+        self.commit.sealed(&sealed);
+        self.counts.chunks += 1;
+        self.sealed_bytes += u64::from(sealed.header.len);
+        self.sealed.push_back(sealed);
+    }
+
+    /// Closes the open chunk, or an empty one if there is none.
+    pub(super) fn seal_mark(&mut self) -> Result<(), Refused> {
+        if self.open.is_none() {
+            self.open = Some(self.open_chunk(RESERVE)?);
+        }
+        self.seal();
+        Ok(())
+    }
+
+    pub(super) fn segment_mut(&mut self, number: u64) -> Option<&mut Segment> {
+        self.segments.get_mut(number.checked_sub(self.first)? as usize)
+    }
+
+    /// The segment in use that has this slot.
+    pub(super) fn segment_of(&self, slot: u32) -> u64 {
+        let first = self.first % self.sb.segments;
+        self.first + (u64::from(slot) + self.sb.segments - first) % self.sb.segments
+    }
+
+    /// Where the current content of a block is. A payload in memory is put into `out`; one on the
+    /// drive is pinned until [`Self::release`].
+    pub fn locate(&mut self, block: u64, out: &mut Vec<u8>) -> Found {
+        let Some(place) = self.map.get(block) else {
+            return match self.holes.get(block).map(|hole| hole.kind) {
+                None => Found::Backing,
+                Some(Kind::Lost) => Found::Lost,
+                Some(_) => Found::Zeros,
+            };
+        };
+        let segment = self.segment_of(place.slot);
+        if let Some(payload) = self.in_memory(segment, place.offset, place.len) {
+            out.clear();
+            out.extend_from_slice(payload);
+            return Found::Memory(place.kind);
+        }
+        let at = self.sb.place(segment) + u64::from(place.offset);
+        let Some(found) = self.segment_mut(segment) else { return Found::Lost };
+        found.pins += 1;
+        let stamp = Stamp { epoch: found.epoch, segment, offset: place.offset, block };
+        mark("read.log");
+        Found::Log(Reading { at, len: place.len, kind: place.kind, check: place.check, stamp })
+    }
+
+    fn in_memory(&self, segment: u64, offset: u32, len: u32) -> Option<&[u8]> {
+        if let Some(found) = self.open.as_ref().and_then(|o| o.payload(segment, offset, len)) {
+            return Some(found);
+        }
+        let from = (segment, offset);
+        let after = self.sealed.partition_point(|s| (s.header.segment, s.header.offset) <= from);
+        self.sealed.get(after.checked_sub(1)?)?.payload(segment, offset, len)
+    }
+
+    /// Ends a reading.
+    pub fn release(&mut self, reading: &Reading) {
+        if let Some(segment) = self.segment_mut(reading.stamp.segment) {
+            segment.pins = segment.pins.saturating_sub(1);
+        }
+    }
+
+    /// Time passes. `now_ms` never falls.
+    pub fn tick(&mut self, now_ms: u64) {
+        self.commit.clock(now_ms);
+        if !self.commit.is_idle(self.options.idle_ms) || self.commit.check_health().is_err() {
+            return;
+        }
+        if self.open.as_ref().is_some_and(|open| !open.is_empty()) || !self.sealed.is_empty() {
+            mark("tick.commit");
+            self.flush();
+        } else if self.commit.lacks_mark() {
+            // Nothing is lost if there is no room for a mark.
+            let _ = self.seal_mark();
+        }
+    }
+}

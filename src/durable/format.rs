@@ -1,0 +1,531 @@
+//! Every byte of a durable log: superblock, chunk header, entry. `docs/format.md` draws them.
+//!
+//! Invariants: numbers are little-endian; a structure is believed only when its CRC32C fits, and the
+//! CRC of a chunk is mixed with the epoch and the number of the chunk, so that one of an earlier lap,
+//! or of another log, does not pass. Nothing here does I/O.
+
+use crate::BLOCK_SIZE;
+
+/// First bytes of a superblock.
+pub const MAGIC: [u8; 8] = *b"ztierLOG";
+/// Version of the format that this code writes and reads.
+pub const VERSION: u32 = 1;
+/// Bytes in a superblock.
+pub const SUPER: usize = 4096;
+/// Where the two copies of the superblock are, in bytes.
+pub const SUPER_AT: [u64; 2] = [0, 64 << 10];
+/// The first byte that a segment may use.
+pub const DATA_MIN: u64 = 128 << 10;
+/// Smallest segment, in bytes.
+pub const SEGMENT_MIN: u32 = 32 << 10;
+/// Largest segment, in bytes.
+pub const SEGMENT_MAX: u32 = 16 << 20;
+/// Fewest segments of a log.
+pub const SEGMENTS_MIN: u64 = 8;
+/// Most segments of a log.
+pub const SEGMENTS_MAX: u64 = 1 << 22;
+/// Most blocks of a volume with a log: 1 PiB.
+pub const BLOCKS_MAX: u64 = 1 << 38;
+/// Bytes in the identity of a backing store, as the superblock keeps it.
+pub const IDENTITY: usize = 64;
+/// Bytes in a chunk's header.
+pub const HEADER: usize = 128;
+/// Bytes in an entry.
+pub const ENTRY: usize = 16;
+/// Payloads begin at multiples of this, in bytes.
+pub const GRANULE: u32 = 16;
+/// Most epochs that a superblock names.
+pub const EPOCHS_MAX: usize = 200;
+
+const CHUNK_MAGIC: u32 = u32::from_le_bytes(*b"zCHK");
+const EPOCHS_AT: usize = 256;
+const SUPER_CRC_AT: usize = SUPER - 4;
+const HEADER_CRC_AT: usize = HEADER - 4;
+
+const _: () = assert!(EPOCHS_AT + EPOCHS_MAX * 16 <= SUPER_CRC_AT);
+const _: () = assert!(SUPER_AT[1] + SUPER as u64 <= DATA_MIN);
+
+/// Why a structure is not what it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// Other bytes altogether.
+    Foreign,
+    /// Ours, of a version that this code does not know.
+    Version(u32),
+    /// Ours, and damaged.
+    Damaged,
+}
+
+/// From which chunk on a random number is the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epoch {
+    /// Number of the first chunk.
+    pub from: u64,
+    /// The random number.
+    pub id: u64,
+}
+
+/// Where the log begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tail {
+    /// The oldest segment.
+    pub segment: u64,
+    /// Number of its first chunk.
+    pub chunk: u64,
+    /// CRC of the header before that chunk.
+    pub prev: u32,
+}
+
+/// What a log says of itself; kept twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Random, made with the log: the volume's.
+    pub uuid: [u8; 16],
+    /// Grows with every write of a superblock.
+    pub generation: u64,
+    /// Bytes in a segment.
+    pub segment: u32,
+    /// Segments.
+    pub segments: u64,
+    /// Where the first segment is, in bytes.
+    pub data_at: u64,
+    /// Blocks of the volume.
+    pub blocks: u64,
+    /// A volume is, or was when power went, at work on this log.
+    pub open: bool,
+    /// Where the log begins.
+    pub tail: Tail,
+    /// Every chunk with a lower number had been made durable.
+    pub durable: u64,
+    /// Which backing store belongs to this log.
+    pub identity: [u8; IDENTITY],
+    /// The epochs of the chunks in the log, oldest first.
+    pub epochs: Vec<Epoch>,
+}
+
+fn get4(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(0, |b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+fn get8(bytes: &[u8], at: usize) -> u64 {
+    u64::from(get4(bytes, at)) | u64::from(get4(bytes, at + 4)) << 32
+}
+
+fn put4(bytes: &mut [u8], at: usize, value: u32) {
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+}
+
+fn put8(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+/// CRC32C of some bytes.
+pub fn crc(bytes: &[u8]) -> u32 {
+    crc_fast::crc32_iscsi(bytes)
+}
+
+/// Spreads two numbers over 32 bits: the finalizer of `SplitMix64` (Steele, Lea, Flood 2014) on a
+/// combination of both.
+fn mix(a: u64, b: u64) -> u32 {
+    let mut z = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.rotate_left(32);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^= z >> 31;
+    (z ^ (z >> 32)) as u32
+}
+
+impl Superblock {
+    /// The bytes of a copy.
+    pub fn encode(&self) -> [u8; SUPER] {
+        let mut b = [0; SUPER];
+        b[..8].copy_from_slice(&MAGIC);
+        put4(&mut b, 8, VERSION);
+        put4(&mut b, 12, self.segment);
+        b[16..32].copy_from_slice(&self.uuid);
+        put8(&mut b, 32, self.generation);
+        put8(&mut b, 40, self.segments);
+        put8(&mut b, 48, self.data_at);
+        put8(&mut b, 56, self.blocks);
+        put4(&mut b, 64, u32::from(self.open));
+        put4(&mut b, 68, self.epochs.len() as u32);
+        put8(&mut b, 72, self.tail.segment);
+        put8(&mut b, 80, self.tail.chunk);
+        put4(&mut b, 88, self.tail.prev);
+        put8(&mut b, 96, self.durable);
+        b[128..128 + IDENTITY].copy_from_slice(&self.identity);
+        for (i, epoch) in self.epochs.iter().take(EPOCHS_MAX).enumerate() {
+            put8(&mut b, EPOCHS_AT + 16 * i, epoch.from);
+            put8(&mut b, EPOCHS_AT + 16 * i + 8, epoch.id);
+        }
+        let sum = crc(&b[..SUPER_CRC_AT]);
+        put4(&mut b, SUPER_CRC_AT, sum);
+        b
+    }
+
+    /// What the bytes of a copy say.
+    ///
+    /// # Errors
+    /// [`Unfit`]: other bytes, another version, damage.
+    pub fn decode(b: &[u8]) -> Result<Self, Unfit> {
+        if b.len() < SUPER || b[..8] != MAGIC {
+            return Err(Unfit::Foreign);
+        }
+        if get4(b, SUPER_CRC_AT) != crc(&b[..SUPER_CRC_AT]) {
+            return Err(Unfit::Damaged);
+        }
+        if get4(b, 8) != VERSION {
+            return Err(Unfit::Version(get4(b, 8)));
+        }
+        let count = get4(b, 68) as usize;
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&b[16..32]);
+        let mut identity = [0; IDENTITY];
+        identity.copy_from_slice(&b[128..128 + IDENTITY]);
+        let found = Self {
+            uuid,
+            generation: get8(b, 32),
+            segment: get4(b, 12),
+            segments: get8(b, 40),
+            data_at: get8(b, 48),
+            blocks: get8(b, 56),
+            open: get4(b, 64) != 0,
+            tail: Tail { segment: get8(b, 72), chunk: get8(b, 80), prev: get4(b, 88) },
+            durable: get8(b, 96),
+            identity,
+            epochs: (0..count.min(EPOCHS_MAX))
+                .map(|i| EPOCHS_AT + 16 * i)
+                .map(|at| Epoch { from: get8(b, at), id: get8(b, at + 8) })
+                .collect(),
+        };
+        if found.is_sane() && count <= EPOCHS_MAX { Ok(found) } else { Err(Unfit::Damaged) }
+    }
+
+    fn is_sane(&self) -> bool {
+        let rising = self.epochs.windows(2).all(|pair| pair[0].from < pair[1].from);
+        self.segment.is_power_of_two()
+            && (SEGMENT_MIN..=SEGMENT_MAX).contains(&self.segment)
+            && (SEGMENTS_MIN..=SEGMENTS_MAX).contains(&self.segments)
+            && self.data_at >= DATA_MIN
+            && self.data_at.is_multiple_of(BLOCK_SIZE as u64)
+            && self.segments.checked_mul(u64::from(self.segment)).is_some()
+            && (1..=BLOCKS_MAX).contains(&self.blocks)
+            && rising
+    }
+
+    /// Bytes that the log takes on its drive.
+    pub fn end(&self) -> u64 {
+        self.data_at + self.segments * u64::from(self.segment)
+    }
+
+    /// Where a segment is on the drive, in bytes.
+    pub fn place(&self, segment: u64) -> u64 {
+        self.data_at + segment % self.segments * u64::from(self.segment)
+    }
+
+    /// The epoch that a chunk of this number must have; `None` when it is older than all that the
+    /// superblock names.
+    pub fn epoch_of(&self, chunk: u64) -> Option<u64> {
+        self.epochs.iter().rev().find(|e| e.from <= chunk).map(|e| e.id)
+    }
+}
+
+/// The front of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Random number of the time at work in which it was written.
+    pub epoch: u64,
+    /// Number of the chunk; each is one more than the one before.
+    pub chunk: u64,
+    /// The segment that it is in.
+    pub segment: u64,
+    /// Where in the segment it begins, in bytes.
+    pub offset: u32,
+    /// Its length in bytes, header and padding included: a multiple of 4096.
+    pub len: u32,
+    /// Entries in the table at its end.
+    pub entries: u32,
+    /// Check word of that table.
+    pub table: u32,
+    /// CRC of the header before.
+    pub prev: u32,
+    /// Every chunk with a lower number was durable when this one was closed.
+    pub durable: u64,
+}
+
+impl Header {
+    /// The bytes, and their CRC, which the next header names.
+    pub fn encode(&self) -> ([u8; HEADER], u32) {
+        let mut b = [0; HEADER];
+        put4(&mut b, 0, CHUNK_MAGIC);
+        put4(&mut b, 4, VERSION);
+        put8(&mut b, 8, self.epoch);
+        put8(&mut b, 16, self.chunk);
+        put8(&mut b, 24, self.segment);
+        put4(&mut b, 32, self.offset);
+        put4(&mut b, 36, self.len);
+        put4(&mut b, 40, self.entries);
+        put4(&mut b, 44, self.table);
+        put4(&mut b, 48, self.prev);
+        put8(&mut b, 56, self.durable);
+        let sum = crc(&b[..HEADER_CRC_AT]) ^ mix(self.epoch, self.chunk);
+        put4(&mut b, HEADER_CRC_AT, sum);
+        (b, sum)
+    }
+
+    /// What the bytes say, and their CRC; `None` when they are no header, or a damaged one.
+    pub fn decode(b: &[u8]) -> Option<(Self, u32)> {
+        if b.len() < HEADER || get4(b, 0) != CHUNK_MAGIC || get4(b, 4) != VERSION {
+            return None;
+        }
+        let found = Self {
+            epoch: get8(b, 8),
+            chunk: get8(b, 16),
+            segment: get8(b, 24),
+            offset: get4(b, 32),
+            len: get4(b, 36),
+            entries: get4(b, 40),
+            table: get4(b, 44),
+            prev: get4(b, 48),
+            durable: get8(b, 56),
+        };
+        let sum = get4(b, HEADER_CRC_AT);
+        let fits = sum == crc(&b[..HEADER_CRC_AT]) ^ mix(found.epoch, found.chunk);
+        let room = u64::from(found.entries) * ENTRY as u64 + HEADER as u64;
+        let sane = (found.len as usize).is_multiple_of(BLOCK_SIZE)
+            && room <= u64::from(found.len)
+            && u64::from(found.offset) + u64::from(found.len) <= u64::from(SEGMENT_MAX);
+        (fits && sane).then_some((found, sum))
+    }
+
+    /// Where in the chunk its table is, in bytes.
+    pub fn table_at(&self) -> usize {
+        self.len as usize - self.entries as usize * ENTRY
+    }
+
+    /// The check word of a table of this chunk.
+    pub fn table_check(&self, table: &[u8]) -> u32 {
+        crc(table) ^ mix(self.epoch ^ 1, self.chunk)
+    }
+}
+
+/// How an entry's payload is to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// 4096 bytes as they are.
+    Raw = 1,
+    /// One LZ4 block.
+    Lz4 = 2,
+    /// One zstd frame.
+    Zstd = 3,
+    /// Eight bytes that fill the block.
+    Same = 4,
+    /// No payload: `count` blocks read as zeros.
+    Zeros = 5,
+    /// No payload: `count` blocks whose data was damaged before it reached the backing store.
+    Lost = 6,
+}
+
+impl Kind {
+    /// The kind of a number.
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        Some(match bits {
+            1 => Self::Raw,
+            2 => Self::Lz4,
+            3 => Self::Zstd,
+            4 => Self::Same,
+            5 => Self::Zeros,
+            6 => Self::Lost,
+            _ => return None,
+        })
+    }
+}
+
+/// One change of the volume, in a chunk's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A block and where its payload is.
+    Data(Data),
+    /// Blocks without a payload: [`Kind::Zeros`] or [`Kind::Lost`].
+    Range {
+        /// Which of the two.
+        kind: Kind,
+        /// First block.
+        block: u64,
+        /// Blocks.
+        count: u64,
+    },
+}
+
+/// A block that is in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Data {
+    /// The block.
+    pub block: u64,
+    /// How to read its payload: one of the four that have one.
+    pub kind: Kind,
+    /// Bytes of payload, 1 to 4096.
+    pub len: u32,
+    /// Where the payload is, in bytes from the segment's begin: a multiple of [`GRANULE`].
+    pub offset: u32,
+    /// What [`Stamp::check`] makes of the payload.
+    pub check: u32,
+}
+
+impl Entry {
+    /// The bytes.
+    pub fn encode(&self) -> [u8; ENTRY] {
+        let (block, kind, len, word) = match *self {
+            Self::Data(d) => {
+                (d.block, d.kind, d.len - 1, u64::from(d.offset) | u64::from(d.check) << 32)
+            }
+            Self::Range { kind, block, count } => (block, kind, 0, count),
+        };
+        let mut b = [0; ENTRY];
+        put8(&mut b, 0, block | (kind as u64) << 40 | u64::from(len) << 44);
+        put8(&mut b, 8, word);
+        b
+    }
+
+    /// What the bytes say; `None` when they say nothing that can be.
+    pub fn decode(b: &[u8]) -> Option<Self> {
+        let (first, word) = (get8(b, 0), get8(b, 8));
+        let block = first & ((1 << 40) - 1);
+        let kind = Kind::from_bits(first >> 40 & 15)?;
+        let len = (first >> 44 & 4095) as u32 + 1;
+        Some(match kind {
+            Kind::Zeros | Kind::Lost => {
+                block.checked_add(word).filter(|&end| word > 0 && end <= BLOCKS_MAX)?;
+                Self::Range { kind, block, count: word }
+            }
+            _ => Self::Data(Data {
+                block,
+                kind,
+                len,
+                offset: word as u32,
+                check: (word >> 32) as u32,
+            }),
+        })
+    }
+}
+
+/// Where and when a payload was written: mixed into its check word, so that bytes of another place,
+/// lap or block do not pass for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    /// Epoch of the segment.
+    pub epoch: u64,
+    /// The segment.
+    pub segment: u64,
+    /// Where in the segment, in bytes.
+    pub offset: u32,
+    /// The block.
+    pub block: u64,
+}
+
+impl Stamp {
+    fn mark(&self) -> u32 {
+        mix(self.epoch ^ self.block.rotate_left(20), self.segment << 24 ^ u64::from(self.offset))
+    }
+
+    /// The check word of a payload with this CRC.
+    pub fn check(&self, crc: u32) -> u32 {
+        crc ^ self.mark()
+    }
+
+    /// The check word of the same payload at another place.
+    pub fn moved(&self, check: u32, to: &Self) -> u32 {
+        check ^ self.mark() ^ to.mark()
+    }
+
+    /// Whether these are the bytes that were written.
+    pub fn fits(&self, payload: &[u8], check: u32) -> bool {
+        self.check(crc(payload)) == check
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn superblock() -> Superblock {
+        Superblock {
+            uuid: *b"0123456789abcdef",
+            generation: 7,
+            segment: 1 << 20,
+            segments: 1000,
+            data_at: 1 << 20,
+            blocks: 1 << 30,
+            open: true,
+            tail: Tail { segment: 17, chunk: 99, prev: 0xdead_beef },
+            durable: 120,
+            identity: [3; IDENTITY],
+            epochs: vec![Epoch { from: 5, id: 55 }, Epoch { from: 90, id: 66 }],
+        }
+    }
+
+    #[test]
+    fn superblocks_survive_the_bytes_and_damage_is_seen() {
+        let bytes = superblock().encode();
+        assert_eq!(Superblock::decode(&bytes), Ok(superblock()));
+        for at in [9, 40, 300, 4000, 4095] {
+            let mut bad = bytes;
+            bad[at] ^= 4;
+            assert_eq!(Superblock::decode(&bad), Err(Unfit::Damaged), "byte {at}");
+        }
+        assert_eq!(Superblock::decode(&[0; SUPER]), Err(Unfit::Foreign));
+        assert_eq!(superblock().epoch_of(4), None);
+        assert_eq!(superblock().epoch_of(89), Some(55));
+        assert_eq!(superblock().epoch_of(90), Some(66));
+    }
+
+    #[test]
+    fn a_newer_version_is_said_to_be_one() {
+        let mut bytes = superblock().encode();
+        bytes[8] = 9;
+        let sum = crc(&bytes[..SUPER_CRC_AT]);
+        put4(&mut bytes, SUPER_CRC_AT, sum);
+        assert_eq!(Superblock::decode(&bytes), Err(Unfit::Version(9)));
+    }
+
+    #[test]
+    fn headers_and_entries_survive_the_bytes() {
+        let header = Header {
+            epoch: 1,
+            chunk: 2,
+            segment: 3,
+            offset: 4096,
+            len: 8192,
+            entries: 5,
+            table: 6,
+            prev: 7,
+            durable: 8,
+        };
+        let (bytes, sum) = header.encode();
+        assert_eq!(Header::decode(&bytes), Some((header, sum)));
+        for bit in 0..HEADER * 8 {
+            let mut bad = bytes;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Header::decode(&bad), None, "bit {bit}");
+        }
+        let block = BLOCKS_MAX - 1;
+        let data = Data { block, kind: Kind::Raw, len: 4096, offset: 1 << 23, check: 0xffff_fff0 };
+        let range = Entry::Range { kind: Kind::Zeros, block: 9, count: 1 << 37 };
+        for entry in [Entry::Data(data), range] {
+            assert_eq!(Entry::decode(&entry.encode()), Some(entry));
+        }
+        assert_eq!(Entry::decode(&[0; ENTRY]), None);
+    }
+
+    #[test]
+    fn a_check_word_moves_with_its_payload() {
+        let here = Stamp { epoch: 1, segment: 2, offset: 128, block: 4 };
+        let there = Stamp { segment: 3, offset: 4224, ..here };
+        let check = here.check(crc(b"payload"));
+        assert!(here.fits(b"payload", check));
+        assert!(!there.fits(b"payload", check));
+        assert!(there.fits(b"payload", here.moved(check, &there)));
+        assert!(!Stamp { block: 5, ..here }.fits(b"payload", check));
+    }
+}

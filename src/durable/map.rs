@@ -1,0 +1,260 @@
+//! Which block is where in the log: a sorted list of sorted pages, 16 bytes a block.
+//!
+//! Invariants: pages are never empty and their blocks ascend, within a page and from page to page;
+//! `firsts[i]` is the first block of `pages[i]`. A page splits in halves when it is full and joins its
+//! neighbour when both are small, so that a page is two thirds full in the mean and an entry takes less
+//! than 24 bytes.
+
+use super::format::{GRANULE, Kind};
+
+/// Entries in a full page: 4 KiB.
+const FULL: usize = 256;
+/// A page with fewer looks for a neighbour to join.
+const SMALL: usize = FULL / 4;
+
+/// Where a block's payload is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Slot of the segment: its number modulo the count of segments. Less than 2²².
+    pub slot: u32,
+    /// From the segment's begin, in bytes.
+    pub offset: u32,
+    /// Bytes, 1 to 4096.
+    pub len: u32,
+    /// How to read it.
+    pub kind: Kind,
+    /// Its check word.
+    pub check: u32,
+}
+
+/// `block` (38 bits), slot (22), kind (3), one bit spare; check (32), granule (20), length − 1 (12).
+#[derive(Clone, Copy)]
+struct Packed([u64; 2]);
+
+impl Packed {
+    fn new(block: u64, at: Place) -> Self {
+        let first = block << 26 | u64::from(at.slot) << 4 | (at.kind as u64) << 1;
+        let where_to = u64::from(at.offset / GRANULE) << 12 | u64::from(at.len - 1);
+        Self([first, u64::from(at.check) << 32 | where_to])
+    }
+
+    fn block(self) -> u64 {
+        self.0[0] >> 26
+    }
+
+    fn place(self) -> Place {
+        let [first, second] = self.0;
+        Place {
+            slot: (first >> 4) as u32 & ((1 << 22) - 1),
+            offset: (second as u32 >> 12) * GRANULE,
+            len: (second as u32 & 4095) + 1,
+            kind: Kind::from_bits(first >> 1 & 7).unwrap_or(Kind::Lost),
+            check: (second >> 32) as u32,
+        }
+    }
+}
+
+/// The index of a log.
+#[derive(Default)]
+pub struct Map {
+    firsts: Vec<u64>,
+    pages: Vec<Vec<Packed>>,
+    len: usize,
+}
+
+impl Map {
+    /// Blocks in the map.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Memory that the map takes, in bytes.
+    pub fn memory(&self) -> usize {
+        let page = size_of::<u64>() + size_of::<Vec<Packed>>();
+        self.pages.iter().map(|p| p.capacity() * size_of::<Packed>()).sum::<usize>()
+            + self.firsts.capacity().max(self.pages.capacity()) * page
+    }
+
+    /// The page that has the block, if any has.
+    fn page_of(&self, block: u64) -> usize {
+        self.firsts.partition_point(|&first| first <= block).saturating_sub(1)
+    }
+
+    fn find(&self, block: u64) -> Option<(usize, usize)> {
+        let page = self.page_of(block);
+        let found = self.pages.get(page)?.binary_search_by_key(&block, |e| e.block());
+        Some((page, found.ok()?))
+    }
+
+    /// Where a block is.
+    pub fn get(&self, block: u64) -> Option<Place> {
+        let (page, at) = self.find(block)?;
+        Some(self.pages[page][at].place())
+    }
+
+    /// Names a new place of a block.
+    pub fn insert(&mut self, block: u64, place: Place) {
+        let entry = Packed::new(block, place);
+        if self.pages.is_empty() {
+            self.firsts.push(block);
+            self.pages.push(Vec::with_capacity(FULL));
+        }
+        let mut page = self.page_of(block);
+        let at = match self.pages[page].binary_search_by_key(&block, |e| e.block()) {
+            Ok(at) => {
+                self.pages[page][at] = entry;
+                return;
+            }
+            Err(at) => at,
+        };
+        self.len += 1;
+        let mut at = at;
+        if self.pages[page].len() == FULL {
+            // Blocks that arrive in order leave full pages behind, not half-full ones.
+            let cut = if at == FULL || at == 0 { at } else { FULL / 2 };
+            let mut upper = Vec::with_capacity(FULL);
+            upper.extend(self.pages[page].drain(cut..));
+            self.firsts.insert(page + 1, upper.first().map_or(block, |e| e.block()));
+            self.pages.insert(page + 1, upper);
+            if at >= cut && (at > cut || cut == FULL) {
+                (page, at) = (page + 1, at - cut);
+            }
+        }
+        self.pages[page].insert(at, entry);
+        self.firsts[page] = self.pages[page][0].block();
+    }
+
+    /// Forgets a block; says whether it was there.
+    pub fn remove(&mut self, block: u64) -> bool {
+        let Some((page, at)) = self.find(block) else { return false };
+        self.pages[page].remove(at);
+        self.len -= 1;
+        self.tidy(page);
+        true
+    }
+
+    /// Forgets all blocks from `start` to before `end`.
+    pub fn remove_range(&mut self, start: u64, end: u64) {
+        let mut page = self.page_of(start);
+        while page < self.pages.len() && self.firsts[page] < end {
+            let entries = &mut self.pages[page];
+            let from = entries.partition_point(|e| e.block() < start);
+            let to = entries.partition_point(|e| e.block() < end);
+            entries.drain(from..to);
+            self.len -= to - from;
+            if entries.is_empty() {
+                self.firsts.remove(page);
+                self.pages.remove(page);
+            } else {
+                self.firsts[page] = entries[0].block();
+                page += 1;
+            }
+        }
+        let last = page.min(self.pages.len()).saturating_sub(1);
+        if last < self.pages.len() {
+            self.tidy(last);
+        }
+    }
+
+    /// Restores the invariants of a page that has lost entries.
+    fn tidy(&mut self, page: usize) {
+        let Some(first) = self.pages[page].first() else {
+            self.firsts.remove(page);
+            self.pages.remove(page);
+            return;
+        };
+        self.firsts[page] = first.block();
+        let len = self.pages[page].len();
+        let joins = |other: usize| {
+            self.pages.get(other).is_some_and(|p| p.len() + len <= FULL / 2) && len < SMALL
+        };
+        let left = if joins(page + 1) {
+            page
+        } else if page > 0 && joins(page - 1) {
+            page - 1
+        } else {
+            return;
+        };
+        let moved = self.pages.remove(left + 1);
+        self.firsts.remove(left + 1);
+        self.pages[left].extend(moved);
+    }
+
+    /// The first block in the map from this one on.
+    pub fn next_from(&self, block: u64) -> Option<u64> {
+        let page = self.page_of(block);
+        let inside = self.pages.get(page)?.iter().map(|e| e.block()).find(|b| *b >= block);
+        inside.or_else(|| self.firsts.get(page + 1).copied())
+    }
+
+    /// Every block with its place, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, Place)> + '_ {
+        self.pages.iter().flatten().map(|e| (e.block(), e.place()))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn place(n: u32) -> Place {
+        Place {
+            slot: n & ((1 << 22) - 1),
+            offset: (n % (1 << 20)) * GRANULE,
+            len: n % 4096 + 1,
+            kind: [Kind::Raw, Kind::Lz4, Kind::Zstd, Kind::Same][n as usize % 4],
+            check: n.wrapping_mul(0x9e37_79b9),
+        }
+    }
+
+    fn check(map: &Map, model: &BTreeMap<u64, Place>) {
+        assert_eq!(map.len(), model.len());
+        assert!(map.iter().eq(model.iter().map(|(b, p)| (*b, *p))));
+        assert!(map.firsts.iter().zip(&map.pages).all(|(f, p)| p[0].block() == *f));
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_sorted_map(ops in prop::collection::vec((0u8..20, 0u64..3000, 1u64..400), 1..3000)) {
+            let (mut map, mut model) = (Map::default(), BTreeMap::new());
+            for (i, (op, block, n)) in ops.iter().enumerate() {
+                match op {
+                    0 => {
+                        map.remove_range(*block, block + n);
+                        model.retain(|b, _| b < block || *b >= block + n);
+                    }
+                    1..6 => prop_assert_eq!(map.remove(*block), model.remove(block).is_some()),
+                    _ => {
+                        map.insert(*block, place(i as u32));
+                        model.insert(*block, place(i as u32));
+                    }
+                }
+                prop_assert_eq!(map.get(*block), model.get(block).copied());
+            }
+            check(&map, &model);
+        }
+    }
+
+    #[test]
+    fn an_entry_takes_less_than_24_bytes_whatever_the_order() {
+        let orders: [fn(u64) -> u64; 3] =
+            [|i| i, |i| 100_000 - i, |i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 30];
+        for order in orders {
+            let mut map = Map::default();
+            for i in 0..100_000 {
+                map.insert(order(i), place(i as u32));
+            }
+            assert_eq!(map.len(), 100_000);
+            assert!(map.memory() < 24 * map.len(), "{} bytes", map.memory());
+            assert!(map.iter().zip(map.iter().skip(1)).all(|(a, b)| a.0 < b.0));
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Bugs that can be planted, to show that the simulator finds them, and marks that a run must pass.
+//!
+//! Both exist only in builds with `--cfg sim`; in all others [`on`] is `false` at compile time and
+//! [`mark`] does nothing.
+
+/// A mistake that somebody could make here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Bug {
+    /// A flush is acknowledged when the chunks are written, before the drive's own flush.
+    AcknowledgeUnflushed = 1,
+    /// The drive is flushed while chunks that count as covered are still being written.
+    FlushBeforeWritten,
+    /// Slots are used again before the superblock that moves the tail is durable.
+    ReuseBeforeSuperblock,
+    /// The tail moves although the backing store was not flushed.
+    ForgetBackingFlush,
+    /// Recovery takes chunks past the durable mark without verifying their payloads.
+    AcceptTornTail,
+    /// Recovery takes chunks of an epoch that ended before them.
+    AcceptOldEpoch,
+    /// Recovery takes whatever chunk lies at a place, from whichever lap.
+    AcceptOldLap,
+    /// Writeback zeroes discarded ranges after it has written newer data to them.
+    DiscardOutOfOrder,
+    /// Discarded ranges are forgotten when their window begins, not when it has ended.
+    DropTombstone,
+    /// A lost block is declared lost again although it was written since.
+    CopyWithoutCheck,
+    /// Of several records of a block in a window, writeback keeps the oldest.
+    OldestWins,
+    /// Work after a recovery goes on in the epoch of before.
+    KeepEpoch,
+    /// A window takes segments that are not durable yet.
+    WindowBeforeDurable,
+    /// Chunks that are written again elsewhere keep their epoch.
+    RewriteInOldEpoch,
+    /// Both copies of the superblock are written at once.
+    SuperblocksTogether,
+    /// Slots are used again while a read from them is under way.
+    IgnorePins,
+}
+
+/// All of them.
+pub const BUGS: [Bug; 16] = [
+    Bug::AcknowledgeUnflushed,
+    Bug::FlushBeforeWritten,
+    Bug::ReuseBeforeSuperblock,
+    Bug::ForgetBackingFlush,
+    Bug::AcceptTornTail,
+    Bug::AcceptOldEpoch,
+    Bug::AcceptOldLap,
+    Bug::DiscardOutOfOrder,
+    Bug::DropTombstone,
+    Bug::CopyWithoutCheck,
+    Bug::OldestWins,
+    Bug::KeepEpoch,
+    Bug::WindowBeforeDurable,
+    Bug::RewriteInOldEpoch,
+    Bug::SuperblocksTogether,
+    Bug::IgnorePins,
+];
+
+#[cfg(sim)]
+static PLANTED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+
+/// Plants a bug, or none, for the whole process.
+#[cfg(sim)]
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.store(bug.map_or(0, |b| b as u8), std::sync::atomic::Ordering::SeqCst);
+}
+
+/// Whether this bug is planted.
+#[cfg(sim)]
+pub fn on(bug: Bug) -> bool {
+    PLANTED.load(std::sync::atomic::Ordering::Relaxed) == bug as u8
+}
+
+/// Whether this bug is planted: never, in this build.
+#[cfg(not(sim))]
+pub const fn on(_: Bug) -> bool {
+    false
+}
+
+/// The marks passed so far in this process, with how often.
+#[cfg(sim)]
+static PASSED: std::sync::Mutex<std::collections::BTreeMap<&'static str, u64>> =
+    std::sync::Mutex::new(std::collections::BTreeMap::new());
+
+/// Notes that a run came by here.
+#[cfg(sim)]
+pub fn mark(name: &'static str) {
+    let mut passed = PASSED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    *passed.entry(name).or_insert(0) += 1;
+}
+
+/// Notes that a run came by here: nothing, in this build.
+#[cfg(not(sim))]
+pub const fn mark(_: &'static str) {}
+
+/// The marks passed so far in this process, with how often.
+#[cfg(sim)]
+pub fn passed() -> std::collections::BTreeMap<&'static str, u64> {
+    PASSED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+}

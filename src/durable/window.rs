@@ -1,0 +1,412 @@
+//! How the tail of the log moves: windows of writeback, and the superblock that says so.
+//!
+//! A window is taken ([`Core::begin_window`]), carried out by a [`super::Writeback`] of its own, and
+//! handed back ([`Core::end_window`]). Invariants: a window holds whole segments that are durable, from
+//! the tail on. When it ends well, the backing store holds, durably, the state of the volume at the
+//! window's end. Only then do the index entries go that name its segments; then a superblock with the
+//! new tail is made durable, one copy after the other; only then are the slots free.
+
+use super::commit::{Progress, Ticket};
+use super::core::{Core, Refused};
+use super::format::{Data, Kind, SUPER, SUPER_AT, Tail};
+use super::planted::{self, Bug, mark};
+use crate::media::Buffer;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Times that writing the superblock is tried.
+const TRIES: u32 = 3;
+/// Index entries that go in one step.
+const STEP: usize = 1024;
+
+/// What a superblock is written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    /// The tail moves.
+    Tail,
+    /// Chunks are written elsewhere, in a new epoch.
+    Rewrite,
+    /// The log is closed.
+    Close,
+}
+
+/// Segments to write back, and what is known of them.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The segments, oldest first.
+    pub segments: Vec<Planned>,
+}
+
+/// A segment to write back.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned {
+    /// Its number.
+    pub number: u64,
+    /// Where it is on the log's drive, in bytes.
+    pub at: u64,
+    /// Bytes of chunks in it.
+    pub used: u32,
+    /// Its epoch.
+    pub epoch: u64,
+    /// Number of its first chunk.
+    pub chunk: u64,
+    /// CRC of the header before that.
+    pub prev: u32,
+}
+
+/// What became of a window.
+#[derive(Debug)]
+pub enum Ended {
+    /// The backing store holds the state at the window's end, durably, but for what is damaged.
+    Well {
+        /// Blocks that the window's segments name.
+        blocks: Vec<u64>,
+        /// Records whose payload is damaged, with their segments.
+        damaged: Vec<(u64, Data)>,
+        /// Parts of segments that cannot be read as chunks: number, from which byte to which.
+        unreadable: Vec<(u64, Range<u32>)>,
+    },
+    /// A drive failed; what was in the window is still dirty.
+    Badly,
+}
+
+#[derive(Debug, Default)]
+enum Step {
+    #[default]
+    Idle,
+    /// A writeback works on the segments before `end`.
+    Away { end: u64 },
+    /// What had to be appended becomes durable.
+    Securing { end: u64, ticket: Ticket, blocks: Vec<u64> },
+    /// Index entries go.
+    Forgetting { end: u64, blocks: Vec<u64> },
+    /// The superblock with the new tail is written.
+    Moving { end: u64 },
+    /// Readers leave the slots.
+    Leaving { end: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Due,
+    Writing,
+    Flushing,
+}
+
+/// A superblock on its way to both copies, one after the other: while one copy is not durable, the
+/// other is.
+#[derive(Clone, Copy, Debug)]
+struct Copying {
+    copy: usize,
+    stage: Stage,
+    /// Tells writes apart, so that a flush that began too early does not count.
+    serial: u64,
+    /// The other copy comes next.
+    more: bool,
+    /// There is newer content: both copies come again.
+    again: bool,
+}
+
+/// The window at work, and the superblock that is being written.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    step: Step,
+    copying: Option<Copying>,
+    purposes: Vec<After>,
+    tries: u32,
+    serial: u64,
+    closed: bool,
+}
+
+impl Window {
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.step, Step::Idle) && self.copying.is_none()
+    }
+}
+
+impl Core {
+    /// The next window: the oldest segments that are durable, at most `bytes` of them (at least
+    /// one segment). `None` when there is none, or one is at work.
+    pub fn begin_window(&mut self, bytes: u64) -> Option<Plan> {
+        if !matches!(self.window.step, Step::Idle) || self.window.copying.is_some() {
+            return None;
+        }
+        let most = (bytes / u64::from(self.sb.segment)).max(1) as usize;
+        let durable = self.commit.durable();
+        let count = (0..self.segments.len().min(most)).take_while(|&i| {
+            let next = self.segments.get(i + 1).map_or(self.next_chunk, |s| s.chunk);
+            let early = planted::on(Bug::WindowBeforeDurable);
+            self.segments[i].finished && (next <= durable || early)
+        });
+        let count = count.count();
+        if count == 0 {
+            return None;
+        }
+        let end = self.first + count as u64;
+        let planned = (self.first..end).zip(&self.segments).map(|(number, s)| Planned {
+            number,
+            at: self.sb.place(number),
+            used: s.used,
+            epoch: s.epoch,
+            chunk: s.chunk,
+            prev: s.prev,
+        });
+        let segments = planned.collect();
+        if planted::on(Bug::DropTombstone) {
+            self.holes.retire(end);
+        }
+        self.window.step = Step::Away { end };
+        mark("window.begun");
+        Some(Plan { segments })
+    }
+
+    /// Whether no window is at work.
+    pub fn is_between_windows(&self) -> bool {
+        matches!(self.window.step, Step::Idle)
+    }
+
+    /// Lets the next window take the segment that is being filled: no chunk comes to it any more.
+    pub fn finish_segment(&mut self) {
+        self.seal();
+        if let Some(last) = self.segments.back_mut() {
+            last.finished = last.used > 0;
+        }
+    }
+
+    /// Takes back a window.
+    pub fn end_window(&mut self, ended: Ended) {
+        let Step::Away { end } = self.window.step else { return };
+        let Ended::Well { blocks, damaged, unreadable } = ended else {
+            mark("window.failed");
+            self.counts.windows[1] += 1;
+            self.window.step = Step::Idle;
+            return;
+        };
+        let before = self.counts.repeated;
+        if self.secure(end, &damaged, &unreadable).is_err() {
+            // No room to say what is lost: the window is taken again later.
+            mark("window.no_room");
+            self.counts.windows[1] += 1;
+            self.window.step = Step::Idle;
+            return;
+        }
+        let ticket = if self.counts.repeated > before { self.flush() } else { Ticket(0) };
+        self.window.step = Step::Securing { end, ticket, blocks };
+    }
+
+    /// What stays true of blocks whose records go with the window, and is not in the backing
+    /// store, is said again at the head of the log.
+    fn secure(
+        &mut self,
+        end: u64,
+        damaged: &[(u64, Data)],
+        unreadable: &[(u64, Range<u32>)],
+    ) -> Result<(), Refused> {
+        for (segment, data) in damaged {
+            let slot = (segment % self.sb.segments) as u32;
+            let current =
+                self.map.get(data.block).is_some_and(|p| p.slot == slot && p.offset == data.offset);
+            if current || planted::on(Bug::CopyWithoutCheck) {
+                mark("window.lost_block");
+                self.repeat(Kind::Lost, data.block, 1)?;
+            }
+        }
+        for (segment, part) in unreadable {
+            mark("window.unreadable");
+            let slot = (segment % self.sb.segments) as u32;
+            let named = self.map.iter().filter(|(_, p)| p.slot == slot && part.contains(&p.offset));
+            let blocks: Vec<u64> = named.map(|(block, _)| block).collect();
+            for block in blocks {
+                self.repeat(Kind::Lost, block, 1)?;
+            }
+            for (start, count) in self.holes.of(*segment, Kind::Zeros) {
+                self.say_uncovered(Kind::Zeros, start, count)?;
+            }
+        }
+        for (start, count) in self.holes.lost_before(end) {
+            mark("window.lost_again");
+            self.say_uncovered(Kind::Lost, start, count)?;
+        }
+        Ok(())
+    }
+
+    /// Repeats a range record for those of its blocks that were not written since.
+    fn say_uncovered(&mut self, kind: Kind, start: u64, count: u64) -> Result<(), Refused> {
+        let mut from = start;
+        while from < start + count {
+            if self.map.get(from).is_some() && !planted::on(Bug::CopyWithoutCheck) {
+                from += 1;
+                continue;
+            }
+            let next = self.map.next_from(from).unwrap_or(u64::MAX).min(start + count);
+            let to = if planted::on(Bug::CopyWithoutCheck) { start + count } else { next };
+            self.repeat(kind, from, to - from)?;
+            from = to;
+        }
+        Ok(())
+    }
+
+    fn repeat(&mut self, kind: Kind, block: u64, count: u64) -> Result<(), Refused> {
+        self.counts.repeated += 1;
+        self.append_range(kind, block, count, 0)
+    }
+
+    /// Carries a window that came back one step further.
+    pub(super) fn step_window(&mut self) {
+        match std::mem::take(&mut self.window.step) {
+            Step::Securing { end, ticket, blocks } => {
+                self.window.step = if self.progress(ticket) == Progress::Done {
+                    Step::Forgetting { end, blocks }
+                } else {
+                    Step::Securing { end, ticket, blocks }
+                };
+            }
+            Step::Forgetting { end, mut blocks } => {
+                let from = blocks.len().saturating_sub(STEP);
+                for block in blocks.drain(from..) {
+                    let place = self.map.get(block);
+                    if place.is_some_and(|p| self.segment_of(p.slot) < end) {
+                        self.map.remove(block);
+                    }
+                }
+                self.window.step = Step::Forgetting { end, blocks };
+                if from == 0 {
+                    self.holes.retire(end);
+                    self.move_tail(end);
+                }
+            }
+            Step::Leaving { end } => {
+                self.window.step = Step::Leaving { end };
+                self.leave(end);
+            }
+            step @ (Step::Idle | Step::Away { .. } | Step::Moving { .. }) => {
+                self.window.step = step
+            }
+        }
+    }
+
+    fn move_tail(&mut self, end: u64) {
+        let after = self.segments.get((end - self.first) as usize);
+        let (chunk, prev) = after.map_or((self.next_chunk, self.prev), |s| (s.chunk, s.prev));
+        self.sb.tail = Tail { segment: end, chunk, prev };
+        // Of epochs that have no chunk left, only the last one before the tail still counts.
+        let old = self.sb.epochs.iter().filter(|e| e.from <= chunk).count();
+        self.sb.epochs.drain(..old.saturating_sub(1));
+        self.window.step = Step::Moving { end };
+        self.write_superblock(After::Tail);
+        if planted::on(Bug::ReuseBeforeSuperblock) {
+            self.leave(end);
+        }
+    }
+
+    /// Frees the slots before `end`, if no reader is left.
+    fn leave(&mut self, end: u64) {
+        let count = (end - self.first) as usize;
+        let read = self.segments.iter().take(count).any(|s| s.pins > 0);
+        if read && !planted::on(Bug::IgnorePins) {
+            mark("window.pinned");
+            self.window.step = Step::Leaving { end };
+            return;
+        }
+        self.segments.drain(..count);
+        self.first = end;
+        self.counts.windows[0] += 1;
+        mark("window.ended");
+        self.window.step = Step::Idle;
+    }
+
+    /// Begins to write the superblock, or begins again if it is being written.
+    pub(super) fn write_superblock(&mut self, purpose: After) {
+        self.sb.generation += 1;
+        self.sb.durable = self.commit.durable();
+        if !self.window.purposes.contains(&purpose) {
+            self.window.purposes.push(purpose);
+        }
+        let fresh = Copying { copy: 0, stage: Stage::Due, serial: 0, more: true, again: false };
+        self.window.copying = Some(match self.window.copying {
+            None => fresh,
+            Some(now) if now.stage == Stage::Writing => Copying { again: true, ..now },
+            // The copy that is not durable yet comes first.
+            Some(now) => Copying { copy: now.copy, ..fresh },
+        });
+    }
+
+    /// The superblock that is to be written now: where, and its bytes.
+    pub(super) fn next_superblock(&mut self) -> Option<(u64, Arc<Buffer>)> {
+        let now = self.window.copying.as_mut().filter(|now| now.stage == Stage::Due)?;
+        now.stage = Stage::Writing;
+        let mut bytes = Buffer::new(SUPER);
+        bytes.copy_from_slice(&self.sb.encode());
+        Some((SUPER_AT[now.copy], Arc::new(bytes)))
+    }
+
+    pub(super) fn superblock_written(&mut self, well: bool) {
+        let Some(now) = self.window.copying.as_mut() else { return };
+        if !well {
+            mark("superblock.write_failed");
+            now.stage = Stage::Due;
+            return self.superblock_failed();
+        }
+        if planted::on(Bug::SuperblocksTogether) && now.more {
+            (now.copy, now.more, now.stage) = (1 - now.copy, false, Stage::Due);
+            return;
+        }
+        self.window.serial += 1;
+        (now.stage, now.serial) = (Stage::Flushing, self.window.serial);
+        self.commit.superblock_unflushed = self.window.serial;
+    }
+
+    pub(super) fn superblock_flushed(&mut self, serial: u64, well: bool) {
+        let Some(now) = self.window.copying.as_mut() else { return };
+        if now.stage != Stage::Flushing || now.serial != serial {
+            return;
+        }
+        if !well {
+            mark("superblock.flush_failed");
+            now.stage = Stage::Due;
+            return self.superblock_failed();
+        }
+        if now.more || now.again {
+            *now = Copying {
+                copy: 1 - now.copy,
+                stage: Stage::Due,
+                serial: 0,
+                more: now.again,
+                again: false,
+            };
+            return;
+        }
+        self.window.copying = None;
+        self.window.tries = 0;
+        for purpose in std::mem::take(&mut self.window.purposes) {
+            match purpose {
+                After::Rewrite => self.rewrite_may_begin(),
+                After::Close => self.window.closed = true,
+                After::Tail => {
+                    if let Step::Moving { end } = self.window.step {
+                        self.leave(end);
+                    }
+                }
+            }
+        }
+    }
+
+    fn superblock_failed(&mut self) {
+        self.window.tries += 1;
+        if self.window.tries > TRIES {
+            self.fail();
+        }
+    }
+
+    /// Writes that the log was closed in order; [`Self::is_closed`] says when that is done. Call it
+    /// when everything is durable, and take nothing more.
+    pub fn close(&mut self) {
+        self.sb.open = false;
+        self.write_superblock(After::Close);
+    }
+
+    /// Whether [`Self::close`] is done.
+    pub fn is_closed(&self) -> bool {
+        self.window.closed
+    }
+}

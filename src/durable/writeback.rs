@@ -1,0 +1,321 @@
+//! One window of writeback: read the segments, keep the last writer of each block, write sorted.
+//!
+//! Like the core, this does no I/O: commands come out, outcomes go in. Invariants: every payload is
+//! verified before it is written; zeroed ranges reach the backing store before newer data of the same
+//! blocks; the backing store is flushed after the last write has ended; only then is the window over.
+//! What cannot be verified is not written, and is reported.
+
+use super::chunk::read_table;
+use super::commit::{Command, Device, Op, Outcome};
+use super::format::{Data, Entry, HEADER, Header, Kind, Stamp};
+use super::planted::{self, Bug, mark};
+use super::window::{Ended, Plan, Planned};
+use crate::BLOCK_SIZE;
+use crate::media::{ALIGN, Buffer};
+use crate::store::codec::{self, Algorithm, Codec};
+use crate::store::format::Coding;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Most blocks in a write to the backing store: 1 MiB.
+const RUN: usize = 256;
+/// Commands that are out at once.
+const DEPTH: usize = 16;
+
+/// Decodes a payload into a block; `false` when it does not decode.
+pub fn decode(codec: &mut Codec, kind: Kind, payload: &[u8], out: &mut [u8; BLOCK_SIZE]) -> bool {
+    match kind {
+        Kind::Raw => codec.decode(Coding::Raw, payload, out),
+        Kind::Lz4 => codec.decode(Coding::Lz4, payload, out),
+        Kind::Zstd => codec.decode(Coding::Zstd, payload, out),
+        Kind::Same => match payload.try_into() {
+            Ok(word) => {
+                codec::fill(out, u64::from_le_bytes(word));
+                true
+            }
+            Err(_) => false,
+        },
+        Kind::Zeros | Kind::Lost => false,
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Read,
+    Zero,
+    Write,
+    Flush,
+    Over,
+}
+
+/// A window at work.
+pub struct Writeback {
+    plan: Vec<Planned>,
+    images: Vec<Option<Buffer>>,
+    phase: Phase,
+    codec: Codec,
+    /// The last record of each block: index of its segment in the plan, and where.
+    blocks: BTreeMap<u64, (usize, Data)>,
+    /// Zeroed ranges, first block to end; may overlap.
+    zeros: VecDeque<(u64, u64)>,
+    /// Blocks not written yet.
+    queue: VecDeque<(u64, usize, Data)>,
+    damaged: Vec<(u64, Data)>,
+    unreadable: Vec<(u64, Range<u32>)>,
+    next_read: usize,
+    flights: BTreeMap<u64, Option<usize>>,
+    next_id: u64,
+    failed: bool,
+    flush_out: bool,
+}
+
+impl Writeback {
+    /// Begins to carry out a plan.
+    pub fn new(plan: Plan) -> Self {
+        mark("writeback.begun");
+        Self {
+            images: plan.segments.iter().map(|_| None).collect(),
+            plan: plan.segments,
+            phase: Phase::Read,
+            codec: Codec::new(Algorithm::None),
+            blocks: BTreeMap::new(),
+            zeros: VecDeque::new(),
+            queue: VecDeque::new(),
+            damaged: Vec::new(),
+            unreadable: Vec::new(),
+            next_read: 0,
+            flights: BTreeMap::new(),
+            next_id: 0,
+            failed: false,
+            flush_out: false,
+        }
+    }
+
+    fn launch(&mut self, device: Device, at: u64, op: Op, segment: Option<usize>) -> Command {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.flights.insert(id, segment);
+        Command { id, device, at, op }
+    }
+
+    /// The next thing to do, if there is one now.
+    pub fn next(&mut self) -> Option<Command> {
+        if self.failed || self.flights.len() >= DEPTH {
+            return None;
+        }
+        loop {
+            let command = match self.phase {
+                Phase::Read => self.next_read(),
+                Phase::Zero => self.next_zero(),
+                Phase::Write => self.next_write(),
+                Phase::Flush => self.next_flush(),
+                Phase::Over => None,
+            };
+            if command.is_some() || !self.flights.is_empty() || self.phase == Phase::Over {
+                return command;
+            }
+            self.advance();
+        }
+    }
+
+    /// What was to be done in this phase is done.
+    fn advance(&mut self) {
+        self.phase = match self.phase {
+            Phase::Read => {
+                self.gather();
+                if planted::on(Bug::DiscardOutOfOrder) { Phase::Write } else { Phase::Zero }
+            }
+            Phase::Zero if planted::on(Bug::DiscardOutOfOrder) => Phase::Flush,
+            Phase::Zero => Phase::Write,
+            Phase::Write if planted::on(Bug::DiscardOutOfOrder) => Phase::Zero,
+            Phase::Write => Phase::Flush,
+            Phase::Flush | Phase::Over => Phase::Over,
+        };
+    }
+
+    fn next_read(&mut self) -> Option<Command> {
+        loop {
+            let i = self.next_read;
+            let planned = *self.plan.get(i)?;
+            self.next_read += 1;
+            if planned.used > 0 {
+                let op = Op::Read(planned.used as usize);
+                return Some(self.launch(Device::Log, planned.at, op, Some(i)));
+            }
+        }
+    }
+
+    fn next_zero(&mut self) -> Option<Command> {
+        let (start, end) = self.zeros.pop_front()?;
+        mark("writeback.zeros");
+        let (at, len) = (start * BLOCK_SIZE as u64, (end - start) * BLOCK_SIZE as u64);
+        Some(self.launch(Device::Backing, at, Op::Zero(len), None))
+    }
+
+    fn next_write(&mut self) -> Option<Command> {
+        let &(first, _, _) = self.queue.front()?;
+        let follows =
+            |(i, (block, _, _)): &(usize, &(u64, usize, Data))| *block == first + *i as u64;
+        let count = self.queue.iter().take(RUN).enumerate().take_while(follows).count();
+        let mut bytes = Buffer::new(count * BLOCK_SIZE);
+        let mut good = 0;
+        for block in bytes.chunks_exact_mut(BLOCK_SIZE) {
+            let Some(&(_, segment, data)) = self.queue.front() else { break };
+            let Ok(block) = block.try_into() else { break };
+            let payload = payload(&self.images, segment, &data).unwrap_or_default();
+            if !decode(&mut self.codec, data.kind, payload, block) {
+                break;
+            }
+            self.queue.pop_front();
+            good += 1;
+        }
+        if good == 0 {
+            // Its check word fits, yet it does not decode: as bad as damaged.
+            mark("writeback.undecodable");
+            let (_, segment, data) = self.queue.pop_front()?;
+            self.damaged.push((self.plan[segment].number, data));
+            return self.next_write();
+        }
+        mark(if good > 1 { "writeback.merged" } else { "writeback.single" });
+        let op = Op::Write(Arc::new(bytes), 0..good * BLOCK_SIZE);
+        Some(self.launch(Device::Backing, first * BLOCK_SIZE as u64, op, None))
+    }
+
+    fn next_flush(&mut self) -> Option<Command> {
+        if self.flush_out || planted::on(Bug::ForgetBackingFlush) {
+            return None;
+        }
+        self.flush_out = true;
+        Some(self.launch(Device::Backing, 0, Op::Flush, None))
+    }
+
+    /// Says what became of a command.
+    pub fn complete(&mut self, id: u64, outcome: Outcome) {
+        let Some(segment) = self.flights.remove(&id) else { return };
+        match (outcome, segment) {
+            (Outcome::Failed(_), _) => {
+                mark("writeback.failed");
+                self.failed = true;
+            }
+            (Outcome::Bytes(bytes), Some(i)) => self.images[i] = Some(bytes),
+            _ => {}
+        }
+    }
+
+    /// Whether nothing is left to do, for better or worse.
+    pub fn is_over(&self) -> bool {
+        self.flights.is_empty() && (self.failed || self.phase == Phase::Over)
+    }
+
+    /// What became of the window, when it is over.
+    pub fn ended(&mut self) -> Option<Ended> {
+        if !self.is_over() {
+            return None;
+        }
+        if self.failed {
+            return Some(Ended::Badly);
+        }
+        Some(Ended::Well {
+            blocks: std::mem::take(&mut self.blocks).into_keys().collect(),
+            damaged: std::mem::take(&mut self.damaged),
+            unreadable: std::mem::take(&mut self.unreadable),
+        })
+    }
+
+    /// Finds the last record of each block, and verifies it.
+    fn gather(&mut self) {
+        for i in 0..self.plan.len() {
+            self.gather_segment(i);
+        }
+        let all = self.blocks.iter().map(|(&block, &(i, data))| (block, i, data));
+        let (good, bad): (Vec<_>, Vec<_>) = all.partition(|(_, i, data)| {
+            let Planned { epoch, number, .. } = self.plan[*i];
+            let stamp = Stamp { epoch, segment: number, offset: data.offset, block: data.block };
+            payload(&self.images, *i, data).is_some_and(|payload| stamp.fits(payload, data.check))
+        });
+        for (_, i, data) in bad {
+            mark("writeback.damaged");
+            self.damaged.push((self.plan[i].number, data));
+        }
+        self.queue = good.into();
+    }
+
+    fn gather_segment(&mut self, i: usize) {
+        let Planned { number, used, chunk, prev, .. } = self.plan[i];
+        let mut at = 0;
+        let mut after = (chunk, Some(prev));
+        let mut broken = None;
+        while at < used {
+            let Some((header, sum, entries)) = self.read_chunk(i, at, after) else {
+                // Chunks behind a damaged one are good for themselves.
+                broken = broken.or(Some(at));
+                after.1 = None;
+                at += ALIGN as u32;
+                continue;
+            };
+            if let Some(from) = broken.take() {
+                mark("writeback.resumed");
+                self.unreadable.push((number, from..at));
+            }
+            for entry in &entries {
+                self.note(i, entry);
+            }
+            at += header.len;
+            after = (header.chunk + 1, Some(sum));
+        }
+        if let Some(from) = broken {
+            mark("writeback.unreadable");
+            self.unreadable.push((number, from..used));
+        }
+    }
+
+    /// The chunk at a place: of the number and after the header that are given, or, without a
+    /// header, of any later number.
+    fn read_chunk(
+        &self,
+        i: usize,
+        at: u32,
+        (chunk, prev): (u64, Option<u32>),
+    ) -> Option<(Header, u32, Vec<Entry>)> {
+        let planned = &self.plan[i];
+        let image = self.images[i].as_ref()?.get(at as usize..planned.used as usize)?;
+        let (header, sum) = Header::decode(image.get(..HEADER)?)?;
+        let follows = match prev {
+            Some(prev) => header.chunk == chunk && header.prev == prev,
+            None => header.chunk > chunk,
+        };
+        let expected = follows
+            && header.segment == planned.number
+            && header.offset == at
+            && header.epoch == planned.epoch;
+        let table = image.get(header.table_at()..header.len as usize)?;
+        let entries = expected.then(|| read_table(&header, table))??;
+        (header.len as usize >= ALIGN).then_some((header, sum, entries))
+    }
+
+    fn note(&mut self, segment: usize, entry: &Entry) {
+        match *entry {
+            Entry::Data(data) => {
+                if planted::on(Bug::OldestWins) {
+                    self.blocks.entry(data.block).or_insert((segment, data));
+                } else {
+                    self.blocks.insert(data.block, (segment, data));
+                }
+            }
+            Entry::Range { kind, block, count } => {
+                // Older data of the range must not come after its zeros.
+                let mut newer = self.blocks.split_off(&block);
+                self.blocks.append(&mut newer.split_off(&(block + count)));
+                if kind == Kind::Zeros {
+                    self.zeros.push_back((block, block + count));
+                }
+            }
+        }
+    }
+}
+
+fn payload<'a>(images: &'a [Option<Buffer>], segment: usize, data: &Data) -> Option<&'a [u8]> {
+    let from = data.offset as usize;
+    images.get(segment)?.as_ref()?.get(from..from + data.len as usize)
+}

@@ -1,0 +1,384 @@
+//! Blocks in a durable log before a backing store: the log's core, its drives, and who moves them.
+//!
+//! The core does no I/O; here is who does. Whoever waits for a commit carries commands out himself, so a
+//! small synced write needs no other thread; a few threads of the log's own write what nobody waits for.
+//! Invariants: the core's lock is not held during I/O; a block's stripe is held from the read of a
+//! read-modify-write to its append; who takes several takes them in order; none of the log's own threads
+//! takes one.
+
+use crate::BLOCK_SIZE;
+use crate::durable::format::{Kind, crc};
+use crate::durable::{
+    Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, decode,
+};
+use crate::media::{ALIGN, Buffer, Drive, DriveError};
+use crate::store::GROUP;
+use crate::store::codec::{Algorithm, Codec, Encoded};
+use crate::store::format::Coding;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const STRIPES: usize = 256;
+
+/// Why a request on a logged volume failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// A drive failed.
+    #[error(transparent)]
+    Drive(#[from] DriveError),
+    /// This block's only copy is damaged.
+    #[error("block {0} is damaged")]
+    Damaged(u64),
+    /// The log's drive failed; nothing more is taken.
+    #[error("the log has failed")]
+    Failed,
+}
+
+/// One thread's memory for requests.
+pub struct LogHand {
+    codec: Codec,
+    /// Payloads of a group, each with its kind.
+    payloads: Vec<(Kind, Vec<u8>)>,
+    found: Vec<Found>,
+    buffer: Buffer,
+    block: Box<[u8; BLOCK_SIZE]>,
+}
+
+impl LogHand {
+    /// Memory for one thread; what it writes is compressed as `algorithm` says.
+    pub fn new(algorithm: Algorithm) -> Self {
+        Self {
+            codec: Codec::new(algorithm),
+            payloads: (0..GROUP).map(|_| (Kind::Raw, Vec::with_capacity(BLOCK_SIZE))).collect(),
+            found: Vec::with_capacity(GROUP),
+            buffer: Buffer::new(2 * ALIGN),
+            block: Box::new([0; BLOCK_SIZE]),
+        }
+    }
+
+    /// Encodes a block as the `i`-th payload.
+    fn encode(&mut self, i: usize, block: &[u8; BLOCK_SIZE]) {
+        let (kind, out) = &mut self.payloads[i];
+        out.resize(BLOCK_SIZE, 0);
+        let (now, len) = match self.codec.encode(block, out) {
+            Encoded::Same(0) => (Kind::Zeros, 0),
+            Encoded::Same(word) => {
+                let word = u64::from(word) << 32 | u64::from(word);
+                out[..8].copy_from_slice(&word.to_le_bytes());
+                (Kind::Same, 8)
+            }
+            Encoded::Payload(len, Coding::Raw) => (Kind::Raw, len),
+            Encoded::Payload(len, Coding::Lz4) => (Kind::Lz4, len),
+            Encoded::Payload(len, Coding::Zstd) => (Kind::Zstd, len),
+            Encoded::Payload(len, Coding::Fill) => (Kind::Same, len),
+        };
+        *kind = now;
+        out.truncate(len);
+    }
+}
+
+/// A log, its backing store, and their state.
+pub struct Logged {
+    core: Mutex<Core>,
+    /// Something was completed, or there is something to do.
+    news: Condvar,
+    log: Arc<dyn Drive>,
+    backing: Arc<dyn Drive>,
+    stripes: Vec<Mutex<()>>,
+    stopping: AtomicBool,
+    /// Milliseconds since `began` at the last request.
+    last_request_ms: AtomicU64,
+    began: Instant,
+    damaged_reads: AtomicU64,
+}
+
+impl Logged {
+    /// A log that was opened, with its drives.
+    pub fn new(core: Core, log: Arc<dyn Drive>, backing: Arc<dyn Drive>) -> Self {
+        Self {
+            core: Mutex::new(core),
+            news: Condvar::new(),
+            log,
+            backing,
+            stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            stopping: AtomicBool::new(false),
+            last_request_ms: AtomicU64::new(0),
+            began: Instant::now(),
+            damaged_reads: AtomicU64::new(0),
+        }
+    }
+
+    /// The core, for questions.
+    pub fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.lock()
+    }
+
+    /// Reads of damaged blocks.
+    pub fn damaged_reads(&self) -> u64 {
+        self.damaged_reads.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    /// How long nobody has asked for anything.
+    pub(super) fn idle(&self) -> Duration {
+        let last = self.last_request_ms.load(Ordering::Relaxed);
+        Duration::from_millis(self.now_ms().saturating_sub(last))
+    }
+
+    fn touch(&self) {
+        self.last_request_ms.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    pub(super) fn stop_threads(&self) {
+        self.stopping.store(true, Ordering::Release);
+        let _core = self.core.lock();
+        self.news.notify_all();
+    }
+
+    pub(super) fn notify(&self) {
+        self.news.notify_all();
+    }
+
+    fn stripe(&self, block: u64) -> &Mutex<()> {
+        &self.stripes[(block / GROUP as u64) as usize % STRIPES]
+    }
+
+    /// Reads up to [`GROUP`] blocks that share a stripe.
+    ///
+    /// # Errors
+    /// A drive fails, or a block is damaged; what was read before that is in `out`.
+    pub fn read(
+        &self,
+        hand: &mut LogHand,
+        first: u64,
+        out: &mut [[u8; BLOCK_SIZE]],
+    ) -> Result<(), Fault> {
+        self.touch();
+        hand.found.clear();
+        {
+            let mut core = self.core.lock();
+            for (i, (_, payload)) in hand.payloads.iter_mut().enumerate().take(out.len()) {
+                hand.found.push(core.locate(first + i as u64, payload));
+            }
+        }
+        let mut result = Ok(());
+        let mut i = 0;
+        while i < out.len() {
+            let here = hand.found[i];
+            let mut count = 1;
+            if here == Found::Backing {
+                count = hand.found[i..].iter().take_while(|f| **f == Found::Backing).count();
+            }
+            let blocks = &mut out[i..i + count];
+            let done = self.fetch(hand, i, here, first + i as u64, blocks);
+            if let (Ok(()), Err(fault)) = (&result, done) {
+                result = Err(fault);
+            }
+            i += count;
+        }
+        result
+    }
+
+    /// Gets what was located: one block, or a run of blocks from the backing store.
+    fn fetch(
+        &self,
+        hand: &mut LogHand,
+        i: usize,
+        found: Found,
+        block: u64,
+        out: &mut [[u8; BLOCK_SIZE]],
+    ) -> Result<(), Fault> {
+        match found {
+            Found::Zeros => out.as_flattened_mut().fill(0),
+            Found::Lost => return Err(self.damaged(block)),
+            Found::Backing => {
+                self.backing.read(block * BLOCK_SIZE as u64, out.as_flattened_mut())?
+            }
+            Found::Memory(kind) => {
+                let (_, payload) = &hand.payloads[i];
+                if !decode(&mut hand.codec, kind, payload, &mut out[0]) {
+                    return Err(self.damaged(block));
+                }
+            }
+            Found::Log(reading) => {
+                let result = self.read_log(hand, &reading, &mut out[0]);
+                self.core.lock().release(&reading);
+                result?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_log(
+        &self,
+        hand: &mut LogHand,
+        reading: &Reading,
+        out: &mut [u8; BLOCK_SIZE],
+    ) -> Result<(), Fault> {
+        let skip = (reading.at % ALIGN as u64) as usize;
+        let end = skip + reading.len as usize;
+        let aligned = &mut hand.buffer[..end.next_multiple_of(ALIGN)];
+        self.log.read(reading.at - skip as u64, aligned)?;
+        let payload = &aligned[skip..end];
+        if !reading.stamp.fits(payload, reading.check)
+            || !decode(&mut hand.codec, reading.kind, payload, out)
+        {
+            return Err(self.damaged(reading.stamp.block));
+        }
+        Ok(())
+    }
+
+    fn damaged(&self, block: u64) -> Fault {
+        self.damaged_reads.fetch_add(1, Ordering::Relaxed);
+        Fault::Damaged(block)
+    }
+
+    /// Writes up to [`GROUP`] blocks that share a stripe.
+    ///
+    /// # Errors
+    /// The log has failed; some of the blocks may have been taken.
+    pub fn write(
+        &self,
+        hand: &mut LogHand,
+        first: u64,
+        blocks: &[[u8; BLOCK_SIZE]],
+    ) -> Result<(), Fault> {
+        self.touch();
+        for (i, block) in blocks.iter().enumerate() {
+            hand.encode(i, block);
+        }
+        let _stripe = self.stripe(first).lock();
+        self.append(&hand.payloads[..blocks.len()], first)
+    }
+
+    fn append(&self, payloads: &[(Kind, Vec<u8>)], first: u64) -> Result<(), Fault> {
+        let mut sums = [0; GROUP];
+        for (sum, (_, payload)) in sums.iter_mut().zip(payloads) {
+            *sum = crc(payload);
+        }
+        let mut done = 0;
+        self.settle(|core| {
+            let before = core.counts().chunks;
+            while let Some((kind, payload)) = payloads.get(done) {
+                let block = first + done as u64;
+                let taken = match kind {
+                    Kind::Zeros => core.discard(block, 1),
+                    _ => core.append(block, *kind, payload, sums[done]),
+                };
+                match taken {
+                    Ok(()) => done += 1,
+                    Err(Refused::Full) => return None,
+                    Err(Refused::Failed) => return Some(Err(Fault::Failed)),
+                }
+            }
+            if core.counts().chunks > before {
+                self.news.notify_one();
+            }
+            Some(Ok(()))
+        })
+    }
+
+    /// Reads a block, changes it and writes it, as one step for everybody else.
+    ///
+    /// # Errors
+    /// As [`Self::read`] and [`Self::write`].
+    pub fn modify(
+        &self,
+        hand: &mut LogHand,
+        block: u64,
+        change: impl FnOnce(&mut [u8; BLOCK_SIZE]),
+    ) -> Result<(), Fault> {
+        let _stripe = self.stripe(block).lock();
+        let mut content = std::mem::replace(&mut hand.block, Box::new([0; BLOCK_SIZE]));
+        let read = self.read(hand, block, std::slice::from_mut(&mut *content));
+        let result = read.and_then(|()| {
+            change(&mut content);
+            hand.encode(0, &content);
+            self.append(&hand.payloads[..1], block)
+        });
+        hand.block = content;
+        result
+    }
+
+    /// Makes `count` blocks, at least one, read as zeros.
+    ///
+    /// # Errors
+    /// The log has failed.
+    pub fn discard(&self, first: u64, count: u64) -> Result<(), Fault> {
+        self.touch();
+        // A read-modify-write of a block in the range must come before or after, not around.
+        let groups = first / GROUP as u64..=(first + count - 1) / GROUP as u64;
+        let mut stripes: Vec<usize> =
+            groups.take(STRIPES).map(|group| group as usize % STRIPES).collect();
+        stripes.sort_unstable();
+        let _stripes: Vec<_> = stripes.iter().map(|&i| self.stripes[i].lock()).collect();
+        self.settle(|core| match core.discard(first, count) {
+            Ok(()) => Some(Ok(())),
+            Err(Refused::Full) => None,
+            Err(Refused::Failed) => Some(Err(Fault::Failed)),
+        })
+    }
+
+    /// Makes everything durable that was acknowledged before.
+    ///
+    /// # Errors
+    /// The log has failed.
+    pub fn flush(&self) -> Result<(), Fault> {
+        let ticket = self.core.lock().flush();
+        self.settle(|core| match core.progress(ticket) {
+            Progress::Pending => None,
+            Progress::Done => Some(Ok(())),
+            Progress::Failed => Some(Err(Fault::Failed)),
+        })
+    }
+
+    /// Carries out the core's commands until `ready` says something.
+    pub(super) fn settle<T>(&self, mut ready: impl FnMut(&mut Core) -> Option<T>) -> T {
+        let mut core = self.core.lock();
+        loop {
+            if let Some(value) = ready(&mut core) {
+                return value;
+            }
+            match core.next() {
+                Some(command) => {
+                    let outcome = MutexGuard::unlocked(&mut core, || self.carry_out(&command));
+                    core.complete(command.id, &outcome);
+                    self.news.notify_all();
+                }
+                None => {
+                    self.news.wait_for(&mut core, Duration::from_millis(50));
+                }
+            }
+        }
+    }
+
+    /// Does what a command says.
+    pub(super) fn carry_out(&self, command: &Command) -> Outcome {
+        let drive = match command.device {
+            Device::Log => &self.log,
+            Device::Backing => &self.backing,
+        };
+        let done = match &command.op {
+            Op::Read(len) => {
+                let mut bytes = Buffer::new(*len);
+                return match drive.read(command.at, &mut bytes) {
+                    Ok(()) => Outcome::Bytes(bytes),
+                    Err(e) => Outcome::Failed(e),
+                };
+            }
+            Op::Write(bytes, range) => drive.write(command.at, &bytes[range.clone()]),
+            Op::Zero(len) => drive.zero(command.at, *len),
+            Op::Flush => drive.flush(),
+        };
+        done.map_or_else(Outcome::Failed, |()| Outcome::Done)
+    }
+}

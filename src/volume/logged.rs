@@ -1,0 +1,337 @@
+//! A volume whose changes go to a durable log before they reach a backing store.
+//!
+//! Invariants: a write is acknowledged when the log's memory has it, a flush when the log's drive has
+//! it; every request is counted once. A request is cut at groups of 16 blocks, which the contract
+//! allows.
+
+use super::counters::{Counters, Kind, Outcome, Totals};
+use super::split::{Piece, pieces};
+use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
+use crate::BLOCK_SIZE;
+use crate::durable::{self, Core, OpenError};
+use crate::error::{Context, Error, Result};
+use crate::media::Drive;
+use crate::stats::{LogStats, Stats};
+use crate::store::codec::Algorithm;
+use crate::tiers::{Fault, LogHand, Logged, Policy, Tending};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+
+/// How a logged volume works.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogOptions {
+    /// How blocks are compressed.
+    pub algorithm: Algorithm,
+    /// Acknowledge writes when they are durable, not when they are in memory.
+    pub sync: bool,
+    /// Memory and commits of the log.
+    pub log: durable::Options,
+    /// When and how much is written back.
+    pub policy: Policy,
+    /// Go on although durable chunks are missing; what they held reads as it was before.
+    pub accept_loss: bool,
+}
+
+/// A block device over a log and a backing store.
+pub struct LogVolume {
+    logged: Arc<Logged>,
+    blocks: u64,
+    options: LogOptions,
+    tending: Mutex<Option<Tending>>,
+    counters: Mutex<(Vec<Arc<Counters>>, Totals)>,
+    report: durable::Report,
+}
+
+impl LogVolume {
+    /// Opens the log on `log`, which belongs to `backing`, and starts to work. `epoch` is a random
+    /// number.
+    ///
+    /// # Errors
+    /// See [`durable::open`]; or the system gives no thread.
+    pub fn open(
+        log: Arc<dyn Drive>,
+        backing: Arc<dyn Drive>,
+        options: LogOptions,
+        epoch: u64,
+    ) -> std::result::Result<Arc<Self>, OpenError> {
+        let (core, report) = durable::open(&*log, options.log, epoch, options.accept_loss)?;
+        let blocks = core.blocks();
+        Ok(Arc::new(Self {
+            logged: Arc::new(Logged::new(core, log, backing)),
+            blocks,
+            options,
+            tending: Mutex::new(None),
+            counters: Mutex::default(),
+            report,
+        }))
+    }
+
+    /// Starts the threads that commit and write back.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(&self) -> Result<()> {
+        *self.tending.lock() = Some(Tending::start(&self.logged, self.options.policy)?);
+        Ok(())
+    }
+
+    /// What opening found.
+    pub fn report(&self) -> &durable::Report {
+        &self.report
+    }
+
+    /// Brings everything to the backing store. `progress` hears how many segments are left, and
+    /// says whether to go on; whether everything is there then.
+    ///
+    /// # Errors
+    /// The log has failed.
+    pub fn drain(&self, progress: impl FnMut(u64) -> bool) -> std::result::Result<bool, Fault> {
+        match &*self.tending.lock() {
+            Some(tending) => tending.drain(progress),
+            None => Ok(self.logged.core().is_clean()),
+        }
+    }
+
+    /// Makes everything durable and ends the threads. Nothing may be asked of it any more.
+    ///
+    /// # Errors
+    /// The log has failed.
+    pub fn close(&self) -> std::result::Result<(), Fault> {
+        let tending = self.tending.lock().take();
+        tending.map_or(Ok(()), Tending::close)
+    }
+
+    /// All counters, now. What only a store in memory has is 0.
+    pub fn stats(&self) -> Stats {
+        let totals = {
+            let counters = self.counters.lock();
+            let mut totals = counters.1.clone();
+            for live in &counters.0 {
+                totals.add(live);
+            }
+            totals
+        };
+        Stats {
+            disk_size_bytes: self.blocks * BLOCK,
+            read: totals.requests(Kind::Read),
+            write: totals.requests(Kind::Write),
+            flush: totals.requests(Kind::Flush),
+            discard: totals.requests(Kind::Discard),
+            write_zeroes: totals.requests(Kind::WriteZeroes),
+            invalid_io: totals.invalid,
+            corrupt_records: self.logged.damaged_reads(),
+            log: Some(log_stats(&self.logged.core())),
+            ..Stats::default()
+        }
+    }
+}
+
+fn log_stats(core: &Core) -> LogStats {
+    let counts = core.counts();
+    let (used, segments) = core.fullness();
+    let (blocks, memory) = core.index_size();
+    LogStats {
+        segments,
+        segments_used: used,
+        blocks_dirty: blocks as u64,
+        index_bytes: memory as u64,
+        blocks_appended: counts.blocks,
+        asked_bytes: counts.asked_bytes,
+        written_bytes: counts.written_bytes,
+        chunks: counts.chunks,
+        flushes: counts.flushes,
+        drive_flushes: counts.drive_flushes,
+        errors: counts.errors,
+        windows: counts.windows[0],
+        windows_failed: counts.windows[1],
+        failed: core.is_failed(),
+    }
+}
+
+impl From<Fault> for IoError {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Drive(e) => Self::Drive(e.errno),
+            Fault::Damaged(block) => Self::Corrupt(block),
+            Fault::Failed => Self::Drive(5), // EIO
+        }
+    }
+}
+
+impl Device for LogVolume {
+    fn size(&self) -> u64 {
+        self.blocks * BLOCK
+    }
+
+    fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        let counters = Arc::new(Counters::default());
+        self.counters.lock().0.push(Arc::clone(&counters));
+        let hand = LogHand::new(self.options.algorithm);
+        Box::new(LogChannel { volume: self, hand, counters })
+    }
+
+    fn extents(
+        &self,
+        offset: u64,
+        len: u64,
+        _most: usize,
+    ) -> std::result::Result<Vec<Extent>, IoError> {
+        // What the backing store holds nobody knows without reading it.
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size());
+        let all = Extent { len, kind: ExtentKind::Data };
+        if inside { Ok(vec![all]) } else { Err(IoError::OutOfRange) }
+    }
+}
+
+impl Serving for LogVolume {
+    fn stats(&self) -> Stats {
+        self.stats()
+    }
+
+    fn grow(&self, _size: u64) -> Result<()> {
+        Err(Error::usage("a volume with a log has the size of its backing store")
+            .mend("make that larger, then take the volume down and up"))
+    }
+
+    fn set_ram_limit(&self, _bytes: u64) -> Result<()> {
+        Err(Error::usage("a volume with a log has no ram-limit"))
+    }
+
+    fn volatile_bytes(&self) -> u64 {
+        0
+    }
+
+    fn close(&self) -> Result<()> {
+        self.close().context("the log could not be closed in order")
+    }
+}
+
+/// One thread's way into a logged volume.
+struct LogChannel {
+    volume: Arc<LogVolume>,
+    hand: LogHand,
+    counters: Arc<Counters>,
+}
+
+impl Channel for LogChannel {
+    fn submit(
+        &mut self,
+        request: Request<'_>,
+        arrived: Instant,
+    ) -> std::result::Result<(), IoError> {
+        let start = Instant::now();
+        let (kind, offset, len) = match &request {
+            Request::Read { offset, buf } => (Kind::Read, *offset, buf.len() as u64),
+            Request::Write { offset, data, .. } => (Kind::Write, *offset, data.len() as u64),
+            Request::Flush => (Kind::Flush, 0, 0),
+            Request::Discard { offset, len } => (Kind::Discard, *offset, *len),
+            Request::WriteZeroes { offset, len, .. } => (Kind::WriteZeroes, *offset, *len),
+        };
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.volume.size());
+        let result = if inside {
+            self.serve(request).map_err(IoError::from)
+        } else {
+            self.counters.count_invalid();
+            Err(IoError::OutOfRange)
+        };
+        let waiting: Duration = start.saturating_duration_since(arrived);
+        let (failed, serving) = (result.is_err(), start.elapsed());
+        self.counters.count(kind, Outcome { bytes: len, failed, waiting, serving });
+        result
+    }
+}
+
+impl LogChannel {
+    fn serve(&mut self, request: Request<'_>) -> std::result::Result<(), Fault> {
+        let sync = self.volume.options.sync;
+        let durable = match request {
+            Request::Read { offset, buf } => return self.read(offset, buf),
+            Request::Write { offset, data, fua } => {
+                self.write(offset, data)?;
+                fua
+            }
+            Request::Flush => return self.volume.logged.flush(),
+            Request::Discard { offset, len } => {
+                self.zero(offset, len)?;
+                false
+            }
+            Request::WriteZeroes { offset, len, fua, .. } => {
+                self.zero(offset, len)?;
+                fua
+            }
+        };
+        if durable || sync { self.volume.logged.flush() } else { Ok(()) }
+    }
+
+    fn read(&mut self, offset: u64, mut buf: &mut [u8]) -> std::result::Result<(), Fault> {
+        let logged = &self.volume.logged;
+        for piece in pieces(offset, buf.len() as u64) {
+            let (now, rest) = std::mem::take(&mut buf).split_at_mut(piece.bytes());
+            buf = rest;
+            match piece {
+                Piece::Blocks { first, .. } => {
+                    let (blocks, _) = now.as_chunks_mut::<BLOCK_SIZE>();
+                    logged.read(&mut self.hand, first, blocks)?;
+                }
+                Piece::Part { block, from, len } => {
+                    let mut whole = [0; BLOCK_SIZE];
+                    logged.read(&mut self.hand, block, std::slice::from_mut(&mut whole))?;
+                    now.copy_from_slice(&whole[from..from + len]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, mut data: &[u8]) -> std::result::Result<(), Fault> {
+        let logged = &self.volume.logged;
+        for piece in pieces(offset, data.len() as u64) {
+            let (now, rest) = data.split_at(piece.bytes());
+            data = rest;
+            match piece {
+                Piece::Blocks { first, .. } => {
+                    let (blocks, _) = now.as_chunks::<BLOCK_SIZE>();
+                    logged.write(&mut self.hand, first, blocks)?;
+                }
+                Piece::Part { block, from, len } => {
+                    let change =
+                        |b: &mut [u8; BLOCK_SIZE]| b[from..from + len].copy_from_slice(now);
+                    logged.modify(&mut self.hand, block, change)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn zero(&mut self, offset: u64, len: u64) -> std::result::Result<(), Fault> {
+        let logged = &self.volume.logged;
+        let end = offset + len;
+        let (first, last) = (offset.next_multiple_of(BLOCK), end / BLOCK * BLOCK);
+        let mut part = |from: u64, to: u64| {
+            let (block, within) = (from / BLOCK, (from % BLOCK) as usize);
+            let len = (to - from) as usize;
+            logged.modify(&mut self.hand, block, |b| b[within..within + len].fill(0))
+        };
+        if first > last {
+            return part(offset, end);
+        }
+        if offset < first {
+            part(offset, first)?;
+        }
+        if last < end {
+            part(last, end)?;
+        }
+        if first < last { logged.discard(first / BLOCK, (last - first) / BLOCK) } else { Ok(()) }
+    }
+}
+
+impl Drop for LogChannel {
+    fn drop(&mut self) {
+        let mut counters = self.volume.counters.lock();
+        counters.1.add(&self.counters);
+        counters.0.retain(|other| !Arc::ptr_eq(other, &self.counters));
+    }
+}

@@ -1,0 +1,289 @@
+//! The logged volume with real threads: against an array of bytes, through restarts, damage and
+//! failures.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/ram_drive.rs"]
+mod ram_drive;
+
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use ram_drive::RamDrive;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use ztier::durable;
+use ztier::media::Drive;
+use ztier::volume::{Channel, Device, IoError, LogOptions, LogVolume, Request};
+
+const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 2048;
+const SEGMENT: u32 = 64 << 10;
+
+struct Pair {
+    log: Arc<RamDrive>,
+    backing: Arc<RamDrive>,
+    opened: u64,
+}
+
+impl Pair {
+    fn new(log_bytes: u64) -> Self {
+        let log = Arc::new(RamDrive::new(log_bytes));
+        let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
+        durable::format(&*log, [7; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
+        Self { log, backing, opened: 0 }
+    }
+
+    fn open(&mut self) -> Arc<LogVolume> {
+        self.opened += 1;
+        let (log, backing) = (Arc::clone(&self.log), Arc::clone(&self.backing));
+        let volume =
+            LogVolume::open(log, backing, LogOptions::default(), 1000 + self.opened).unwrap();
+        volume.start().unwrap();
+        volume
+    }
+}
+
+fn write(to: &mut dyn Channel, offset: u64, data: &[u8]) -> Result<(), IoError> {
+    to.submit(Request::Write { offset, data, fua: false }, Instant::now())
+}
+
+fn read(from: &mut dyn Channel, offset: u64, len: usize) -> Result<Vec<u8>, IoError> {
+    let mut buf = vec![0xa5; len];
+    from.submit(Request::Read { offset, buf: &mut buf }, Instant::now())?;
+    Ok(buf)
+}
+
+/// Bytes that differ with the seed: of four kinds, from zeros to what no codec shrinks.
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len)
+        .map(|i| match seed % 4 {
+            0 => 0,
+            1 => seed as u8,
+            2 if i % 2 == 0 => 7,
+            _ => next(),
+        })
+        .collect()
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u64, usize, u64),
+    Read(u64, usize),
+    Discard(u64, u64),
+    Flush,
+    Drain,
+    /// Closed in order, and opened again.
+    Restart,
+    /// Opened again as after a kill; what was flushed before must be there, and here all is.
+    Kill,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let end = BLOCKS * BLOCK;
+    let range = (0..end - (200 << 10), prop_oneof![1usize..9000, 1usize..200 << 10]);
+    let blocks =
+        range.clone().prop_map(|(at, len)| (at / BLOCK * BLOCK, len.next_multiple_of(4096)));
+    let place = prop_oneof![range, blocks];
+    let step = prop_oneof![
+        12 => (place.clone(), any::<u64>()).prop_map(|((at, len), seed)| Step::Write(at, len, seed)),
+        4 => place.clone().prop_map(|(at, len)| Step::Read(at, len)),
+        2 => place.prop_map(|(at, len)| Step::Discard(at, len as u64)),
+        1 => Just(Step::Flush),
+        1 => Just(Step::Drain),
+        1 => Just(Step::Restart),
+        1 => Just(Step::Kill),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+fn run(steps: &[Step]) {
+    let mut pair = Pair::new(4 << 20);
+    let mut model = vec![0; (BLOCKS * BLOCK) as usize];
+    let mut volume = pair.open();
+    let mut channel = Arc::clone(&volume).channel();
+    for step in steps {
+        match *step {
+            Step::Write(at, len, seed) => {
+                let data = bytes(seed, len);
+                write(&mut *channel, at, &data).unwrap();
+                model[at as usize..at as usize + len].copy_from_slice(&data);
+            }
+            Step::Read(at, len) => {
+                assert!(read(&mut *channel, at, len).unwrap() == model[at as usize..][..len]);
+            }
+            Step::Discard(offset, len) => {
+                channel.submit(Request::Discard { offset, len }, Instant::now()).unwrap();
+                model[offset as usize..(offset + len) as usize].fill(0);
+            }
+            Step::Flush => channel.submit(Request::Flush, Instant::now()).unwrap(),
+            Step::Drain => {
+                assert!(volume.drain(|_| true).unwrap());
+                assert!(pair.backing.content() == model, "the backing store is the volume");
+            }
+            Step::Restart | Step::Kill => {
+                drop(channel);
+                if matches!(step, Step::Restart) {
+                    volume.close().unwrap();
+                } else {
+                    // Threads end, nothing is said to the log's drive.
+                    let mut last = Arc::clone(&volume).channel();
+                    last.submit(Request::Flush, Instant::now()).unwrap();
+                }
+                drop(volume);
+                volume = pair.open();
+                assert_eq!(volume.report().closed, matches!(step, Step::Restart));
+                channel = Arc::clone(&volume).channel();
+            }
+        }
+    }
+    assert!(read(&mut *channel, 0, model.len()).unwrap() == model);
+    drop(channel);
+    volume.close().unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 24, rng_seed: RngSeed::Fixed(11), failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+    #[test]
+    fn it_is_an_array_of_bytes_through_drains_and_restarts(steps in steps()) {
+        run(&steps);
+    }
+}
+
+#[test]
+fn more_is_written_than_the_log_holds_by_several_threads() {
+    let mut pair = Pair::new(2 << 20);
+    let volume = pair.open();
+    std::thread::scope(|scope| {
+        for thread in 0..3u64 {
+            let volume = &volume;
+            scope.spawn(move || {
+                let mut channel = Arc::clone(volume).channel();
+                for round in 0..8u64 {
+                    for block in (thread..BLOCKS).step_by(3) {
+                        let data = bytes(block * 31 + round * 4 + 3, 4096);
+                        write(&mut *channel, block * BLOCK, &data).unwrap();
+                        if block % 97 == 0 {
+                            channel.submit(Request::Flush, Instant::now()).unwrap();
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let mut channel = Arc::clone(&volume).channel();
+    for block in 0..BLOCKS {
+        let found = read(&mut *channel, block * BLOCK, 4096).unwrap();
+        assert!(found == bytes(block * 31 + 7 * 4 + 3, 4096), "block {block}");
+    }
+    let stats = volume.stats().log.unwrap();
+    assert!(stats.windows > 0, "{stats:?}");
+    drop(channel);
+    volume.close().unwrap();
+    assert!(pair.open().report().closed);
+}
+
+#[test]
+fn flushes_of_several_threads_share_commits() {
+    let mut pair = Pair::new(4 << 20);
+    let volume = pair.open();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let volume = &volume;
+            scope.spawn(move || {
+                let mut channel = Arc::clone(volume).channel();
+                for i in 0..200 {
+                    let block = (thread * 200 + i) * BLOCK;
+                    write(&mut *channel, block, &bytes(i, 4096)).unwrap();
+                    channel.submit(Request::Flush, Instant::now()).unwrap();
+                }
+            });
+        }
+    });
+    let stats = volume.stats().log.unwrap();
+    assert_eq!(stats.flushes, 800);
+    assert!(stats.drive_flushes <= 801, "{stats:?}");
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_damaged_record_is_an_error_and_no_other_block_suffers() {
+    let mut pair = Pair::new(4 << 20);
+    let volume = pair.open();
+    let mut channel = Arc::clone(&volume).channel();
+    for block in 0..64 {
+        write(&mut *channel, block * BLOCK, &bytes(block * 4 + 3, 4096)).unwrap();
+    }
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    // The first payload of the first chunk.
+    pair.log.damage((128 << 10) + 200);
+    assert_eq!(read(&mut *channel, 0, 4096), Err(IoError::Corrupt(0)));
+    assert!(read(&mut *channel, BLOCK, 4096).unwrap() == bytes(7, 4096));
+    assert!(volume.drain(|_| true).is_ok());
+    assert_eq!(read(&mut *channel, 0, 4096), Err(IoError::Corrupt(0)), "it stays an error");
+    assert!(read(&mut *channel, BLOCK, 4096).unwrap() == bytes(7, 4096));
+    drop(channel);
+    volume.close().unwrap();
+    drop(volume);
+    let volume = pair.open();
+    let mut channel = Arc::clone(&volume).channel();
+    assert_eq!(read(&mut *channel, 0, 4096), Err(IoError::Corrupt(0)), "also after a restart");
+    write(&mut *channel, 0, &bytes(3, 4096)).unwrap();
+    assert!(read(&mut *channel, 0, 4096).unwrap() == bytes(3, 4096), "until it is written");
+    drop(channel);
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_log_drive_that_fails_for_good_is_an_error_and_nobody_hangs() {
+    let mut pair = Pair::new(4 << 20);
+    let volume = pair.open();
+    let mut channel = Arc::clone(&volume).channel();
+    write(&mut *channel, 0, &bytes(3, 4096)).unwrap();
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    pair.log.broken.store(true, Ordering::SeqCst);
+    write(&mut *channel, BLOCK, &bytes(7, 4096)).unwrap();
+    assert!(channel.submit(Request::Flush, Instant::now()).is_err());
+    assert!(write(&mut *channel, 0, &bytes(11, 4096)).is_err());
+    assert!(read(&mut *channel, 0, 4096).unwrap() == bytes(3, 4096));
+    assert!(volume.stats().log.unwrap().failed);
+    drop(channel);
+    assert!(volume.close().is_err());
+    pair.log.broken.store(false, Ordering::SeqCst);
+    drop(volume);
+    let volume = pair.open();
+    let mut channel = Arc::clone(&volume).channel();
+    assert!(read(&mut *channel, 0, 4096).unwrap() == bytes(3, 4096));
+    drop(channel);
+    volume.close().unwrap();
+}
+
+#[test]
+fn logs_that_cannot_be_opened_say_why() {
+    let log = RamDrive::new(4 << 20);
+    let open = |log: &RamDrive| {
+        durable::open(log, durable::Options::default(), 1, false).map(|_| ()).unwrap_err()
+    };
+    assert_eq!(open(&log).to_string(), "no log is on it");
+    durable::format(&log, [1; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
+    log.damage(100);
+    assert!(durable::open(&log, durable::Options::default(), 1, false).unwrap().1.mended);
+    log.damage(100);
+    log.damage((64 << 10) + 100);
+    assert_eq!(open(&log).to_string(), "both copies of the superblock are damaged");
+    let small = RamDrive::new(256 << 10);
+    let refused = durable::format(&small, [1; 16], [0; 64], BLOCKS, SEGMENT).unwrap_err();
+    assert!(refused.to_string().contains("segments fit"), "{refused}");
+    let refused = durable::format(&log, [1; 16], [0; 64], BLOCKS, 48 << 10).unwrap_err();
+    assert!(refused.to_string().contains("power of two"), "{refused}");
+    assert!(small.size() > 0);
+}

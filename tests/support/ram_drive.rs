@@ -1,0 +1,76 @@
+//! A drive in memory that counts what is asked of it, and fails on demand.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use ztier::media::{Action, Drive, DriveError};
+
+/// Bytes in memory. Nothing is lost but by its end.
+pub struct RamDrive {
+    bytes: Mutex<Vec<u8>>,
+    size: u64,
+    /// Writes and flushes fail.
+    pub broken: AtomicBool,
+    /// Flushes so far.
+    pub flushes: AtomicU64,
+}
+
+impl RamDrive {
+    /// A drive of zeros.
+    pub fn new(size: u64) -> Self {
+        Self {
+            bytes: Mutex::new(vec![0; size as usize]),
+            size,
+            broken: AtomicBool::new(false),
+            flushes: AtomicU64::new(0),
+        }
+    }
+
+    /// What is on it.
+    pub fn content(&self) -> Vec<u8> {
+        self.bytes.lock().unwrap().clone()
+    }
+
+    /// Changes a byte behind everybody's back.
+    pub fn damage(&self, at: u64) {
+        self.bytes.lock().unwrap()[at as usize] ^= 0x40;
+    }
+
+    fn check(&self, action: Action, at: u64, len: u64) -> Result<(), DriveError> {
+        assert!(at.is_multiple_of(4096) && len.is_multiple_of(4096), "{action} {len} at {at}");
+        assert!(at + len <= self.size, "{action} {len} at {at}");
+        if self.broken.load(Ordering::SeqCst) && action != Action::Read {
+            return Err(DriveError { action, at, len, errno: 5 });
+        }
+        Ok(())
+    }
+}
+
+impl Drive for RamDrive {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        self.check(Action::Read, at, buf.len() as u64)?;
+        buf.copy_from_slice(&self.bytes.lock().unwrap()[at as usize..][..buf.len()]);
+        Ok(())
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        self.check(Action::Write, at, data.len() as u64)?;
+        self.bytes.lock().unwrap()[at as usize..][..data.len()].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
+        self.check(Action::Zero, at, len)?;
+        self.bytes.lock().unwrap()[at as usize..][..len as usize].fill(0);
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DriveError> {
+        self.check(Action::Flush, 0, 0)?;
+        self.flushes.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
