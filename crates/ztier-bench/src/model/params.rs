@@ -68,12 +68,12 @@ pub const HDD_7200: DiskParams = DiskParams {
     seek_full: 20 * MS,
     write_settle: 2 * MS,
     // Fitted to source A.
-    decide: 500 * US,
+    decide: 150 * US,
     // The 32 of native command queueing. That writes in the cache are ordered in a window of the
     // same size, and not all 4096 of them, is a choice that source A demands: with them all, a
     // disk would write several times as fast.
     queue: 32,
-    patience: 4,
+    patience: 2,
     // Data sheets of the disks named above.
     cache: 16 << 20,
     // Chosen: a part of the same memory.
