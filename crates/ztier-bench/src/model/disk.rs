@@ -7,8 +7,8 @@
 //!
 //! Invariants: a flush stands in the queue as a barrier, as on SATA: what comes after it waits for
 //! it, and it completes when all that came before is done and the cache is empty; flushes that
-//! arrive meanwhile find nothing newer to flush and complete with it. The oldest candidate is
-//! passed over a bounded number of times.
+//! arrive meanwhile find nothing newer to flush and complete with it. Waiting makes a request more
+//! urgent, so none waits for ever.
 
 use super::geometry::Geometry;
 use super::params::DiskParams;
@@ -33,6 +33,21 @@ impl Extent {
     fn contains(self, other: Self) -> bool {
         self.at <= other.at && other.end() <= self.end()
     }
+}
+
+/// A request in the queue.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    ticket: Ticket,
+    request: Request,
+    since: Nanos,
+}
+
+/// Writes in the cache that go to the medium as one.
+#[derive(Clone, Copy, Debug)]
+struct Dirty {
+    extent: Extent,
+    since: Nanos,
 }
 
 /// What the arm did last.
@@ -67,19 +82,17 @@ pub struct Disk {
     link_free: Nanos,
     arm: Arm,
     /// What has not completed, nor been taken by the arm or the cache, as it arrived.
-    waiting: VecDeque<(Ticket, Request)>,
+    waiting: VecDeque<Waiting>,
     /// Flushes that complete with the one in the queue.
     joined: Vec<Ticket>,
     /// Until when a flush holds up what comes after it.
     flushed: Nanos,
     /// Writes in the cache that the arm has not begun, as they came.
-    dirty: VecDeque<Extent>,
+    dirty: VecDeque<Dirty>,
     /// Bytes of the cache in use, those that the arm is writing among them.
     cached: u64,
     /// Bytes that the arm is writing from the cache.
     writing: u64,
-    /// How often the oldest write of the cache, or of the queue, was passed over.
-    passed: usize,
 }
 
 impl Disk {
@@ -97,7 +110,6 @@ impl Disk {
             dirty: VecDeque::new(),
             cached: 0,
             writing: 0,
-            passed: 0,
         }
     }
 
@@ -110,7 +122,7 @@ impl Disk {
         } else if request == Request::Flush && self.clock < self.flushed {
             done.push((ticket, self.flushed));
         } else {
-            self.waiting.push_back((ticket, request));
+            self.waiting.push_back(Waiting { ticket, request, since: self.clock });
         }
         self.admit(done);
         self.advance(now, done);
@@ -137,13 +149,13 @@ impl Disk {
     }
 
     fn flush_waits(&self) -> bool {
-        self.waiting.iter().any(|(_, request)| *request == Request::Flush)
+        self.waiting.iter().any(|waiting| waiting.request == Request::Flush)
     }
 
     /// Requests that the drive knows of: those before a flush, and not too many.
     fn known(&self) -> usize {
         let queue = self.waiting.iter().take(self.p.queue);
-        queue.take_while(|(_, request)| *request != Request::Flush).count()
+        queue.take_while(|waiting| waiting.request != Request::Flush).count()
     }
 
     /// Takes what needs no arm, as far as it is possible now: writes into the cache, reads from it,
@@ -151,7 +163,7 @@ impl Disk {
     fn admit(&mut self, done: &mut Vec<Done>) {
         let mut position = 0;
         while position < self.known() {
-            let (ticket, request) = self.waiting[position];
+            let Waiting { ticket, request, .. } = self.waiting[position];
             let at = match request {
                 Request::Write { at, len } => self.cache(Extent { at, len }),
                 Request::Read { at, len } => self.cached_read(Extent { at, len }),
@@ -164,7 +176,9 @@ impl Disk {
                 position += 1;
             }
         }
-        let Some(&(ticket, Request::Flush)) = self.waiting.front() else { return };
+        let Some(&Waiting { ticket, request: Request::Flush, .. }) = self.waiting.front() else {
+            return;
+        };
         if self.cached == 0 && self.arm.free <= self.clock {
             self.flushed = self.clock.max(self.link_free) + self.p.command;
             self.link_free = self.flushed;
@@ -179,13 +193,15 @@ impl Disk {
         if self.cached > 0 && self.cached + new.len > self.p.cache {
             return None;
         }
-        if !self.dirty.iter().any(|old| old.contains(new)) {
+        if !self.dirty.iter().any(|old| old.extent.contains(new)) {
             self.cached += new.len;
             match self.dirty.back_mut() {
-                Some(last) if last.end() == new.at && last.len + new.len <= JOINED_MAX => {
+                Some(Dirty { extent: last, .. })
+                    if last.end() == new.at && last.len + new.len <= JOINED_MAX =>
+                {
                     last.len += new.len;
                 }
-                _ => self.dirty.push_back(new),
+                _ => self.dirty.push_back(Dirty { extent: new, since: self.clock }),
             }
         }
         Some(self.link(self.clock, new.len))
@@ -193,7 +209,7 @@ impl Disk {
 
     /// When a read completes that the cache of writes has whole.
     fn cached_read(&mut self, wanted: Extent) -> Option<Nanos> {
-        let hit = self.dirty.iter().any(|old| old.contains(wanted));
+        let hit = self.dirty.iter().any(|old| old.extent.contains(wanted));
         hit.then(|| self.link(self.clock, wanted.len))
     }
 
@@ -204,30 +220,31 @@ impl Disk {
         self.link_free
     }
 
-    /// What the arm does next.
-    fn pick(&mut self) -> Option<Candidate> {
-        let known = self.known();
+    /// What the arm does next: what it reaches first, less what waiting is worth.
+    fn pick(&self) -> Option<Candidate> {
         // Writes that are still in the queue wait for room.
-        let in_queue: Vec<usize> =
-            (0..known).filter(|&n| !matches!(self.waiting[n].1, Request::Write { .. })).collect();
+        let in_queue = (0..self.known())
+            .filter(|&n| !matches!(self.waiting[n].request, Request::Write { .. }))
+            .map(Candidate::Waiting);
         let pressed = self.cached > self.p.cache / 4 * 3 || self.flush_waits();
-        let from_cache = if in_queue.is_empty() || pressed { self.dirty.len() } else { 0 };
-        let candidates = in_queue
-            .into_iter()
-            .map(Candidate::Waiting)
-            .chain((0..from_cache.min(self.p.queue)).map(Candidate::Dirty));
-        let best = candidates.clone().min_by_key(|&candidate| self.reach(candidate).0)?;
-        // The oldest of the queue and of the cache stand in front.
-        let patient = self.passed < self.p.queue * self.p.patience;
-        let chosen = if patient { best } else { candidates.min_by_key(|c| c.position())? };
-        self.passed = if chosen.position() == 0 { 0 } else { self.passed + 1 };
-        Some(chosen)
+        let cache_too = pressed || in_queue.clone().next().is_none();
+        let window = if cache_too { self.dirty.len().min(self.p.queue) } else { 0 };
+        // Writes of the cache wait for nobody: what counts is their order.
+        let youngest = self.dirty.get(window.saturating_sub(1)).map_or(0, |dirty| dirty.since);
+        let from_cache = (0..window).map(Candidate::Dirty);
+        in_queue.chain(from_cache).min_by_key(|&candidate| {
+            let waited = match candidate {
+                Candidate::Waiting(n) => self.clock - self.waiting[n].since,
+                Candidate::Dirty(n) => youngest - self.dirty[n].since,
+            };
+            self.reach(candidate).0.cast_signed() - (waited / self.p.aging).cast_signed()
+        })
     }
 
     fn extent(&self, candidate: Candidate) -> (Extent, bool) {
         match candidate {
-            Candidate::Dirty(n) => (self.dirty[n], true),
-            Candidate::Waiting(n) => match self.waiting[n].1 {
+            Candidate::Dirty(n) => (self.dirty[n].extent, true),
+            Candidate::Waiting(n) => match self.waiting[n].request {
                 Request::Read { at, len } => (Extent { at, len }, false),
                 Request::Zero { at, len } | Request::Write { at, len } => {
                     (Extent { at, len }, true)
@@ -269,21 +286,13 @@ impl Disk {
                 self.writing = extent.len;
             }
             Candidate::Waiting(n) => {
-                if let Some((ticket, request)) = self.waiting.remove(n) {
+                if let Some(Waiting { ticket, request, .. }) = self.waiting.remove(n) {
                     let data = if matches!(request, Request::Read { .. }) { extent.len } else { 0 };
                     // The link carries while the medium is read: only what it lags behind counts.
                     let link = self.link(self.clock, data);
                     done.push((ticket, link.max(self.arm.free + self.p.command)));
                 }
             }
-        }
-    }
-}
-
-impl Candidate {
-    fn position(self) -> usize {
-        match self {
-            Self::Waiting(n) | Self::Dirty(n) => n,
         }
     }
 }

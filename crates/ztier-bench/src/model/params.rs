@@ -36,8 +36,8 @@ pub struct DiskParams {
     pub decide: Nanos,
     /// Commands that the drive knows at a time, and writes of its cache that it chooses from.
     pub queue: usize,
-    /// How often the oldest of these may be passed over, in multiples of `queue`.
-    pub patience: usize,
+    /// What has waited for so much longer is chosen if it is reached no more than 1 later.
+    pub aging: u64,
     /// Bytes of the volatile cache that hold writes.
     pub cache: u64,
     /// Bytes that are read ahead.
@@ -68,12 +68,14 @@ pub const HDD_7200: DiskParams = DiskParams {
     seek_full: 20 * MS,
     write_settle: 2 * MS,
     // Fitted to source A.
-    decide: 150 * US,
+    decide: 100 * US,
     // The 32 of native command queueing. That writes in the cache are ordered in a window of the
     // same size, and not all 4096 of them, is a choice that source A demands: with them all, a
     // disk would write several times as fast.
     queue: 32,
-    patience: 2,
+    // Chosen, as a weight of 0.01 in "aged shortest access time first" (Jacobson and Wilkes, "Disk
+    // scheduling algorithms based on rotational position", 1991).
+    aging: 100,
     // Data sheets of the disks named above.
     cache: 16 << 20,
     // Chosen: a part of the same memory.
