@@ -219,7 +219,7 @@ impl World<'_> {
             if self.flying.len() >= self.setup.depth {
                 return;
             }
-            let Some((source, command)) = self.volume.next() else { return };
+            let Some((source, command)) = self.volume.next_command() else { return };
             let side = match command.device {
                 Device::Log => Side::Log,
                 Device::Backing => Side::Backing,

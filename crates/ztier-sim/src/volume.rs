@@ -119,11 +119,11 @@ impl Volume {
     }
 
     /// The next command of the core or the window.
-    pub fn next(&mut self) -> Option<(Source, Command)> {
-        if let Some(command) = self.core.next() {
+    pub fn next_command(&mut self) -> Option<(Source, Command)> {
+        if let Some(command) = self.core.next_command() {
             return Some((Source::Core, command));
         }
-        let command = self.writeback.as_mut()?.next();
+        let command = self.writeback.as_mut()?.next_command();
         self.hand_back();
         Some((Source::Writeback, command?))
     }
