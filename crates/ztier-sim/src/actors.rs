@@ -65,7 +65,7 @@ impl World<'_> {
         mut attempt: impl FnMut(&mut Self) -> Result<(), Refused>,
     ) -> Result<bool, Trouble> {
         let mut idle = 0;
-        for _ in 0..WAIT_MAX {
+        for waited in 0..WAIT_MAX {
             match attempt(self) {
                 Ok(()) => return Ok(true),
                 Err(Refused::Failed) if self.is_troubled() => return Ok(false),
@@ -76,6 +76,9 @@ impl World<'_> {
             }
             self.say(|| "full".into());
             self.begin_window(self.setup.window);
+            if waited >= self.setup.patience {
+                return Ok(false);
+            }
             match self.work()? {
                 Progressed::Yes => idle = 0,
                 Progressed::No => idle += 1,

@@ -8,7 +8,7 @@ use crate::exhaustive::{self, Sequence};
 use crate::fault::{Fault, Kind};
 use crate::program::{self, Program, Side};
 use crate::shrink::{Kept, shrink};
-use crate::trouble::{self, Trouble, caught};
+use crate::trouble::{Trouble, caught};
 use crate::world::{self, Stats};
 use std::fmt;
 use std::str::FromStr;
@@ -94,7 +94,7 @@ impl Case {
     /// # Errors
     /// The first trouble. A lie that was found out is none.
     pub fn run(&self, only: Option<&Kept>, trace: bool) -> Result<Stats, Trouble> {
-        let result = match (self, self.program()) {
+        match (self, self.program()) {
             (Self::Exhaustive(sequence), _) => caught(|| exhaustive::check(sequence, trace)),
             (_, None) => Ok(Stats::default()),
             (_, Some(program)) => {
@@ -104,12 +104,6 @@ impl Case {
                 };
                 world::run(&program, trace)
             }
-        };
-        match result {
-            Err(found) if found.kind == trouble::Kind::Detected => {
-                Ok(Stats { cuts: 1, detected: 1, ..Stats::default() })
-            }
-            other => other,
         }
     }
 

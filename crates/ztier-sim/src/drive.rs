@@ -22,11 +22,16 @@ pub struct Power {
     /// Operations until it goes.
     left: AtomicU64,
     off: AtomicBool,
+    /// Blocking operations since the last [`Power::begin`].
+    blocking: AtomicU64,
 }
+
+/// Blocking operations of one recovery at most: one that takes more never ends.
+const BLOCKING_MAX: u64 = 50_000;
 
 impl Default for Power {
     fn default() -> Self {
-        Self { left: AtomicU64::new(u64::MAX), off: AtomicBool::new(false) }
+        Self { left: AtomicU64::new(u64::MAX), off: AtomicBool::new(false), blocking: AtomicU64::new(0) }
     }
 }
 
@@ -37,6 +42,11 @@ impl Power {
         self.off.store(false, Ordering::Relaxed);
     }
 
+    /// A recovery begins.
+    pub fn begin(&self) {
+        self.blocking.store(0, Ordering::Relaxed);
+    }
+
     /// Whether it has gone.
     pub fn is_off(&self) -> bool {
         self.off.load(Ordering::Relaxed)
@@ -44,6 +54,8 @@ impl Power {
 
     /// Counts an operation; whether the power lasts until its end.
     fn lasts(&self) -> bool {
+        let blocking = self.blocking.fetch_add(1, Ordering::Relaxed);
+        assert!(blocking < BLOCKING_MAX, "a recovery never ends");
         let left = self.left.load(Ordering::Relaxed);
         if left == u64::MAX {
             return true;
@@ -233,6 +245,11 @@ impl SimDrive {
         let other = state.flying.values().find(|flight| overlaps(flight))?;
         let other = other.request.error(0);
         Some(format!("{}: {error} overlaps {other}, which has not ended", self.name))
+    }
+
+    /// The power that it runs on.
+    pub fn power(&self) -> &Power {
+        &self.power
     }
 
     /// What has been asked of this drive that nobody may ask, the first of it.

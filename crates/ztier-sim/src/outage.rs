@@ -72,6 +72,25 @@ impl World<'_> {
         self.backing.cut(rng, &self.setup.backing_tearing);
     }
 
+    /// Opens a log that misses durable chunks, as somebody does who accepts that: what is found then
+    /// is old, or reported lost, and never anything that was not written.
+    pub(crate) fn salvage(&mut self) -> Result<(), Trouble> {
+        let mut volume = match Volume::open(self.setup, &self.log, self.setup.seed ^ 3, true) {
+            Ok(volume) => volume,
+            Err(OpenError::Damaged | OpenError::NoLog) => return Ok(()),
+            Err(why) => return Err(Trouble::new(Kind::Refused, format!("salvage: {why}"))),
+        };
+        let seen = volume.look(self.setup.blocks, &self.log, &self.backing);
+        self.volume = volume;
+        match seen.iter().position(|seen| *seen == Seen::Foreign) {
+            None => self.drain(),
+            Some(block) => {
+                let text = format!("salvage: block {block} holds what nobody wrote");
+                Err(Trouble::new(Kind::Read, text))
+            }
+        }
+    }
+
     /// Opens the log. When a fault is in the way, it is repaired and tried again.
     fn recover(&mut self, rng: &mut Rng) -> Result<(), Trouble> {
         let fired = self.fired();
@@ -132,8 +151,13 @@ impl World<'_> {
             return Err(Trouble::new(Kind::Lost, text));
         }
         let (floor, submitted) = (self.history.floor(), self.history.submitted());
-        let k = oracle::prefix(&self.history, seen)
-            .map_err(|why| Trouble::new(Kind::Prefix, why))?;
+        let k = oracle::prefix(&self.history, seen).map_err(|why| {
+            let alone = match oracle::blocks(&self.history, seen) {
+                Ok(()) => "each block alone may hold what it holds".into(),
+                Err(why) => why,
+            };
+            Trouble::new(Kind::Prefix, format!("{why}; {alone}"))
+        })?;
         self.say(|| format!("recovered write {k} of {floor}..={submitted}"));
         self.history.restart(k);
         Ok(())

@@ -7,6 +7,7 @@ use crate::content::Flavour;
 use crate::cut::Tearing;
 use crate::fault::{Fault, Kind};
 use crate::rng::Rng;
+use ztier::durable::format::DATA_MIN;
 use ztier::store::codec::Algorithm;
 
 /// Which drive.
@@ -66,6 +67,8 @@ pub struct Setup {
     pub idle_ms: u64,
     /// How blocks are compressed.
     pub algorithm: Algorithm,
+    /// Events that a writer waits for when the log is full, before it gives up.
+    pub patience: u32,
     /// Of a thousand blocks, how many hold something from the beginning.
     pub preload: u32,
     /// In which order commands end.
@@ -171,13 +174,14 @@ impl Swarm {
         let blocks = rng.pick(&[256, 256, 512, 1024]);
         let setup = Setup {
             seed: rng.bits(),
-            log: rng.pick(&[1 << 20, 1 << 20, 2 << 20, 4 << 20]),
+            log: DATA_MIN + u64::from(segment) * rng.pick(&[8, 9, 12, 16, 30, 60]),
             segment,
             blocks,
             window: u64::from(segment) * rng.pick(&[1, 2, 4, 8]),
             memory: u64::from(segment) * rng.pick(&[2, 4, 16]),
             idle_ms: rng.pick(&[1, 100, 1000]),
             algorithm: rng.pick(&[Algorithm::Lz4, Algorithm::Lz4, Algorithm::Zstd, Algorithm::None]),
+            patience: rng.pick(&[0, 1, 4, u32::MAX]),
             preload: rng.pick(&[0, 100, 1000]),
             order: rng.pick(&[Order::First, Order::Last, Order::Any, Order::Any]),
             depth: rng.pick(&[1, 2, 4, 16, 32]),
@@ -342,7 +346,8 @@ pub fn workload(number: u32) -> Program {
     let mut rng = Rng::new(u64::from(number) ^ 0x00e2_2025);
     let mut swarm = Swarm::choose(&mut rng);
     swarm.setup.segment = 32 << 10;
-    swarm.setup.log = (128 << 10) + 32 * 1024 * rng.between(8, 12);
+    swarm.setup.log = DATA_MIN + (32 << 10) * rng.between(8, 12);
+    swarm.setup.patience = u32::MAX;
     swarm.setup.blocks = 64;
     swarm.setup.memory = 128 << 10;
     swarm.setup.window = 64 << 10;

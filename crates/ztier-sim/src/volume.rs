@@ -61,6 +61,7 @@ impl Volume {
     ) -> Result<Self, OpenError> {
         let options =
             Options { memory: setup.memory, window: setup.window, idle_ms: setup.idle_ms };
+        log.power().begin();
         let (core, report) = durable::open(log, options, epoch, accept_loss)?;
         Ok(Self {
             core,
