@@ -7,6 +7,7 @@ use crate::content::{Flavour, Value};
 use crate::drive::Request;
 use crate::image::PAGE;
 use crate::program::{Order, Side};
+use crate::rng::mix;
 use crate::trouble::{Kind, Trouble};
 use crate::world::{Flying, Reader, World, image_of};
 use ztier::durable::{Device, Found, Op, Outcome, Progress, Refused, Ticket};
@@ -107,6 +108,7 @@ impl World<'_> {
         self.wait("a flush", |world| {
             world.volume.core.progress(ticket) != Progress::Pending
         })?;
+        self.is_secured = self.volume.core.progress(ticket) == Progress::Done;
         Ok(())
     }
 
@@ -238,7 +240,23 @@ impl World<'_> {
             self.next_ticket += 1;
             let is_read = matches!(request, Request::Read(..));
             self.drive(side).begin(ticket, request);
-            self.flying.push(Flying { source, id: command.id, side, ticket, is_read });
+            let id = command.id;
+            let is_slow = mix(self.setup.seed ^ ticket) % 1000 < u64::from(self.setup.slow);
+            self.flying.push(Flying { source, id, side, ticket, is_read, is_slow });
+        }
+    }
+
+    /// Which of the commands under way ends next.
+    fn choose(&self, choice: u32) -> usize {
+        // Once in a while a slow one has its turn.
+        let slow_too = choice.is_multiple_of(16) || self.flying.iter().all(|f| f.is_slow);
+        let candidates: Vec<usize> = (0..self.flying.len())
+            .filter(|at| slow_too || !self.flying[*at].is_slow)
+            .collect();
+        match self.setup.order {
+            Order::First => candidates[0],
+            Order::Last => candidates[candidates.len() - 1],
+            Order::Any => candidates[(choice / 16) as usize % candidates.len()],
         }
     }
 
@@ -247,12 +265,8 @@ impl World<'_> {
         if self.flying.is_empty() {
             return Ok(());
         }
-        let at = match self.setup.order {
-            Order::First => 0,
-            Order::Last => self.flying.len() - 1,
-            Order::Any => choice as usize % self.flying.len(),
-        };
-        let Flying { source, id, side, ticket, is_read } = self.flying.remove(at);
+        let at = self.choose(choice);
+        let Flying { source, id, side, ticket, is_read, .. } = self.flying.remove(at);
         let fired = self.fired();
         let outcome = match self.drive(side).finish(ticket) {
             Err(error) => Outcome::Failed(error),
@@ -264,7 +278,7 @@ impl World<'_> {
             Ok(_) => Outcome::Done,
         };
         self.say(|| format!("ends: {source:?} {id} {outcome:?}"));
-        self.say_faults(fired);
+        self.note_faults(fired);
         self.stats.commands += 1;
         self.volume.complete(source, id, outcome);
         self.poll()
@@ -348,7 +362,10 @@ impl World<'_> {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.drive(side).begin(ticket, Request::Read(at, len));
-        match self.drive(side).finish(ticket) {
+        let fired = self.fired();
+        let result = self.drive(side).finish(ticket);
+        self.note_faults(fired);
+        match result {
             Ok(data) => Ok(Some(data)),
             Err(_) => {
                 self.stats.errors += 1;
@@ -373,12 +390,24 @@ impl World<'_> {
         }
     }
 
-    /// A block was reported lost.
+    /// A block was reported lost. Only a lie explains that, and none explains it of what was
+    /// written later.
     pub(crate) fn lost(&mut self, block: u32) -> Result<(), Trouble> {
         self.stats.lost += 1;
-        if self.is_troubled() {
+        if self.lies && self.history.written_at(block) <= self.lied_at {
             return Ok(());
         }
         Err(Trouble::new(Kind::Lost, format!("block {block}, and nothing explains it")))
+    }
+
+    /// The writer appends a payload that does not decode.
+    pub(crate) fn miscompress(&mut self, block: u32) -> Result<(), Trouble> {
+        self.lies = true;
+        if self.submit(|world| world.volume.write_undecodable(block))? {
+            let value = self.history.draw(block, Flavour::Word);
+            self.record(block, value);
+            self.lied_at = self.history.submitted();
+        }
+        Ok(())
     }
 }

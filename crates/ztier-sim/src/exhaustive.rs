@@ -97,6 +97,7 @@ fn setup(sequence: &Sequence) -> Setup {
         patience: u32::MAX,
         preload: 500,
         order: if sequence.reverse { Order::Last } else { Order::First },
+        slow: 0,
         depth: 16,
         log_tearing: tearing,
         backing_tearing: tearing,

@@ -16,6 +16,8 @@ pub struct History {
     /// Block writes after `floor`.
     recent: VecDeque<(u32, Value)>,
     now: Vec<Value>,
+    /// Position of the last write to each block.
+    written: Vec<u64>,
     /// The last version given out. Never given out twice, not even after a cut took it back.
     version: u32,
 }
@@ -23,7 +25,8 @@ pub struct History {
 impl History {
     /// The history of a volume that holds `base`, durably; `base` uses versions up to `version`.
     pub fn new(base: Vec<Value>, version: u32) -> Self {
-        Self { floor: 0, now: base.clone(), base, recent: VecDeque::new(), version }
+        let (now, written) = (base.clone(), vec![0; base.len()]);
+        Self { floor: 0, now, written, base, recent: VecDeque::new(), version }
     }
 
     /// The value of the next write of that flavour to `block`. The caller submits it or forgets it.
@@ -36,6 +39,12 @@ impl History {
     pub fn write(&mut self, block: u32, value: Value) {
         self.recent.push_back((block, value));
         self.now[block as usize] = value;
+        self.written[block as usize] = self.submitted();
+    }
+
+    /// The position of the last write to a block, also of one that a cut has taken back.
+    pub fn written_at(&self, block: u32) -> u64 {
+        self.written[block as usize]
     }
 
     /// The position of the last block write.

@@ -75,6 +75,7 @@ impl World<'_> {
     /// Opens a log that misses durable chunks, as somebody does who accepts that: what is found then
     /// is old, or reported lost, and never anything that was not written.
     pub(crate) fn salvage(&mut self) -> Result<(), Trouble> {
+        self.log.repair();
         let mut volume = match Volume::open(self.setup, &self.log, self.setup.seed ^ 3, true) {
             Ok(volume) => volume,
             Err(OpenError::Damaged | OpenError::NoLog) => return Ok(()),
@@ -144,11 +145,13 @@ impl World<'_> {
 
     /// Whether it may hold that; the history goes on from there.
     fn judge(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
-        let lost = seen.iter().filter(|seen| **seen == Seen::Lost).count() as u64;
-        self.stats.lost += lost;
-        if let Some(block) = seen.iter().position(|s| *s == Seen::Lost).filter(|_| !self.lies) {
-            let text = format!("block {block} is reported lost, and {} more", lost - 1);
-            return Err(Trouble::new(Kind::Lost, text));
+        for (block, _) in seen.iter().enumerate().filter(|(_, seen)| **seen == Seen::Lost) {
+            self.lost(block as u32)?;
+        }
+        if self.lies && !self.is_secured {
+            // The log has failed as well: what it had made durable has no mark behind it.
+            self.history.acknowledge(self.history.submitted());
+            return Ok(());
         }
         let (floor, submitted) = (self.history.floor(), self.history.submitted());
         let k = oracle::prefix(&self.history, seen).map_err(|why| {
@@ -198,6 +201,7 @@ impl World<'_> {
     pub(crate) fn flip(&mut self, side: Side, choice: u64) {
         self.lies = true;
         let mut rng = Rng::new(choice);
+        self.lied_at = self.history.submitted();
         let drive = self.drive(side);
         let current = drive.current();
         let written = |page: &usize| current.slot(*page).is_some();

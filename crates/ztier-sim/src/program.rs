@@ -73,6 +73,8 @@ pub struct Setup {
     pub preload: u32,
     /// In which order commands end.
     pub order: Order,
+    /// Of a thousand commands, how many take so long that nearly all others overtake them.
+    pub slow: u32,
     /// Commands under way at most, on both drives together.
     pub depth: usize,
     /// How the log behaves when the power goes.
@@ -123,6 +125,8 @@ pub enum Step {
     Settle,
     /// The power goes and comes back.
     Cut(Cut),
+    /// The writer appends a block whose payload does not decode, as a broken codec makes it.
+    Miscompress(u32),
     /// A bit of a drive flips: this choice of byte and bit.
     Flip(Side, u64),
     /// The drives work again.
@@ -184,6 +188,7 @@ impl Swarm {
             patience: rng.pick(&[0, 1, 4, u32::MAX]),
             preload: rng.pick(&[0, 100, 1000]),
             order: rng.pick(&[Order::First, Order::Last, Order::Any, Order::Any]),
+            slow: rng.pick(&[0, 0, 30, 200]),
             depth: rng.pick(&[1, 2, 4, 16, 32]),
             log_tearing: Tearing::choose(rng),
             backing_tearing: Tearing::choose(rng),
@@ -197,7 +202,7 @@ impl Swarm {
             &[20, 100, 200, 400],
             &[0, 20],
             &[0, 20, 50],
-            &[20, 50],
+            &[1, 5, 50],
             &[0, 5, 20],
             &[0, 2, 10, 40],
             &[0, 0, 1],
@@ -302,11 +307,19 @@ pub fn cuts(seed: u64, cuts: u32) -> Program {
 }
 
 /// Everything is on the drives, and a mark after it says so: what is missing now is damage.
-pub const SECURE: [Step; 5] =
-    [Step::Sync, Step::Settle, Step::Tick(1_000_000), Step::Sync, Step::Settle];
+pub const SECURE: [Step; 7] = [
+    Step::Sync,
+    // A log that is full has no room for a mark.
+    Step::Window(u32::MAX),
+    Step::Settle,
+    Step::Tick(1_000_000),
+    Step::Settle,
+    Step::Sync,
+    Step::Settle,
+];
 
-/// A program in which a bit flips, or a write is lost or misdirected; at its end, everything is
-/// durable when the power goes.
+/// A program in which a bit flips, a write is lost or misdirected, or a payload does not decode; at
+/// its end, everything is durable when the power goes.
 pub fn corruption(seed: u64) -> Program {
     let mut rng = Rng::new(seed ^ 0x00c0_2217);
     let mut swarm = Swarm::choose(&mut rng);
@@ -316,7 +329,7 @@ pub fn corruption(seed: u64) -> Program {
     let mut steps: Vec<Step> = (0..length).map(|_| swarm.step(&mut rng)).collect();
     let mut faults = Vec::new();
     let flip = Step::Flip(Side::Log, rng.bits());
-    match rng.below(5) {
+    match rng.below(6) {
         0 => faults.push((Side::Log, Fault { nth: rng.below(length / 2 + 1), kind: Kind::Lost })),
         1 => {
             let kind = Kind::Misdirected;
@@ -327,10 +340,22 @@ pub fn corruption(seed: u64) -> Program {
             faults.push((Side::Log, Fault { nth: rng.below(length), kind }));
         }
         3 => steps.insert(rng.index(steps.len()), flip.clone()),
+        4 => {
+            let block = rng.below(u64::from(swarm.setup.blocks)) as u32;
+            steps.insert(rng.index(steps.len()), Step::Miscompress(block));
+        }
         _ => {}
     }
+    let is_lie = |step: &Step| matches!(step, Step::Flip(..) | Step::Miscompress(_));
+    let late = faults.is_empty() && !steps.iter().any(is_lie);
+    if rng.chance(300) {
+        let kinds = [Kind::Once, Kind::Applied, Kind::Short];
+        let honest = (0..rng.between(1, 4))
+            .map(|_| (Side::Log, Fault { nth: rng.below(length), kind: rng.pick(&kinds) }));
+        faults.extend(honest.collect::<Vec<_>>());
+    }
     steps.extend(SECURE);
-    if faults.is_empty() && !steps.contains(&flip) {
+    if late {
         steps.push(flip);
     }
     steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
@@ -406,8 +431,10 @@ mod tests {
     fn something_is_wrong_in_every_corruption() {
         for seed in 0..200 {
             let program = corruption(seed);
-            let flips = program.steps.iter().filter(|s| matches!(s, Step::Flip(..))).count();
-            assert_eq!(program.faults.len() + flips, 1, "seed {seed}");
+            let lies = |s: &&Step| matches!(s, Step::Flip(..) | Step::Miscompress(_));
+            let flips = program.steps.iter().filter(lies).count();
+            let faults = program.faults.iter().filter(|(_, fault)| fault.kind.is_lie()).count();
+            assert_eq!(faults + flips, 1, "seed {seed}");
             assert!(matches!(program.steps.last(), Some(Step::Cut(_))));
         }
     }

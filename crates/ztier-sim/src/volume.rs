@@ -93,6 +93,15 @@ impl Volume {
         self.core.append(block, kind, payload, crc(payload))
     }
 
+    /// Appends a payload whose check word fits, and that is no encoding of a block.
+    ///
+    /// # Errors
+    /// Those of the product.
+    pub fn write_undecodable(&mut self, block: u32) -> Result<(), Refused> {
+        let payload = [0; 100];
+        self.core.append(u64::from(block), Kind::Lz4, &payload, crc(&payload))
+    }
+
     /// Appends a discard.
     ///
     /// # Errors

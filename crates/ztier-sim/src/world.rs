@@ -67,6 +67,8 @@ pub(crate) struct Flying {
     /// Its number at its drive.
     pub ticket: u64,
     pub is_read: bool,
+    /// Others overtake it.
+    pub is_slow: bool,
 }
 
 /// A read that has begun and not ended.
@@ -100,6 +102,10 @@ pub struct World<'p> {
     pub(crate) forgiven: u64,
     /// A drive has lied, or will: data may be lost, if that is said.
     pub(crate) lies: bool,
+    /// Position of the last write before the last lie: what was written later cannot be lost.
+    pub(crate) lied_at: u64,
+    /// The last flush that somebody waited for has ended well.
+    pub(crate) is_secured: bool,
     pub(crate) stats: Stats,
     /// Operations of each drive before the first step.
     before: [u64; 2],
@@ -188,6 +194,8 @@ impl<'p> World<'p> {
             page: Box::new([0; PAGE]),
             forgiven: 0,
             lies: program.faults.iter().any(|(_, fault)| fault.kind.is_lie()),
+            lied_at: 0,
+            is_secured: false,
             stats: Stats::default(),
             before,
             trace,
@@ -219,9 +227,10 @@ impl<'p> World<'p> {
         self.lies || self.fired() > self.forgiven
     }
 
-    /// Says that an operation has not done what it should, if somebody wants to know.
-    pub(crate) fn say_faults(&self, before: u64) {
+    /// Notes whether a fault has struck since so many had.
+    pub(crate) fn note_faults(&mut self, before: u64) {
         if self.fired() > before {
+            self.lied_at = self.history.submitted();
             self.say(|| "a fault has struck".into());
         }
     }
@@ -272,6 +281,7 @@ impl<'p> World<'p> {
             Step::Settle => self.settle(),
             Step::Close => self.close(),
             Step::Cut(cut) => self.cut(cut),
+            Step::Miscompress(block) => self.miscompress(*block),
             Step::Flip(side, choice) => {
                 self.flip(*side, *choice);
                 Ok(())
