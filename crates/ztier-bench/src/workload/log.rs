@@ -297,7 +297,7 @@ fn copy_and_sum(pools: &mut [Pool], time: Duration) -> Result<f64> {
 /// Each of the writers writes a block and flushes, again and again: pairs a second.
 fn sync_writers(log: &OwnLog, writers: u64, time: Duration, round: u32) -> Result<f64> {
     let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-    let pool = Pool::build(Kind::Ratio(1.0), 1 << 20, SEED)?;
+    let pool = Pool::build(Kind::Ratio(1.0), crate::data::POOL_BYTES, SEED)?;
     let start = Instant::now();
     std::thread::scope(|scope| -> Result<()> {
         let mut lanes = Vec::new();
