@@ -405,11 +405,12 @@ impl<'a> Walk<'a> {
     }
 
     /// A chunk behind the end of the chain that says that the missing one was durable. In the
-    /// segment of the end it may be anywhere; of the next ones the first chunk must be there.
+    /// segment of the end, and in the next one, which may begin with the missing chunk, it may be
+    /// anywhere; of later ones the first chunk must be there.
     fn find_evidence(&self) -> Result<Option<(Header, u32, Vec<Entry>)>, OpenError> {
         for segment in self.segment..=self.last_ahead() {
-            let here = segment == self.segment;
-            let mut offset = if here { self.offset } else { 0 };
+            let here = segment <= self.segment + 1;
+            let mut offset = if segment == self.segment { self.offset } else { 0 };
             while offset < self.sb.segment {
                 match self.look(segment, offset, false)? {
                     Here::Chunk(header, sum, entries) if header.durable > self.next => {
