@@ -23,8 +23,8 @@ pub struct Error {
     mend: Option<String>,
 }
 
-/// A result whose error is for a person.
-pub type Result<T> = std::result::Result<T, Error>;
+/// A result whose error is for a person, if nothing else is said.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     /// A failure of the work itself (exit status 1), for example `cannot open /dev/fuse: …`.

@@ -1,6 +1,6 @@
 //! `ztier down`: end a volume, or remove what a dead daemon left.
 
-use super::{output, unknown};
+use super::{drain, output, unknown};
 use crate::config::{Paths, name};
 use crate::control::{Client, Request};
 use crate::daemon::state::{self, Lock};
@@ -24,6 +24,9 @@ pub struct Down {
     /// Give up the data that exists only in memory
     #[arg(long)]
     discard: bool,
+    /// First bring everything in the log to the backing store, which then can be used alone
+    #[arg(long)]
+    drain: bool,
     /// Take the device away from whoever holds it; their requests fail
     #[arg(long)]
     force: bool,
@@ -46,6 +49,9 @@ impl Down {
 
     fn end(&self, paths: &Paths) -> Result<()> {
         let files = paths.volume(&self.name);
+        if self.drain {
+            drain::drain(&Client::new(&files.control), &self.name)?;
+        }
         let request = Request::Down { discard: self.discard, force: self.force };
         Client::new(&files.control).ask::<()>(&request, PATIENCE)?;
         let deadline = Instant::now() + PATIENCE_TO_EXIT;

@@ -5,8 +5,10 @@
 
 mod doctor;
 mod down;
+mod drain;
 mod estimate;
 mod list;
+mod log;
 mod output;
 mod pages;
 mod sampler;
@@ -39,10 +41,14 @@ struct Cli {
 enum Command {
     Up(up::Up),
     Down(down::Down),
+    Drain(drain::Drain),
     List(list::List),
     Status(status::Status),
     Stats(stats::Stats),
     Set(set::Set),
+    /// Make a log, or look at one that no volume uses
+    #[command(subcommand)]
+    Log(log::Log),
     Doctor(doctor::Doctor),
     Estimate(estimate::Estimate),
     Man(pages::Man),
@@ -64,6 +70,8 @@ pub fn main() -> ExitCode {
     let done = match cli.command {
         Command::Up(up) => up.run(),
         Command::Down(down) => down.run(),
+        Command::Drain(drain) => drain.run(),
+        Command::Log(log) => log.run(),
         Command::List(list) => list.run(),
         Command::Status(status) => status.run(),
         Command::Stats(stats) => stats.run(),
@@ -162,13 +170,13 @@ mod tests {
         };
         assert_eq!(error(&["ztier", "lst"]), "unknown command `lst`; did you mean `list`?");
         assert_eq!(error(&["ztier", "dwon", "x"]), "unknown command `dwon`; did you mean `down`?");
-        assert!(error(&["ztier", "xyz"]).contains("known are up, down, list"));
+        assert!(error(&["ztier", "xyz"]).contains("known are up, down, drain, list"));
         let found = error(&["ztier", "up", "x", "--algorithm", "lz5"]);
         assert!(found.contains("[possible values: lz4, zstd, none]; a similar value"), "{found}");
         let found = error(&["ztier", "up", "x", "--size", "3X"]);
         assert!(found.ends_with("unknown unit `X` in `3X`; use K, M, G or T (powers of 1024)"));
-        let found = error(&["ztier", "up", "x", "--backing", "/dev/sdb"]);
-        assert!(found.starts_with("unexpected argument '--backing' found"), "{found}");
+        let found = error(&["ztier", "up", "x", "--spill", "/dev/sdb"]);
+        assert!(found.starts_with("unexpected argument '--spill' found"), "{found}");
         assert!(!error(&["ztier", "up"]).contains('\n'));
     }
 }

@@ -2,11 +2,12 @@
 
 use super::{PATIENCE, client, output};
 use crate::config::Paths;
+use crate::config::plan::LogPlan;
 use crate::config::size::{exact, human};
 use crate::control::{self, Request};
 use crate::daemon::{self, Found};
 use crate::error::Result;
-use crate::stats::Stats;
+use crate::stats::{LogStats, Stats};
 use clap::Args;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -43,14 +44,14 @@ fn ask(paths: &Paths, name: &str) -> Result<control::Status> {
 }
 
 fn text(status: &control::Status) -> String {
+    if let (Some(plan), Some(log)) = (&status.plan.log, &status.stats.log) {
+        return logged(status, plan, log);
+    }
     let (plan, stats) = (&status.plan, &status.stats);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let holders =
-        if status.holders.is_empty() { "nobody".into() } else { status.holders.join(", ") };
     output::pairs(&[
         ("volume", plan.name.clone()),
         ("open", status.endpoints.join(" ")),
-        ("held by", holders),
+        ("held by", holders(status)),
         ("export", plan.export.kind().into()),
         ("size", human(plan.size_bytes)),
         ("stored", stored(stats)),
@@ -74,15 +75,48 @@ fn text(status: &control::Status) -> String {
         ("segments", format!("{} of {}", stats.segments, exact(plan.segment_bytes.into()))),
         ("errors", errors(stats)),
         ("durable", "nowhere: gone after `ztier down` or a reboot".into()),
-        (
-            "daemon",
-            format!(
-                "process {}, ztier {}, up for {}",
-                status.pid,
-                status.version,
-                duration(now.saturating_sub(status.started_unix_s))
-            ),
-        ),
+        ("daemon", daemon_of(status)),
+    ])
+}
+
+fn holders(status: &control::Status) -> String {
+    if status.holders.is_empty() { "nobody".into() } else { status.holders.join(", ") }
+}
+
+fn daemon_of(status: &control::Status) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let up = duration(now.saturating_sub(status.started_unix_s));
+    format!("process {}, ztier {}, up for {up}", status.pid, status.version)
+}
+
+/// A volume with a log.
+fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
+    let dirty = human(log.blocks_dirty * crate::BLOCK_SIZE as u64);
+    let written = match log.asked_bytes {
+        0 => String::new(),
+        asked => format!(", {:.2} × what was asked", log.written_bytes as f64 / asked as f64),
+    };
+    let health = match (log.failed, log.errors + log.windows_failed) {
+        (true, _) => "the log's drive has failed: nothing more is taken".into(),
+        (false, 0) => errors(&status.stats),
+        (false, n) => format!("{}; {n} of the drives, mended so far", errors(&status.stats)),
+    };
+    output::pairs(&[
+        ("volume", status.plan.name.clone()),
+        ("open", status.endpoints.join(" ")),
+        ("held by", holders(status)),
+        ("export", status.plan.export.kind().into()),
+        ("size", human(status.plan.size_bytes)),
+        ("backing", plan.backing.display().to_string()),
+        ("log", plan.log.display().to_string()),
+        ("log used", format!("{} of {} segments", log.segments_used, log.segments)),
+        ("not in backing", if log.clean { "nothing".into() } else { dirty }),
+        ("log written", format!("{}{written}", human(log.written_bytes))),
+        ("commits", format!("{} for {} flushes", log.drive_flushes, log.flushes)),
+        ("index", human(log.index_bytes)),
+        ("errors", health),
+        ("durable", "in the log when a flush returns".into()),
+        ("daemon", daemon_of(status)),
     ])
 }
 

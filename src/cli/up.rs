@@ -24,6 +24,30 @@ pub struct Up {
     /// Size of the device, like 3G or 512M: a multiple of 4096, up to 16T
     #[arg(long, value_name = "BYTES")]
     size: Option<Amount>,
+    /// The slow drive or file that a log stands before; the volume has its size and content
+    #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
+    backing: Option<PathBuf>,
+    /// The fast drive or file to which changes go first, in order; it is overwritten if it holds
+    /// nothing known
+    #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
+    log: Option<PathBuf>,
+    /// With a log: acknowledge each write when it is durable
+    #[arg(long)]
+    sync: bool,
+    /// With a log: percent of it that may fill before writeback runs beside foreground work
+    /// [default: 50]
+    #[arg(long, value_name = "PERCENT")]
+    writeback_threshold: Option<u64>,
+    /// With a log: how much one pass of writeback takes from a log that is nearly empty
+    /// [default: 64M]
+    #[arg(long, value_name = "BYTES")]
+    writeback_window: Option<Amount>,
+    /// With a log: overwrite what is on its drive, unless that is a log with data
+    #[arg(long)]
+    wipe: bool,
+    /// With a log: go on although parts of it are damaged; what they held is lost
+    #[arg(long)]
+    accept_loss: bool,
     /// Limit on all memory of the volume, like 512M, or 25% of the machine's (or cgroup's) memory
     /// [default: the smaller of the size and half of that memory]
     #[arg(long, value_name = "BYTES|%")]
@@ -77,6 +101,9 @@ impl Up {
         let settings = self.settings(&paths)?;
         let chosen = daemon::choose(&settings)?;
         let mut plan = Plan::resolve(&self.name, &settings, chosen.fuse, &paths)?;
+        if let Some(log) = &mut plan.log {
+            (log.wipe, log.accept_loss) = (self.wipe, self.accept_loss);
+        }
         self.refuse_second(&paths)?;
         if self.dry_run {
             return self.print_plan(&plan, &chosen, &paths);
@@ -113,6 +140,11 @@ impl Up {
     fn settings(&self, paths: &Paths) -> Result<Settings> {
         let flags = Settings {
             size: self.size,
+            backing: self.backing.clone(),
+            log: self.log.clone(),
+            sync: self.sync.then_some(true),
+            writeback_threshold: self.writeback_threshold,
+            writeback_window: self.writeback_window,
             ram_limit: self.ram_limit,
             algorithm: self.algorithm,
             segment: self.segment,
@@ -121,7 +153,7 @@ impl Up {
             socket: self.socket.clone(),
             threads: self.threads,
         };
-        if flags.size.is_some() {
+        if flags.size.is_some() || flags.backing.is_some() {
             return Ok(flags);
         }
         let file = paths.settings(&self.name);
@@ -160,17 +192,25 @@ impl Up {
                 "export_reason": chosen.why,
                 "size_bytes": plan.size_bytes,
                 "ram_limit_bytes": plan.ram_limit_bytes,
-                "durable": false,
+                "durable": plan.log.is_some(),
             }));
         }
-        output::remark(&format!(
-            "{}: {} in at most {} of memory, by {} ({}); gone after a reboot",
-            plan.name,
-            human(plan.size_bytes),
-            human(plan.ram_limit_bytes),
-            plan.export.kind(),
-            chosen.why
-        ));
+        let (size, export) = (human(plan.size_bytes), plan.export.kind());
+        output::remark(&match &plan.log {
+            Some(log) => format!(
+                "{}: {size} of {} behind the log on {}, by {export} ({}); durable when flushed",
+                plan.name,
+                log.backing.display(),
+                log.log.display(),
+                chosen.why
+            ),
+            None => format!(
+                "{}: {size} in at most {} of memory, by {export} ({}); gone after a reboot",
+                plan.name,
+                human(plan.ram_limit_bytes),
+                chosen.why
+            ),
+        });
         output::print(&format!("{}\n", ready.endpoints.join("\n")))
     }
 
@@ -184,19 +224,41 @@ impl Up {
         if self.save {
             makes.push(format!("file {}", paths.settings(&plan.name).display()));
         }
-        let durable = "nowhere: the data is in the daemon's memory and gone after `ztier down` or a \
-                       reboot";
+        let (role, durable) = match &plan.log {
+            None => (
+                "compressed RAM disk (all data in memory)",
+                "nowhere: the data is in the daemon's memory and gone after `ztier down` or a reboot",
+            ),
+            Some(_) => (
+                "durable log before a backing store",
+                "in the log when a flush returns, later in the backing store",
+            ),
+        };
+        let overwrites: Vec<_> = plan.log.iter().map(|log| &log.log).collect();
         if self.json {
             return output::json(&json!({
                 "plan": plan,
-                "role": "compressed RAM disk",
+                "role": role,
                 "export_reason": chosen.why,
                 "would_make": makes,
-                "would_overwrite": [],
-                "durable": false,
+                "would_overwrite": overwrites,
+                "durable": plan.log.is_some(),
                 "durable_where": durable,
             }));
         }
+        let overwrites = match &plan.log {
+            None => "nothing".into(),
+            Some(log) if log.wipe => format!("{} unless it holds a log", log.log.display()),
+            Some(log) => format!("{} if nothing known is on it", log.log.display()),
+        };
+        let memory = match &plan.log {
+            None => format!(
+                "at most {} of {}",
+                human(plan.ram_limit_bytes),
+                human(machine::memory_bytes())
+            ),
+            Some(_) => "what is not durable yet, and 24 bytes a block in the log".into(),
+        };
         let algorithm = match plan.algorithm {
             Algorithm::Lz4 => "lz4",
             Algorithm::Zstd => "zstd",
@@ -204,23 +266,16 @@ impl Up {
         };
         output::print(&output::pairs(&[
             ("volume", plan.name.clone()),
-            ("role", "compressed RAM disk (all data in memory)".into()),
+            ("role", role.into()),
             ("size", format!("{} ({} bytes)", human(plan.size_bytes), plan.size_bytes)),
-            (
-                "memory",
-                format!(
-                    "at most {} of {}",
-                    human(plan.ram_limit_bytes),
-                    human(machine::memory_bytes())
-                ),
-            ),
+            ("memory", memory),
             (
                 "compression",
                 format!("{algorithm}, segments of {}", exact(plan.segment_bytes.into())),
             ),
             ("export", format!("{} ({})", plan.export.kind(), chosen.why)),
             ("would make", makes.join(", ")),
-            ("would overwrite", "nothing".into()),
+            ("would overwrite", overwrites),
             ("durable", durable.into()),
         ]))
     }

@@ -19,6 +19,21 @@ pub struct Settings {
     /// Size of the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<Amount>,
+    /// The slow drive behind a log; its size is the volume's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backing: Option<PathBuf>,
+    /// The fast drive to which changes go first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log: Option<PathBuf>,
+    /// Acknowledge writes when they are durable in the log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sync: Option<bool>,
+    /// Percent of the log that may fill before writeback runs beside foreground work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub writeback_threshold: Option<u64>,
+    /// Bytes that one pass of writeback takes from a log that is nearly empty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub writeback_window: Option<Amount>,
     /// Limit on all memory of the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ram_limit: Option<Amount>,
@@ -43,8 +58,21 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 8] =
-    ["size", "ram-limit", "algorithm", "segment", "export", "nbd-listen", "socket", "threads"];
+pub const KEYS: [&str; 13] = [
+    "size",
+    "backing",
+    "log",
+    "sync",
+    "writeback-threshold",
+    "writeback-window",
+    "ram-limit",
+    "algorithm",
+    "segment",
+    "export",
+    "nbd-listen",
+    "socket",
+    "threads",
+];
 
 /// The largest file that is read, in bytes.
 const LARGEST: u64 = 64 << 10;
@@ -120,6 +148,11 @@ impl Settings {
     pub fn over(self, base: Self) -> Self {
         Self {
             size: self.size.or(base.size),
+            backing: self.backing.or(base.backing),
+            log: self.log.or(base.log),
+            sync: self.sync.or(base.sync),
+            writeback_threshold: self.writeback_threshold.or(base.writeback_threshold),
+            writeback_window: self.writeback_window.or(base.writeback_window),
             ram_limit: self.ram_limit.or(base.ram_limit),
             algorithm: self.algorithm.or(base.algorithm),
             segment: self.segment.or(base.segment),
@@ -157,6 +190,11 @@ mod tests {
     fn full() -> Settings {
         Settings {
             size: Some(Amount::Bytes(3 << 30)),
+            backing: Some("/dev/slow".into()),
+            log: Some("/dev/fast".into()),
+            sync: Some(true),
+            writeback_threshold: Some(70),
+            writeback_window: Some(Amount::Bytes(64 << 20)),
             ram_limit: Some(Amount::Percent(12.5)),
             algorithm: Some(Algorithm::Zstd),
             segment: Some(Amount::Bytes(64 << 10)),

@@ -122,6 +122,28 @@ pub struct Plan {
     pub export: Export,
     /// Threads that serve requests, 1 to [`MOST_THREADS`].
     pub threads: u32,
+    /// The durable log, for a volume that has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogPlan>,
+}
+
+/// The durable log of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogPlan {
+    /// The log's drive.
+    pub log: PathBuf,
+    /// The backing store.
+    pub backing: PathBuf,
+    /// Acknowledge writes when they are durable.
+    pub sync: bool,
+    /// Percent of the log that may fill before writeback runs beside foreground work.
+    pub writeback_threshold_percent: u64,
+    /// Bytes of a window of writeback while the log is nearly empty.
+    pub writeback_window_bytes: u64,
+    /// Overwrite what is on the log's drive, if it is no log.
+    pub wipe: bool,
+    /// Go on without durable chunks that are missing.
+    pub accept_loss: bool,
 }
 
 impl Plan {
@@ -131,6 +153,9 @@ impl Plan {
     /// One line (usage) that names the value, its limit, and what to give instead.
     pub fn resolve(volume: &str, settings: &Settings, fuse: bool, paths: &Paths) -> Result<Self> {
         name::check(volume).map_err(Error::usage)?;
+        if settings.backing.is_some() || settings.log.is_some() {
+            return Self::resolve_logged(volume, settings, fuse, paths);
+        }
         let size = settings.size.ok_or_else(|| {
             Error::usage(format!("volume `{volume}` has no size"))
                 .mend("add --size, like --size 3G")
@@ -149,11 +174,7 @@ impl Plan {
             }
         };
         check_ram_limit(ram_limit_bytes, size_bytes, segment_bytes)?;
-        let threads = settings.threads.unwrap_or_else(default_threads);
-        if !(1..=MOST_THREADS).contains(&threads) {
-            return Err(Error::usage(format!("{threads} threads can't serve a volume"))
-                .mend(format!("give 1 to {MOST_THREADS}")));
-        }
+        let threads = check_threads(settings)?;
         Ok(Self {
             name: volume.to_owned(),
             size_bytes,
@@ -162,8 +183,87 @@ impl Plan {
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
             export: export(volume, settings, fuse, paths)?,
             threads,
+            log: None,
         })
     }
+
+    /// The same for a volume with a log.
+    fn resolve_logged(
+        volume: &str,
+        settings: &Settings,
+        fuse: bool,
+        paths: &Paths,
+    ) -> Result<Self> {
+        let (log, backing) = match (&settings.log, &settings.backing) {
+            (Some(log), Some(backing)) => (absolute(log)?, absolute(backing)?),
+            (None, _) => {
+                return Err(Error::usage("--backing alone makes no volume yet")
+                    .mend("give a --log on a fast drive, too"));
+            }
+            (_, None) => {
+                return Err(Error::usage("--log needs a backing store")
+                    .mend("give --backing, the slow drive that the log stands before"));
+            }
+        };
+        if settings.size.is_some() || settings.ram_limit.is_some() {
+            return Err(Error::usage(
+                "a volume with a log has the size of its backing store, and no ram-limit",
+            )
+            .mend("leave out size and ram-limit"));
+        }
+        let percent = settings.writeback_threshold.unwrap_or(50);
+        if percent > 100 {
+            return Err(Error::usage(format!(
+                "writeback-threshold {percent} is more than 100 percent"
+            )));
+        }
+        let window = match settings.writeback_window {
+            Some(super::Amount::Percent(_)) => {
+                return Err(Error::usage("writeback-window is a number of bytes, like 64M"));
+            }
+            Some(super::Amount::Bytes(bytes)) => bytes,
+            None => 64 << 20,
+        };
+        let segment_bytes = check_segment(settings)?;
+        let pair = volume::Pair {
+            log: log.clone(),
+            backing: backing.clone(),
+            segment: segment_bytes,
+            wipe: false,
+            force: false,
+        };
+        Ok(Self {
+            name: volume.to_owned(),
+            size_bytes: pair.size()?,
+            ram_limit_bytes: 0,
+            segment_bytes,
+            algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
+            export: export(volume, settings, fuse, paths)?,
+            threads: check_threads(settings)?,
+            log: Some(LogPlan {
+                log,
+                backing,
+                sync: settings.sync.unwrap_or(false),
+                writeback_threshold_percent: percent,
+                writeback_window_bytes: window,
+                wipe: false,
+                accept_loss: false,
+            }),
+        })
+    }
+}
+
+fn absolute(path: &std::path::Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|e| Error::usage(format!("{}: {e}", path.display())))
+}
+
+fn check_threads(settings: &Settings) -> Result<u32> {
+    let threads = settings.threads.unwrap_or_else(default_threads);
+    if (1..=MOST_THREADS).contains(&threads) {
+        return Ok(threads);
+    }
+    Err(Error::usage(format!("{threads} threads can't serve a volume"))
+        .mend(format!("give 1 to {MOST_THREADS}")))
 }
 
 fn export(volume: &str, settings: &Settings, fuse: bool, paths: &Paths) -> Result<Export> {

@@ -29,6 +29,12 @@ pub enum Request {
     Stats,
     /// Who holds the device. Answer: a list of strings.
     Holders,
+    /// Begin to bring everything to the backing store, or stop hurrying to. Answer: nothing; the
+    /// stats say how far it is.
+    Drain {
+        /// Begin.
+        on: bool,
+    },
     /// Change a running volume. Answer: [`Status`].
     Set {
         /// The new size in bytes, not below the present one.

@@ -160,6 +160,9 @@ fn bring_up(
 }
 
 fn create(plan: &Plan) -> Result<Arc<dyn Serving>> {
+    if let Some(log) = &plan.log {
+        return open_log(plan, log);
+    }
     let mut options = volume::Options {
         size: plan.size_bytes,
         ram_limit: plan.ram_limit_bytes,
@@ -179,6 +182,29 @@ fn create(plan: &Plan) -> Result<Arc<dyn Serving>> {
         }
         created => Ok(created?),
     }
+}
+
+fn open_log(plan: &Plan, log: &plan::LogPlan) -> Result<Arc<dyn Serving>> {
+    let pair = volume::Pair {
+        log: log.log.clone(),
+        backing: log.backing.clone(),
+        segment: plan.segment_bytes,
+        wipe: log.wipe,
+        force: false,
+    };
+    let options = volume::LogOptions {
+        algorithm: plan.algorithm,
+        sync: log.sync,
+        policy: volume::Policy {
+            threshold_percent: log.writeback_threshold_percent,
+            window: log.writeback_window_bytes,
+        },
+        accept_loss: log.accept_loss,
+        ..volume::LogOptions::default()
+    };
+    let volume = pair.open(options)?;
+    log::line(&volume.report().to_string());
+    Ok(volume)
 }
 
 /// Waits until the export is stopped: by `down`, or by a signal once nobody holds the device, or by
@@ -326,6 +352,10 @@ impl Handler for Running {
             Request::Status => serde_json::to_value(self.status()?),
             Request::Stats => serde_json::to_value(self.stats()),
             Request::Holders => serde_json::to_value(self.status()?.holders),
+            Request::Drain { on } => {
+                self.volume.drain(on)?;
+                serde_json::to_value(())
+            }
             Request::Set { size_bytes, ram_limit_bytes } => {
                 self.set(size_bytes, ram_limit_bytes)?;
                 serde_json::to_value(self.status()?)

@@ -1,8 +1,8 @@
 //! A chunk while it is filled, and after it was closed.
 //!
 //! Invariants: payloads lie one after the other behind the header, at multiples of [`GRANULE`]; the
-//! table fills the end of the chunk; what is between them is zero. A closed chunk never changes; one
-//! that has to be written elsewhere is made anew.
+//! table fills the end of the chunk; what is between them is zero. A closed chunk never changes;
+//! one that has to be written elsewhere is made anew.
 
 use super::format::{Data, ENTRY, Entry, GRANULE, HEADER, Header, Stamp};
 use crate::media::{ALIGN, Buffer};

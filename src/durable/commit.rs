@@ -1,9 +1,10 @@
 //! From closed chunks to durable ones: who waits for what, writes in flight, failures.
 //!
-//! Invariants: chunks become durable in order; a chunk is durable when it and every one before it were
-//! written *before* a flush of the drive began that has ended well. A flush of the log that arrives while
-//! another is at work shares the next one. A drive whose write or flush failed is not asked to flush the
-//! same again: what was not durable is written to other segments, in a new epoch.
+//! Invariants: chunks become durable in order; a chunk is durable when it and every one before it
+//! were written *before* a flush of the drive began that has ended well. A flush of the log that
+//! arrives while another is at work shares the next one. A drive whose write or flush failed is not
+//! asked to flush the same again: what was not durable is written to other segments, in a new
+//! epoch.
 
 use super::chunk::{Closing, Sealed};
 use super::core::{Core, Refused, Segment};
@@ -242,7 +243,7 @@ impl Core {
     }
 
     /// The next thing for the log's drive to do, if there is one now.
-    pub fn next(&mut self) -> Option<Command> {
+    pub fn next_command(&mut self) -> Option<Command> {
         self.mend();
         self.step_window();
         if matches!(self.commit.health, Health::Broken | Health::Failed) {
@@ -254,10 +255,10 @@ impl Core {
             let all = 0..bytes.len();
             return Some(Command { id, device: Device::Log, at, op: Op::Write(bytes, all) });
         }
-        if self.commit.health == Health::Well {
-            if let Some(command) = self.next_chunk_write() {
-                return Some(command);
-            }
+        if self.commit.health == Health::Well
+            && let Some(command) = self.next_chunk_write()
+        {
+            return Some(command);
         }
         self.next_flush()
     }
@@ -413,10 +414,10 @@ impl Core {
         for segment in self.segments.iter_mut().rev().take_while(|s| s.chunk >= chunk) {
             *segment = Segment { chunk, prev, used: 0, ..*segment };
         }
-        if let Some(Header { segment, offset, .. }) = old.first().map(|sealed| sealed.header) {
-            if let Some(segment) = self.segment_mut(segment) {
-                segment.used = offset;
-            }
+        if let Some(Header { segment, offset, .. }) = old.first().map(|sealed| sealed.header)
+            && let Some(segment) = self.segment_mut(segment)
+        {
+            segment.used = offset;
         }
         for segment in &mut self.segments {
             segment.finished = true;

@@ -1,13 +1,13 @@
 //! The state of a log: index, open chunk, segments. What a volume asks of it.
 //!
 //! The core does no I/O, knows no clock and starts no thread: changes go in, commands come out of
-//! [`Core::next`], what became of them goes in at [`Core::complete`]. So a simulator can drive it through
-//! every order of events. Whoever shares it between threads keeps it under one lock; payloads are
-//! compressed and summed before.
+//! [`Core::next_command`], what became of them goes in at [`Core::complete`]. So a simulator can
+//! drive it through every order of events. Whoever shares it between threads keeps it under one
+//! lock; payloads are compressed and summed before.
 //!
-//! Invariants: log order is index order, because a change is appended and indexed in one step. What a
-//! slot holds is used until nothing names it: its changes are in the backing store, that is durable, a
-//! durable superblock says so, and no reader holds a pin.
+//! Invariants: log order is index order, because a change is appended and indexed in one step. What
+//! a slot holds is used until nothing names it: its changes are in the backing store, that is
+//! durable, a durable superblock says so, and no reader holds a pin.
 
 use super::chunk::{CHUNK_MAX, CHUNK_MIN, Closing, Open, Sealed};
 use super::commit::Commit;
@@ -25,7 +25,8 @@ const RESERVE: u64 = 2;
 /// How a log works.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Most bytes that are in the log's memory and not durable; it commits by itself at half of it.
+    /// Most bytes that are in the log's memory and not durable; it commits by itself at half of
+    /// it.
     pub memory: u64,
     /// Most bytes of segments that one pass of writeback takes.
     pub window: u64,
@@ -170,6 +171,11 @@ impl Core {
     /// Blocks of the volume.
     pub fn blocks(&self) -> u64 {
         self.sb.blocks
+    }
+
+    /// What its superblock says.
+    pub fn superblock(&self) -> &Superblock {
+        &self.sb
     }
 
     /// What it has done so far.

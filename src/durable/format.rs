@@ -1,8 +1,8 @@
 //! Every byte of a durable log: superblock, chunk header, entry. `docs/format.md` draws them.
 //!
-//! Invariants: numbers are little-endian; a structure is believed only when its CRC32C fits, and the
-//! CRC of a chunk is mixed with the epoch and the number of the chunk, so that one of an earlier lap,
-//! or of another log, does not pass. Nothing here does I/O.
+//! Invariants: numbers are little-endian; a structure is believed only when its CRC32C fits, and
+//! the CRC of a chunk is mixed with the epoch and the number of the chunk, so that one of an
+//! earlier lap, or of another log, does not pass. Nothing here does I/O.
 
 use crate::BLOCK_SIZE;
 

@@ -1,7 +1,8 @@
 //! Ranges of blocks that a record without payload covers: discarded, or lost.
 //!
-//! Invariant: ranges do not overlap. A block that the map names is not looked up here: whoever adds a
-//! range removes the blocks from the map, and a block that is written afterwards shadows the range.
+//! Invariant: ranges do not overlap. A block that the map names is not looked up here: whoever adds
+//! a range removes the blocks from the map, and a block that is written afterwards shadows the
+//! range.
 
 use super::format::Kind;
 use std::collections::BTreeMap;

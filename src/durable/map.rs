@@ -1,9 +1,9 @@
 //! Which block is where in the log: a sorted list of sorted pages, 16 bytes a block.
 //!
 //! Invariants: pages are never empty and their blocks ascend, within a page and from page to page;
-//! `firsts[i]` is the first block of `pages[i]`. A page splits in halves when it is full and joins its
-//! neighbour when both are small, so that a page is two thirds full in the mean and an entry takes less
-//! than 24 bytes.
+//! `firsts[i]` is the first block of `pages[i]`. A page splits in halves when it is full and joins
+//! its neighbour when both are small, so that a page is two thirds full in the mean and an entry
+//! takes less than 24 bytes.
 
 use super::format::{GRANULE, Kind};
 
@@ -27,7 +27,8 @@ pub struct Place {
     pub check: u32,
 }
 
-/// `block` (38 bits), slot (22), kind (3), one bit spare; check (32), granule (20), length − 1 (12).
+/// `block` (38 bits), slot (22), kind (3), one bit spare; check (32), granule (20), length − 1
+/// (12).
 #[derive(Clone, Copy)]
 struct Packed([u64; 2]);
 
@@ -223,7 +224,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_sorted_map(ops in prop::collection::vec((0u8..20, 0u64..3000, 1u64..400), 1..3000)) {
+        fn it_is_a_sorted_map(
+            ops in prop::collection::vec((0u8..20, 0u64..3000, 1u64..400), 1..3000),
+        ) {
             let (mut map, mut model) = (Map::default(), BTreeMap::new());
             for (i, (op, block, n)) in ops.iter().enumerate() {
                 match op {

@@ -1,8 +1,8 @@
 //! The durable log: changes of a volume, compressed, in the order in which they came.
 //!
 //! Data flows [`core`](Core) → `chunk` → `commit` → the log's drive, and from there by `window` and
-//! [`Writeback`] to the backing store; [`open`] goes the way back after a cut. `format` has every byte,
-//! `map` and `holes` are the index.
+//! [`Writeback`] to the backing store; [`open`] goes the way back after a cut. `format` has every
+//! byte, `map` and `holes` are the index.
 
 mod chunk;
 mod commit;
@@ -17,6 +17,8 @@ mod writeback;
 
 pub use self::core::{Core, Counts, Found, Options, Reading, Refused};
 pub use commit::{Command, Device, Op, Outcome, Progress, Ticket};
-pub use recover::{OpenError, Report, format, least_size, open, read_superblock};
+pub use recover::{
+    Inspection, OpenError, Report, format, inspect, least_size, open, read_superblock,
+};
 pub use window::{Ended, Plan, Planned};
 pub use writeback::{Writeback, decode};

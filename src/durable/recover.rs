@@ -1,10 +1,11 @@
 //! Making a log, and opening one: which chunks count, and what they say.
 //!
-//! Invariants: opening changes nothing but superblocks, and only after everything was read; done twice,
-//! also when power went in between, it ends in the same state. Chunks count from the tail on, each
-//! following the one before (number, CRC of the header before, epoch); one that was not durable for
-//! certain counts only if all its payloads fit. Where the chain ends, a later chunk that says that the
-//! missing one was durable makes the end *damage*, else it is the torn tail that every cut leaves.
+//! Invariants: opening changes nothing but superblocks, and only after everything was read; done
+//! twice, also when power went in between, it ends in the same state. Chunks count from the tail
+//! on, each following the one before (number, CRC of the header before, epoch); one that was not
+//! durable for certain counts only if all its payloads fit. Where the chain ends, a later chunk
+//! that says that the missing one was durable makes the end *damage*, else it is the torn tail that
+//! every cut leaves.
 
 use super::chunk::read_table;
 use super::core::{Core, Options, Segment};
@@ -14,6 +15,7 @@ use super::format::{
 };
 use super::planted::{self, Bug, mark};
 use crate::media::{ALIGN, Buffer, Drive, DriveError};
+use std::fmt;
 
 /// Segments behind the end of the chain that are searched for the next chunk, or for a sign of
 /// damage.
@@ -73,6 +75,23 @@ pub struct Report {
     pub torn: bool,
     /// Chunks missing in the midst, if that was accepted: number of the first, and how many.
     pub missing: Vec<(u64, u64)>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.closed { "closed in order" } else { "not closed" };
+        write!(f, "log {how}: {} changes in {} chunks", self.entries, self.chunks)?;
+        if self.torn {
+            f.write_str("; a torn end was cut off")?;
+        }
+        if self.mended {
+            f.write_str("; one superblock was damaged")?;
+        }
+        for (first, count) in &self.missing {
+            write!(f, "; {count} chunks from {first} on are missing")?;
+        }
+        Ok(())
+    }
 }
 
 /// Makes an empty log.
@@ -163,6 +182,40 @@ pub fn read_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), Ope
     Ok((sb, newest, mended))
 }
 
+/// A look at a log.
+#[derive(Clone, Debug)]
+pub struct Inspection {
+    /// What its superblock says.
+    pub superblock: Superblock,
+    /// What opening it would find.
+    pub report: Report,
+    /// The chunks that count, with what they change.
+    pub chunks: Vec<(Header, Vec<Entry>)>,
+    /// Blocks with a damaged record, and in which chunk; empty unless payloads were looked at.
+    pub damaged: Vec<(u64, u64)>,
+}
+
+/// Finds what counts in a log, and changes nothing. With `payloads` every record is verified.
+///
+/// # Errors
+/// As [`open`].
+pub fn inspect(
+    log: &dyn Drive,
+    accept_loss: bool,
+    payloads: bool,
+) -> Result<Inspection, OpenError> {
+    let (superblock, _, mended) = read_superblock(log)?;
+    let mut walk = Walk::new(log, &superblock, accept_loss);
+    walk.run()?;
+    let mut damaged = Vec::new();
+    for i in 0..if payloads { walk.chunks.len() } else { 0 } {
+        let chunk = walk.chunks[i].0.chunk;
+        damaged.extend(walk.unfit(i)?.into_iter().map(|block| (block, chunk)));
+    }
+    let (report, chunks) = (walk.report(mended), walk.chunks);
+    Ok(Inspection { superblock, report, chunks, damaged })
+}
+
 /// Opens a log: finds what counts, and makes it ready for work in a new `epoch`, which must be a
 /// random number. With `accept_loss` chunks that are missing are passed over and reported.
 ///
@@ -177,11 +230,8 @@ pub fn open(
     let (mut sb, newest, mended) = read_superblock(log)?;
     let mut walk = Walk::new(log, &sb, accept_loss);
     walk.run()?;
-    let Walk { chunks, next, prev, segments, mut report, .. } = walk;
-    report.closed = !sb.open;
-    report.mended = mended;
-    report.chunks = chunks.len() as u64;
-    report.entries = chunks.iter().map(|(_, entries)| entries.len() as u64).sum();
+    let report = walk.report(mended);
+    let Walk { chunks, next, prev, segments, .. } = walk;
     if mended {
         mark("recover.superblock_mended");
     }
@@ -246,6 +296,17 @@ impl<'a> Walk<'a> {
             chunks: Vec::new(),
             segments: Vec::new(),
             report: Report::default(),
+        }
+    }
+
+    /// What was found, once it has run.
+    fn report(&self, mended: bool) -> Report {
+        Report {
+            closed: !self.sb.open,
+            mended,
+            chunks: self.chunks.len() as u64,
+            entries: self.chunks.iter().map(|(_, entries)| entries.len() as u64).sum(),
+            ..self.report.clone()
         }
     }
 
@@ -369,7 +430,7 @@ impl<'a> Walk<'a> {
         let durable = self.durable;
         let sure = self.chunks.partition_point(|(header, _)| header.chunk < durable);
         for i in sure..self.chunks.len() {
-            if planted::on(Bug::AcceptTornTail) || self.is_whole(i)? {
+            if planted::on(Bug::AcceptTornTail) || self.unfit(i)?.is_empty() {
                 continue;
             }
             mark("recover.torn_tail");
@@ -383,22 +444,22 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn is_whole(&self, i: usize) -> Result<bool, OpenError> {
+    /// The blocks of a chunk whose payloads do not fit.
+    fn unfit(&self, i: usize) -> Result<Vec<u64>, OpenError> {
         let (header, entries) = &self.chunks[i];
         let mut bytes = Buffer::new(header.len as usize);
         let at = self.sb.place(header.segment) + u64::from(header.offset);
         self.log.read(at, &mut bytes)?;
         let Header { epoch, segment, .. } = *header;
-        Ok(entries.iter().all(|entry| match entry {
-            Entry::Range { .. } => true,
-            Entry::Data(d) => {
-                let from = (d.offset - header.offset) as usize;
-                let stamp = Stamp { epoch, segment, offset: d.offset, block: d.block };
-                bytes
-                    .get(from..from + d.len as usize)
-                    .is_some_and(|payload| stamp.fits(payload, d.check))
-            }
-        }))
+        let unfit = entries.iter().filter_map(|entry| {
+            let Entry::Data(d) = entry else { return None };
+            let from = (d.offset - header.offset) as usize;
+            let stamp = Stamp { epoch, segment, offset: d.offset, block: d.block };
+            let payload = bytes.get(from..from + d.len as usize);
+            let fits = payload.is_some_and(|payload| stamp.fits(payload, d.check));
+            (!fits).then_some(d.block)
+        });
+        Ok(unfit.collect())
     }
 
     /// The segments from the tail to the last chunk.

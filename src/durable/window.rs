@@ -1,14 +1,15 @@
 //! How the tail of the log moves: windows of writeback, and the superblock that says so.
 //!
-//! A window is taken ([`Core::begin_window`]), carried out by a [`super::Writeback`] of its own, and
-//! handed back ([`Core::end_window`]). Invariants: a window holds whole segments that are durable, from
-//! the tail on. When it ends well, the backing store holds, durably, the state of the volume at the
-//! window's end. Only then do the index entries go that name its segments; then a superblock with the
-//! new tail is made durable, one copy after the other; only then are the slots free.
+//! A window is taken ([`Core::begin_window`]), carried out by a [`super::Writeback`] of its own,
+//! and handed back ([`Core::end_window`]). Invariants: a window holds whole segments that are
+//! durable, from the tail on. When it ends well, the backing store holds, durably, the state of the
+//! volume at the window's end. Only then do the index entries go that name its segments; then a
+//! superblock with the new tail is made durable, one copy after the other; only then are the slots
+//! free.
 
 use super::commit::{Progress, Ticket};
 use super::core::{Core, Refused};
-use super::format::{Data, Kind, SUPER, SUPER_AT, Tail};
+use super::format::{Data, IDENTITY, Kind, SUPER, SUPER_AT, Tail};
 use super::planted::{self, Bug, mark};
 use crate::media::Buffer;
 use std::ops::Range;
@@ -28,6 +29,8 @@ pub(super) enum After {
     Rewrite,
     /// The log is closed.
     Close,
+    /// What is known of the backing store changes.
+    Identity,
 }
 
 /// Segments to write back, and what is known of them.
@@ -381,6 +384,7 @@ impl Core {
         for purpose in std::mem::take(&mut self.window.purposes) {
             match purpose {
                 After::Rewrite => self.rewrite_may_begin(),
+                After::Identity => {}
                 After::Close => self.window.closed = true,
                 After::Tail => {
                     if let Step::Moving { end } = self.window.step {
@@ -403,6 +407,17 @@ impl Core {
     pub fn close(&mut self) {
         self.sb.open = false;
         self.write_superblock(After::Close);
+    }
+
+    /// Notes what identifies the backing store now; durable when [`Self::is_written`].
+    pub fn identify(&mut self, identity: [u8; IDENTITY]) {
+        self.sb.identity = identity;
+        self.write_superblock(After::Identity);
+    }
+
+    /// Whether the superblock on the drive is the newest.
+    pub fn is_written(&self) -> bool {
+        self.window.copying.is_none()
     }
 
     /// Whether [`Self::close`] is done.

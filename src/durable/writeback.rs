@@ -1,9 +1,9 @@
 //! One window of writeback: read the segments, keep the last writer of each block, write sorted.
 //!
 //! Like the core, this does no I/O: commands come out, outcomes go in. Invariants: every payload is
-//! verified before it is written; zeroed ranges reach the backing store before newer data of the same
-//! blocks; the backing store is flushed after the last write has ended; only then is the window over.
-//! What cannot be verified is not written, and is reported.
+//! verified before it is written; zeroed ranges reach the backing store before newer data of the
+//! same blocks; the backing store is flushed after the last write has ended; only then is the
+//! window over. What cannot be verified is not written, and is reported.
 
 use super::chunk::read_table;
 use super::commit::{Command, Device, Op, Outcome};
@@ -43,6 +43,8 @@ pub fn decode(codec: &mut Codec, kind: Kind, payload: &[u8], out: &mut [u8; BLOC
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Read,
+    /// It will change what somebody watches, and waits until he lets it.
+    Held,
     Zero,
     Write,
     Flush,
@@ -68,6 +70,7 @@ pub struct Writeback {
     next_id: u64,
     failed: bool,
     flush_out: bool,
+    watched: Vec<Range<u64>>,
 }
 
 impl Writeback {
@@ -89,6 +92,32 @@ impl Writeback {
             next_id: 0,
             failed: false,
             flush_out: false,
+            watched: Vec::new(),
+        }
+    }
+
+    /// The same, and it will be held before it changes any of these ranges of blocks.
+    #[must_use]
+    pub fn watching(self, watched: Vec<Range<u64>>) -> Self {
+        Self { watched, ..self }
+    }
+
+    /// Whether it waits for [`Self::proceed`].
+    pub fn is_held(&self) -> bool {
+        self.phase == Phase::Held && self.flights.is_empty()
+    }
+
+    /// Whether it will change a block of this range. Known once it is held.
+    pub fn changes(&self, range: &Range<u64>) -> bool {
+        let written = self.blocks.range(range.clone()).next().is_some();
+        written || self.zeros.iter().any(|&(from, to)| from < range.end && range.start < to)
+    }
+
+    /// Lets it go on.
+    pub fn proceed(&mut self) {
+        if self.phase == Phase::Held {
+            self.phase =
+                if planted::on(Bug::DiscardOutOfOrder) { Phase::Write } else { Phase::Zero };
         }
     }
 
@@ -100,7 +129,7 @@ impl Writeback {
     }
 
     /// The next thing to do, if there is one now.
-    pub fn next(&mut self) -> Option<Command> {
+    pub fn next_command(&mut self) -> Option<Command> {
         if self.failed || self.flights.len() >= DEPTH {
             return None;
         }
@@ -110,9 +139,10 @@ impl Writeback {
                 Phase::Zero => self.next_zero(),
                 Phase::Write => self.next_write(),
                 Phase::Flush => self.next_flush(),
-                Phase::Over => None,
+                Phase::Held | Phase::Over => None,
             };
-            if command.is_some() || !self.flights.is_empty() || self.phase == Phase::Over {
+            let waits = matches!(self.phase, Phase::Held | Phase::Over);
+            if command.is_some() || !self.flights.is_empty() || waits {
                 return command;
             }
             self.advance();
@@ -124,8 +154,13 @@ impl Writeback {
         self.phase = match self.phase {
             Phase::Read => {
                 self.gather();
-                if planted::on(Bug::DiscardOutOfOrder) { Phase::Write } else { Phase::Zero }
+                self.phase = Phase::Held;
+                if !self.watched.iter().any(|range| self.changes(range)) {
+                    self.proceed();
+                }
+                self.phase
             }
+            Phase::Held => Phase::Held,
             Phase::Zero if planted::on(Bug::DiscardOutOfOrder) => Phase::Flush,
             Phase::Zero => Phase::Write,
             Phase::Write if planted::on(Bug::DiscardOutOfOrder) => Phase::Zero,

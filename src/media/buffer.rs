@@ -30,8 +30,8 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `Page` is nothing but bytes, without padding, and the pages of a `Vec` lie side by
-        // side, so `pages.len() * ALIGN` initialised bytes begin at its pointer.
+        // SAFETY: `Page` is nothing but bytes, without padding, and the pages of a `Vec` lie side
+        // by side, so `pages.len() * ALIGN` initialised bytes begin at its pointer.
         unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), self.pages.len() * ALIGN) }
     }
 }

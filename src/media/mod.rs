@@ -6,11 +6,24 @@
 mod arena;
 mod buffer;
 mod drive;
+mod file_drive;
+mod holder;
+mod identity;
+mod ring;
+mod signature;
+mod stable_id;
+mod sysfs;
+mod transfer;
 mod words;
 
 pub use arena::Arena;
 pub use buffer::Buffer;
 pub use drive::{ALIGN, Action, Drive, DriveError};
+pub use file_drive::{Access, FileDrive};
+pub use identity::{Identity, Match};
+pub use ring::{Completion, Op, Ring, Submission, Waker};
+pub use signature::Signature;
+pub use stable_id::{IdKind, StableId};
 pub use words::Words;
 
 /// Bytes in a page of the machine; x86-64 and the usual aarch64 kernels have this size.

@@ -150,4 +150,6 @@ pub struct LogStats {
     pub windows_failed: u64,
     /// Whether the log's drive failed for good.
     pub failed: bool,
+    /// Whether the backing store alone is the volume, but for lost blocks.
+    pub clean: bool,
 }

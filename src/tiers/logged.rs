@@ -1,21 +1,22 @@
 //! Blocks in a durable log before a backing store: the log's core, its drives, and who moves them.
 //!
-//! The core does no I/O; here is who does. Whoever waits for a commit carries commands out himself, so a
-//! small synced write needs no other thread; a few threads of the log's own write what nobody waits for.
-//! Invariants: the core's lock is not held during I/O; a block's stripe is held from the read of a
-//! read-modify-write to its append; who takes several takes them in order; none of the log's own threads
-//! takes one.
+//! The core does no I/O; here is who does. Whoever waits for a commit carries commands out himself,
+//! so a small synced write needs no other thread; a few threads of the log's own write what nobody
+//! waits for. Invariants: the core's lock is not held during I/O; a block's stripe is held from the
+//! read of a read-modify-write to its append; who takes several takes them in order; none of the
+//! log's own threads takes one.
 
 use crate::BLOCK_SIZE;
 use crate::durable::format::{Kind, crc};
 use crate::durable::{
     Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, decode,
 };
-use crate::media::{ALIGN, Buffer, Drive, DriveError};
+use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId};
 use crate::store::GROUP;
 use crate::store::codec::{Algorithm, Codec, Encoded};
 use crate::store::format::Coding;
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -92,6 +93,8 @@ pub struct Logged {
     last_request_ms: AtomicU64,
     began: Instant,
     damaged_reads: AtomicU64,
+    /// What identifies the backing store, as the log's superblock has it.
+    identity: Mutex<Option<(Identity, StableId)>>,
 }
 
 impl Logged {
@@ -107,7 +110,54 @@ impl Logged {
             last_request_ms: AtomicU64::new(0),
             began: Instant::now(),
             damaged_reads: AtomicU64::new(0),
+            identity: Mutex::new(None),
         }
+    }
+
+    /// Notes on the log's drive what identifies the backing store.
+    ///
+    /// # Errors
+    /// The log has failed.
+    pub fn identify(&self, identity: Identity, id: StableId) -> Result<(), Fault> {
+        *self.identity.lock() = Some((identity, id));
+        self.core.lock().identify(identity.encode());
+        self.settle(|core| match (core.is_written(), core.is_failed()) {
+            (true, _) => Some(Ok(())),
+            (false, true) => Some(Err(Fault::Failed)),
+            (false, false) => None,
+        })
+    }
+
+    /// The parts of the backing store that its identity has samples of, as blocks.
+    pub(super) fn samples(&self) -> Vec<Range<u64>> {
+        if self.identity.lock().is_none() {
+            return Vec::new();
+        }
+        let ranges = Identity::samples(self.backing.size()).into_iter().flatten();
+        ranges.map(|r| r.start / BLOCK_SIZE as u64..r.end.div_ceil(BLOCK_SIZE as u64)).collect()
+    }
+
+    /// Before the backing store changes where `changes` says: the identity in the log forgets it.
+    ///
+    /// # Errors
+    /// The log has failed.
+    pub(super) fn forget(&self, changes: impl Fn(&Range<u64>) -> bool) -> Result<(), Fault> {
+        let Some((mut identity, id)) = self.identity.lock().clone() else { return Ok(()) };
+        let before = identity;
+        identity.forget(|bytes| {
+            changes(&(bytes.start / BLOCK_SIZE as u64..bytes.end.div_ceil(BLOCK_SIZE as u64)))
+        });
+        if identity == before { Ok(()) } else { self.identify(identity, id) }
+    }
+
+    /// When nothing will be written to the backing store any more: its identity as it is now.
+    ///
+    /// # Errors
+    /// A drive fails.
+    pub(super) fn renew_identity(&self) -> Result<(), Fault> {
+        let Some((_, id)) = self.identity.lock().clone() else { return Ok(()) };
+        let identity = Identity::of(&*self.backing, &id)?;
+        self.identify(identity, id)
     }
 
     /// The core, for questions.
@@ -141,10 +191,6 @@ impl Logged {
     pub(super) fn stop_threads(&self) {
         self.stopping.store(true, Ordering::Release);
         let _core = self.core.lock();
-        self.news.notify_all();
-    }
-
-    pub(super) fn notify(&self) {
         self.news.notify_all();
     }
 
@@ -348,7 +394,7 @@ impl Logged {
             if let Some(value) = ready(&mut core) {
                 return value;
             }
-            match core.next() {
+            match core.next_command() {
                 Some(command) => {
                     let outcome = MutexGuard::unlocked(&mut core, || self.carry_out(&command));
                     core.complete(command.id, &outcome);

@@ -1,8 +1,8 @@
 //! Where blocks live, and when they move.
 //!
-//! [`Ram`] makes the room that the store asks for, keeps memory near its payload, and refuses what does
-//! not fit; what to clean is decided by [`policy`], which is pure. [`Logged`] serves blocks from a durable
-//! log before a backing store, and [`Tending`] moves them from one to the other.
+//! [`Ram`] makes the room that the store asks for, keeps memory near its payload, and refuses what
+//! does not fit; what to clean is decided by [`policy`], which is pure. [`Logged`] serves blocks
+//! from a durable log before a backing store, and [`Tending`] moves them from one to the other.
 
 mod logged;
 pub mod policy;

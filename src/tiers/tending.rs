@@ -1,7 +1,7 @@
 //! The threads of a logged volume: commits that nobody waits for, and writeback.
 //!
-//! Invariant: a writeback reads and writes without the core's lock; only where a window begins and ends
-//! does it hold it.
+//! Invariant: a writeback reads and writes without the core's lock; only where a window begins and
+//! ends does it hold it.
 
 use super::logged::{Fault, Logged};
 use crate::durable::{Ended, Writeback};
@@ -73,34 +73,10 @@ impl Tending {
         Ok(())
     }
 
-    /// Begins to bring everything to the backing store, or stops hurrying to.
-    pub fn hurry(&self, on: bool) {
+    /// Begins to bring everything to the backing store, which then is the volume until the next
+    /// write; or stops hurrying to.
+    pub fn drain(&self, on: bool) {
         self.draining.store(on, Ordering::Release);
-    }
-
-    /// Brings everything to the backing store, which then is the volume, and waits for it.
-    /// `progress` hears from time to time how many segments are left; it says whether to go on.
-    ///
-    /// # Errors
-    /// The log has failed.
-    pub fn drain(&self, mut progress: impl FnMut(u64) -> bool) -> std::result::Result<bool, Fault> {
-        self.logged.flush()?;
-        self.hurry(true);
-        let clean = loop {
-            let (left, clean) = {
-                let mut core = self.logged.core();
-                core.finish_segment();
-                (core.fullness().0, core.is_clean())
-            };
-            if clean || !progress(left) {
-                break clean;
-            }
-            self.logged.notify();
-            std::thread::sleep(TICK);
-            self.logged.flush()?;
-        };
-        self.hurry(false);
-        Ok(clean)
     }
 
     /// Makes everything durable, says on the log's drive that it was closed in order, and ends the
@@ -118,6 +94,7 @@ impl Tending {
             (false, false) => None,
         };
         self.logged.settle(|core| end(core.is_quiet(), core.is_failed()))?;
+        self.logged.renew_identity()?;
         self.logged.core().close();
         self.logged.settle(|core| end(core.is_closed(), core.is_failed()))
     }
@@ -152,6 +129,9 @@ fn commit(logged: &Logged, clock: bool) {
 fn write_back(logged: &Logged, draining: &AtomicBool, policy: Policy) {
     while !logged.is_stopping() {
         let hurry = draining.load(Ordering::Acquire);
+        if hurry && finish(logged) {
+            draining.store(false, Ordering::Release);
+        }
         let (used, segments) = logged.core().fullness();
         let percent = used * 100 / segments.max(1);
         let idle = logged.idle() >= IDLE;
@@ -164,7 +144,7 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: Policy) {
             std::thread::sleep(TICK);
             continue;
         };
-        let ended = carry(logged, Writeback::new(plan));
+        let ended = carry(logged, Writeback::new(plan).watching(logged.samples()));
         let failed = matches!(ended, Ended::Badly);
         logged.core().end_window(ended);
         logged.settle(|core| (core.is_between_windows() || logged.is_stopping()).then_some(()));
@@ -174,17 +154,41 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: Policy) {
     }
 }
 
-/// Carries out a window by several threads.
+/// Makes everything ready to be written back. Whether nothing is left, or nothing can be done.
+fn finish(logged: &Logged) -> bool {
+    let failed = logged.flush().is_err();
+    let mut core = logged.core();
+    core.finish_segment();
+    failed || core.is_clean()
+}
+
+/// Carries out a window: first what is read, then, when the log knows that samples of the backing
+/// store's identity no longer count, what is written.
 fn carry(logged: &Logged, writeback: Writeback) -> Ended {
-    let (writeback, news) = (Mutex::new(writeback), Condvar::new());
+    let writeback = Mutex::new(writeback);
+    move_blocks(logged, &writeback);
+    let held = writeback.lock().is_held();
+    if held {
+        if logged.forget(|blocks| writeback.lock().changes(blocks)).is_err() {
+            return Ended::Badly;
+        }
+        writeback.lock().proceed();
+        move_blocks(logged, &writeback);
+    }
+    writeback.into_inner().ended().unwrap_or(Ended::Badly)
+}
+
+/// Carries out commands by several threads, until there are no more or it is held.
+fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>) {
+    let news = Condvar::new();
     let mover = || {
         let mut work = writeback.lock();
         loop {
-            if let Some(command) = work.next() {
+            if let Some(command) = work.next_command() {
                 let outcome = MutexGuard::unlocked(&mut work, || logged.carry_out(&command));
                 work.complete(command.id, outcome);
                 news.notify_all();
-            } else if work.is_over() {
+            } else if work.is_over() || work.is_held() {
                 return;
             } else {
                 news.wait_for(&mut work, TICK);
@@ -197,5 +201,4 @@ fn carry(logged: &Logged, writeback: Writeback) -> Ended {
         }
         mover();
     });
-    writeback.into_inner().ended().unwrap_or(Ended::Badly)
 }

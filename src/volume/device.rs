@@ -135,6 +135,12 @@ pub trait Serving: Device {
     /// A limit that cannot be; then nothing changes.
     fn set_ram_limit(&self, bytes: u64) -> Outcome<()>;
 
+    /// Begins to bring everything to the backing store, or stops hurrying to.
+    ///
+    /// # Errors
+    /// There is no backing store.
+    fn drain(&self, on: bool) -> Outcome<()>;
+
     /// Bytes of data that exist nowhere else and end with [`Self::close`].
     fn volatile_bytes(&self) -> u64;
 

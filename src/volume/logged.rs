@@ -1,8 +1,8 @@
 //! A volume whose changes go to a durable log before they reach a backing store.
 //!
-//! Invariants: a write is acknowledged when the log's memory has it, a flush when the log's drive has
-//! it; every request is counted once. A request is cut at groups of 16 blocks, which the contract
-//! allows.
+//! Invariants: a write is acknowledged when the log's memory has it, a flush when the log's drive
+//! has it; every request is counted once. A request is cut at groups of 16 blocks, which the
+//! contract allows.
 
 use super::counters::{Counters, Kind, Outcome, Totals};
 use super::split::{Piece, pieces};
@@ -10,7 +10,7 @@ use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
 use crate::BLOCK_SIZE;
 use crate::durable::{self, Core, OpenError};
 use crate::error::{Context, Error, Result};
-use crate::media::Drive;
+use crate::media::{Drive, Identity, StableId};
 use crate::stats::{LogStats, Stats};
 use crate::store::codec::Algorithm;
 use crate::tiers::{Fault, LogHand, Logged, Policy, Tending};
@@ -78,20 +78,25 @@ impl LogVolume {
         Ok(())
     }
 
+    /// Notes on the log's drive what identifies the backing store, and from now on what of that
+    /// changes.
+    ///
+    /// # Errors
+    /// The log's drive fails.
+    pub fn watch(&self, identity: Identity, id: StableId) -> Result<()> {
+        self.logged.identify(identity, id).context("cannot note the backing store in the log")
+    }
+
     /// What opening found.
     pub fn report(&self) -> &durable::Report {
         &self.report
     }
 
-    /// Brings everything to the backing store. `progress` hears how many segments are left, and
-    /// says whether to go on; whether everything is there then.
-    ///
-    /// # Errors
-    /// The log has failed.
-    pub fn drain(&self, progress: impl FnMut(u64) -> bool) -> std::result::Result<bool, Fault> {
-        match &*self.tending.lock() {
-            Some(tending) => tending.drain(progress),
-            None => Ok(self.logged.core().is_clean()),
+    /// Begins to bring everything to the backing store, or stops hurrying to; [`LogStats::clean`]
+    /// says when it is done.
+    pub fn drain(&self, on: bool) {
+        if let Some(tending) = &*self.tending.lock() {
+            tending.drain(on);
         }
     }
 
@@ -148,6 +153,7 @@ fn log_stats(core: &Core) -> LogStats {
         windows: counts.windows[0],
         windows_failed: counts.windows[1],
         failed: core.is_failed(),
+        clean: core.is_clean(),
     }
 }
 
@@ -187,6 +193,11 @@ impl Device for LogVolume {
 }
 
 impl Serving for LogVolume {
+    fn drain(&self, on: bool) -> Result<()> {
+        self.drain(on);
+        Ok(())
+    }
+
     fn stats(&self) -> Stats {
         self.stats()
     }

@@ -3,6 +3,7 @@
 //! Invariant: a front-end reaches stored data only through a [`Channel`]; every request that comes
 //! in is counted exactly once, whether it ended well or not.
 
+mod attach;
 mod channel;
 mod counters;
 mod crew;
@@ -13,6 +14,8 @@ mod split;
 mod tender;
 
 pub use crate::store::codec::Algorithm;
+pub use crate::tiers::Policy;
+pub use attach::{Pair, cannot_use};
 pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
 pub use logged::{LogOptions, LogVolume};
 
@@ -362,6 +365,10 @@ impl Serving for Volume {
 
     fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         self.set_ram_limit(bytes)
+    }
+
+    fn drain(&self, _on: bool) -> Result<()> {
+        Err(Error::usage("this volume has no backing store to drain to"))
     }
 
     fn volatile_bytes(&self) -> u64 {

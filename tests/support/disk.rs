@@ -31,6 +31,10 @@ impl Disk {
         self.client.read(offset, u32::try_from(len).unwrap()).unwrap()
     }
 
+    pub fn flush(&mut self) {
+        assert_eq!(self.client.ask(proto::cmd::FLUSH, 0, 0, 0), 0);
+    }
+
     /// Whether the server has hung up, asked now.
     pub fn is_closed(&mut self) -> bool {
         self.client.stream.set_nonblocking(true).unwrap();

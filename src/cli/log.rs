@@ -1,0 +1,181 @@
+//! `ztier log`: make a log, check one, or list what is in it.
+
+use super::output;
+use crate::config::Amount;
+use crate::config::plan::DEFAULT_SEGMENT;
+use crate::config::size::human;
+use crate::durable::format::{Entry, Header, Superblock};
+use crate::durable::{self, Inspection};
+use crate::error::{Error, Result};
+use crate::media::{Access, Drive, FileDrive};
+use crate::volume::{Pair, cannot_use};
+use clap::{Args, Subcommand, ValueHint};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+/// What to do with a log.
+#[derive(Subcommand)]
+pub enum Log {
+    Format(Format),
+    Check(Check),
+    Dump(Dump),
+}
+
+/// Make an empty log for a backing store
+///
+/// `ztier up` does this by itself on a drive that holds nothing known.
+#[derive(Args)]
+pub struct Format {
+    /// The drive or file that becomes the log; what is on it is gone
+    #[arg(value_hint = ValueHint::AnyPath)]
+    log: PathBuf,
+    /// The drive or file that the log will stand before
+    #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
+    backing: PathBuf,
+    /// Bytes in a segment: a power of two, 32K to 16M [default: 1M]
+    #[arg(long, value_name = "BYTES")]
+    segment: Option<Amount>,
+    /// Overwrite what is on the drive, unless that is a log with data
+    #[arg(long)]
+    wipe: bool,
+    /// Overwrite a log with data, too
+    #[arg(long)]
+    force: bool,
+}
+
+/// Verify a log that no volume uses, without changing it
+///
+/// Reads all of it. Exit status 1 if anything is damaged.
+#[derive(Args)]
+pub struct Check {
+    /// The log
+    #[arg(value_hint = ValueHint::AnyPath)]
+    log: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// List the chunks of a log, without changing it
+#[derive(Args)]
+pub struct Dump {
+    /// The log
+    #[arg(value_hint = ValueHint::AnyPath)]
+    log: PathBuf,
+    /// Every change in each chunk, too
+    #[arg(long)]
+    entries: bool,
+}
+
+impl Log {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        match self {
+            Self::Format(format) => format.run(),
+            Self::Check(check) => check.run(),
+            Self::Dump(dump) => dump.run(),
+        }
+    }
+}
+
+impl Format {
+    fn run(self) -> Result<()> {
+        let segment = match self.segment {
+            None => DEFAULT_SEGMENT,
+            Some(Amount::Bytes(bytes)) => u32::try_from(bytes).unwrap_or(u32::MAX),
+            Some(Amount::Percent(_)) => {
+                return Err(Error::usage("a segment is a number of bytes, like 1M"));
+            }
+        };
+        let (wipe, force) = (self.wipe, self.force);
+        let pair = Pair { log: self.log, backing: self.backing, segment, wipe, force };
+        pair.format()?;
+        output::print(&format!(
+            "{} is an empty log for {}\n",
+            pair.log.display(),
+            pair.backing.display()
+        ))
+    }
+}
+
+fn look(path: &Path, payloads: bool) -> Result<Inspection> {
+    let drive = FileDrive::open(path, Access::ReadOnly)?;
+    durable::inspect(&drive as &dyn Drive, true, payloads).map_err(|e| cannot_use(path, &e))
+}
+
+impl Check {
+    fn run(self) -> Result<()> {
+        let found = look(&self.log, true)?;
+        if self.json {
+            output::json(&json!({
+                "segments": found.superblock.segments,
+                "segment_bytes": found.superblock.segment,
+                "size_bytes": found.superblock.blocks * crate::BLOCK_SIZE as u64,
+                "closed": found.report.closed,
+                "torn": found.report.torn,
+                "superblock_damaged": found.report.mended,
+                "chunks": found.report.chunks,
+                "entries": found.report.entries,
+                "missing": found.report.missing,
+                "damaged": found.damaged,
+            }))?;
+        } else {
+            output::print(&(superblock(&found.superblock) + &format!("{}\n", found.report)))?;
+            for (block, chunk) in &found.damaged {
+                output::print(&format!("block {block} in chunk {chunk} is damaged\n"))?;
+            }
+        }
+        if found.damaged.is_empty() && found.report.missing.is_empty() {
+            return Ok(());
+        }
+        let log = self.log.display();
+        Err(Error::failure(format!("{log} is damaged"))
+            .mend("what is listed is lost; the rest can be brought to the backing store with `ztier up --accept-loss` and `ztier down --drain`"))
+    }
+}
+
+fn superblock(sb: &Superblock) -> String {
+    output::pairs(&[
+        ("volume", human(sb.blocks * crate::BLOCK_SIZE as u64)),
+        ("segments", format!("{} of {}", sb.segments, human(sb.segment.into()))),
+        ("tail", format!("segment {}, chunk {}", sb.tail.segment, sb.tail.chunk)),
+        ("durable", format!("up to chunk {}", sb.durable)),
+    ])
+}
+
+impl Dump {
+    fn run(self) -> Result<()> {
+        let found = look(&self.log, false)?;
+        output::print(&superblock(&found.superblock))?;
+        for (header, entries) in &found.chunks {
+            output::print(&chunk(header))?;
+            for entry in entries.iter().filter(|_| self.entries) {
+                output::print(&line(entry))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn chunk(header: &Header) -> String {
+    format!(
+        "chunk {} segment {} at {} length {} entries {} durable-before {} epoch {:016x}\n",
+        header.chunk,
+        header.segment,
+        header.offset,
+        header.len,
+        header.entries,
+        header.durable,
+        header.epoch
+    )
+}
+
+fn line(entry: &Entry) -> String {
+    match entry {
+        Entry::Data(d) => format!(
+            "  block {} {:?} length {} at {} check {:08x}\n",
+            d.block, d.kind, d.len, d.offset, d.check
+        ),
+        Entry::Range { kind, block, count } => format!("  blocks {block}+{count} {kind:?}\n"),
+    }
+}

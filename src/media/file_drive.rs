@@ -1,0 +1,533 @@
+//! A drive that is a block device or a regular file.
+//!
+//! Invariants:
+//! - what was opened as [`Access::Exclusive`] is ours until it is dropped: a block device by
+//!   `O_EXCL`, which the kernel holds against mounts, swap and other claims; a file by a lock on
+//!   its open description, which ends with the process however that ends;
+//! - nothing outside of [`Drive::size`] is touched, so a file never grows;
+//! - I/O goes past the page cache wherever the file system can ([`FileDrive::is_direct`]); where it
+//!   can't, a flush still brings everything to the medium.
+
+use super::buffer::Buffer;
+use super::drive::{ALIGN, Action, Drive, DriveError};
+use super::holder;
+use super::transfer::{Progress, check, failed};
+use crate::error::{Context, Error, Result};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, RawMode, Stat};
+use rustix::io::Errno;
+use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+const BLKROGET: Opcode = opcode::none(0x12, 94);
+const BLKGETSIZE64: Opcode = opcode::read::<usize>(0x12, 114);
+const BLKDISCARD: Opcode = opcode::none(0x12, 119);
+
+/// Bytes moved at a time through memory of our own.
+const BOUNCE: usize = 256 << 10;
+
+/// The ways in which the kernel makes a range read as zeros, the best first: giving the space back,
+/// and keeping it. Both work on files and on block devices (there they are `BLKZEROOUT`), and say
+/// `EOPNOTSUPP` where they don't.
+pub(super) const ZERO_MODES: [FallocateFlags; 2] = [
+    FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE),
+    FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE),
+];
+
+/// What a drive is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// To read and write, and so that nobody else can.
+    Exclusive,
+    /// To look only, also when somebody else has it: what is read may be changing.
+    ReadOnly,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Node {
+    /// A block device, and its number.
+    Device(u64),
+    File,
+}
+
+/// An open block device or regular file.
+#[derive(Debug)]
+pub struct FileDrive {
+    fd: OwnedFd,
+    path: PathBuf,
+    node: Node,
+    access: Access,
+    size: u64,
+    direct: bool,
+}
+
+impl FileDrive {
+    /// Opens the block device or the regular file `path`. Nothing is changed on it.
+    ///
+    /// # Errors
+    /// It is missing, something else than a device or file, held by somebody (who is named, if
+    /// visible), read-only, forbidden, smaller than a block, or has sectors above [`ALIGN`].
+    pub fn open(path: &Path, access: Access) -> Result<Self> {
+        let stat = rustix::fs::stat(path).map_err(|e| cannot_open(path, e))?;
+        let node = node_of(path, &stat)?;
+        let (fd, direct) = open_node(path, node, access)?;
+        let stat = rustix::fs::fstat(&fd).context(cannot(path))?;
+        if node_of(path, &stat)? != node {
+            return Err(Error::failure(format!("{} changed meanwhile", path.display())));
+        }
+        let mut drive = Self { fd, path: path.into(), node, access, size: 0, direct };
+        if access == Access::Exclusive {
+            drive.claim()?;
+        }
+        drive.measure(&stat)?;
+        drive.settle_direct()?;
+        Ok(drive)
+    }
+
+    /// The name it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The number of a block device; `None` for a regular file.
+    pub fn device_number(&self) -> Option<u64> {
+        match self.node {
+            Node::Device(number) => Some(number),
+            Node::File => None,
+        }
+    }
+
+    /// Whether reads and writes go past the page cache. Where they don't, memory that the kernel
+    /// is short of may be needed to write, and errors of the medium show at the flush only.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    /// What it was opened for.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Says that the content of a range is no longer needed, so that an SSD or a file system can
+    /// use its space; it reads as anything afterwards. Best effort.
+    pub fn discard_hint(&self, at: u64, len: u64) {
+        if len == 0 || self.allowed(Action::Zero, at, len).is_err() {
+            return;
+        }
+        let _ = match self.node {
+            Node::File => rustix::fs::fallocate(&self.fd, ZERO_MODES[0], at, len),
+            // SAFETY: BLKDISCARD reads two u64, start and length in bytes, from its argument.
+            Node::Device(_) => unsafe {
+                ioctl(&self.fd, Setter::<BLKDISCARD, [u64; 2]>::new([at, len]))
+            },
+        };
+    }
+
+    /// The descriptor, for those who do I/O of their own.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// A second, read-only, shared descriptor of the same thing, whatever its name leads to by now.
+    pub(super) fn reopen(&self) -> rustix::io::Result<OwnedFd> {
+        rustix::fs::open(self.link(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// The name by which the kernel knows the descriptor.
+    fn link(&self) -> String {
+        format!("/proc/self/fd/{}", self.fd.as_raw_fd())
+    }
+
+    /// Makes it ours; a block device already is, by `O_EXCL`.
+    fn claim(&self) -> Result<()> {
+        if let Node::Device(_) = self.node {
+            // SAFETY: BLKROGET stores one int.
+            let locked = unsafe { ioctl(&self.fd, Getter::<BLKROGET, i32>::new()) };
+            return match locked.context(cannot(&self.path))? {
+                0 => Ok(()),
+                _ => Err(read_only(&self.path)),
+            };
+        }
+        let name = std::fs::read_link(self.link()).unwrap_or_else(|_| self.path.clone());
+        if let Some(holder) = holder::over_file(&name) {
+            return Err(in_use(&self.path, Some(holder)));
+        }
+        match lock(self.fd.as_fd()) {
+            Ok(()) => Ok(()),
+            Err(Errno::AGAIN | Errno::ACCESS) => {
+                Err(in_use(&self.path, holder::process_on_file(&name)))
+            }
+            Err(e) => Err(e).context(format!("cannot lock {}", self.path.display())),
+        }
+    }
+
+    /// Finds the size.
+    fn measure(&mut self, stat: &Stat) -> Result<()> {
+        let bytes = match self.node {
+            Node::File => stat.st_size as u64,
+            Node::Device(_) => {
+                let sector = rustix::fs::ioctl_blksszget(&self.fd).context(cannot(&self.path))?;
+                if sector as usize > ALIGN {
+                    let text = format!("{} has sectors of {sector} bytes", self.path.display());
+                    return Err(Error::failure(text)
+                        .mend(format!("give a drive with sectors of at most {ALIGN} bytes")));
+                }
+                // SAFETY: BLKGETSIZE64 stores one u64; its number names `size_t` by mistake.
+                let bytes = unsafe { ioctl(&self.fd, Getter::<BLKGETSIZE64, u64>::new()) };
+                bytes.context(cannot(&self.path))?
+            }
+        };
+        self.size = bytes / ALIGN as u64 * ALIGN as u64;
+        if self.size == 0 {
+            let text = format!(
+                "{} is too small: it has {bytes} bytes, and the least is {ALIGN}",
+                self.path.display()
+            );
+            return Err(Error::failure(text).mend("give a larger one"));
+        }
+        Ok(())
+    }
+
+    /// Tries a direct read: file systems with blocks above [`ALIGN`] take the flag and refuse the
+    /// request.
+    fn settle_direct(&mut self) -> Result<()> {
+        let mut probe = Buffer::new(ALIGN);
+        let first = self.read(0, &mut probe);
+        if self.direct && matches!(first, Err(e) if e.errno == Errno::INVAL.raw_os_error()) {
+            let flags = rustix::fs::fcntl_getfl(&self.fd).context(cannot(&self.path))?;
+            rustix::fs::fcntl_setfl(&self.fd, flags - OFlags::DIRECT)
+                .context(cannot(&self.path))?;
+            self.direct = false;
+        }
+        Ok(())
+    }
+
+    fn allowed(&self, action: Action, at: u64, len: u64) -> Result<(), DriveError> {
+        check(action, at, len, self.size)?;
+        let changes = matches!(action, Action::Write | Action::Zero);
+        if changes && self.access == Access::ReadOnly {
+            return Err(failed(action, at, len)(Errno::ROFS));
+        }
+        Ok(())
+    }
+
+    /// Reads into memory that the file system can reach.
+    fn read_aligned(&self, at: u64, buf: &mut [u8]) -> Result<(), Errno> {
+        let mut progress = Progress::new(buf.len() as u64);
+        while progress.left() > 0 {
+            let done = progress.done();
+            match rustix::io::pread(&self.fd, &mut buf[done as usize..], at + done) {
+                Ok(got) => progress.advance(got as u64)?,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_aligned(&self, at: u64, data: &[u8]) -> Result<(), Errno> {
+        let mut progress = Progress::new(data.len() as u64);
+        while progress.left() > 0 {
+            let done = progress.done();
+            match rustix::io::pwrite(&self.fd, &data[done as usize..], at + done) {
+                Ok(got) => progress.advance(got as u64)?,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the bytes have to be copied on their way.
+    fn bounces(&self, memory: &[u8]) -> bool {
+        self.direct && !memory.is_empty() && !memory.as_ptr().addr().is_multiple_of(ALIGN)
+    }
+
+    fn write_zeros(&self, at: u64, len: u64) -> Result<(), Errno> {
+        let zeros = Buffer::new(BOUNCE.min(len as usize));
+        let mut done = 0;
+        while done < len {
+            let piece = (len - done).min(zeros.len() as u64);
+            self.write_aligned(at + done, &zeros[..piece as usize])?;
+            done += piece;
+        }
+        Ok(())
+    }
+}
+
+impl Drive for FileDrive {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        let fail = failed(Action::Read, at, buf.len() as u64);
+        self.allowed(Action::Read, at, buf.len() as u64)?;
+        if !self.bounces(buf) {
+            return self.read_aligned(at, buf).map_err(fail);
+        }
+        let mut bounce = Buffer::new(BOUNCE.min(buf.len()));
+        let mut at = at;
+        for piece in buf.chunks_mut(bounce.len()) {
+            self.read_aligned(at, &mut bounce[..piece.len()]).map_err(&fail)?;
+            piece.copy_from_slice(&bounce[..piece.len()]);
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        let fail = failed(Action::Write, at, data.len() as u64);
+        self.allowed(Action::Write, at, data.len() as u64)?;
+        if !self.bounces(data) {
+            return self.write_aligned(at, data).map_err(fail);
+        }
+        let mut bounce = Buffer::new(BOUNCE.min(data.len()));
+        let mut at = at;
+        for piece in data.chunks(bounce.len()) {
+            bounce[..piece.len()].copy_from_slice(piece);
+            self.write_aligned(at, &bounce[..piece.len()]).map_err(&fail)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
+        let fail = failed(Action::Zero, at, len);
+        self.allowed(Action::Zero, at, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        for mode in ZERO_MODES {
+            let result = loop {
+                match rustix::fs::fallocate(&self.fd, mode, at, len) {
+                    Err(Errno::INTR) => {}
+                    result => break result,
+                }
+            };
+            match result {
+                Err(e) if is_unsupported(e) => {}
+                result => return result.map_err(fail),
+            }
+        }
+        self.write_zeros(at, len).map_err(fail)
+    }
+
+    fn flush(&self) -> Result<(), DriveError> {
+        let fail = failed(Action::Flush, 0, 0);
+        loop {
+            match rustix::fs::fdatasync(&self.fd) {
+                Err(Errno::INTR) => {}
+                result => return result.map_err(fail),
+            }
+        }
+    }
+}
+
+/// Whether an error of a way to zero says «not this way», and not «failed».
+pub(super) fn is_unsupported(errno: Errno) -> bool {
+    matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV)
+}
+
+/// Opens it, directly if possible; the flag says which.
+fn open_node(path: &Path, node: Node, access: Access) -> Result<(OwnedFd, bool)> {
+    let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
+    flags |= match (access, node) {
+        (Access::ReadOnly, _) => OFlags::RDONLY,
+        (Access::Exclusive, Node::File) => OFlags::RDWR,
+        (Access::Exclusive, Node::Device(_)) => OFlags::RDWR | OFlags::EXCL,
+    };
+    let opened = match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
+        Err(Errno::INVAL) => rustix::fs::open(path, flags, Mode::empty()).map(|fd| (fd, false)),
+        opened => opened.map(|fd| (fd, true)),
+    };
+    opened.map_err(|e| match (e, node) {
+        (Errno::BUSY, Node::Device(number)) => in_use(path, holder::of_device(number)),
+        _ => cannot_open(path, e),
+    })
+}
+
+fn node_of(path: &Path, stat: &Stat) -> Result<Node> {
+    let what = match FileType::from_raw_mode(stat.st_mode as RawMode) {
+        FileType::BlockDevice => return Ok(Node::Device(stat.st_rdev)),
+        FileType::RegularFile => return Ok(Node::File),
+        FileType::Directory => "a directory",
+        FileType::CharacterDevice => "a character device",
+        FileType::Fifo => "a pipe",
+        FileType::Socket => "a socket",
+        _ => "something unknown",
+    };
+    let text = format!("{} is {what}", path.display());
+    Err(Error::usage(text).mend("give a block device or a regular file"))
+}
+
+/// A write lock on all of a file, held by its open description. It also conflicts with the locks
+/// that virtual machines take on their images.
+fn lock(fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    let all = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: F_OFD_SETLK reads one `struct flock`, which outlives the call; the descriptor is
+    // open.
+    match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const all) } {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+fn cannot(path: &Path) -> impl Display + use<> {
+    format!("cannot use {}", path.display())
+}
+
+fn cannot_open(path: &Path, errno: Errno) -> Error {
+    let shown = path.display();
+    match errno {
+        Errno::NOENT | Errno::NOTDIR => Error::failure(format!("{shown} does not exist"))
+            .mend(format!("check the name; `truncate -s SIZE {shown}` makes a file")),
+        Errno::NXIO | Errno::NODEV | Errno::NOMEDIUM => {
+            Error::failure(format!("nothing is behind {shown}")).mend("attach the drive first")
+        }
+        Errno::ROFS => read_only(path),
+        Errno::BUSY => in_use(path, None),
+        Errno::TXTBSY => in_use(path, Some("being executed or swapped to".to_owned())),
+        Errno::ACCESS | Errno::PERM => {
+            Error::failure(format!("cannot open {shown}: permission denied"))
+                .mend("run as root, or as its owner")
+        }
+        _ => Error::failure(format!("cannot open {shown}: {errno}")),
+    }
+}
+
+fn read_only(path: &Path) -> Error {
+    Error::failure(format!("{} is read-only", path.display()))
+        .mend("make it writable, or give another")
+}
+
+fn in_use(path: &Path, holder: Option<String>) -> Error {
+    let holder = holder.unwrap_or_else(|| "held by something invisible from here".to_owned());
+    let mend = match holder.split(' ').next() {
+        Some("mounted") => "unmount it first",
+        Some("swap") => "swapoff it first",
+        Some("given") => "give another",
+        _ => "end that first, or give another",
+    };
+    Error::failure(format!("{} is in use: {holder}", path.display())).mend(mend)
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::fs;
+
+    fn file(dir: &tempfile::TempDir, bytes: u64) -> PathBuf {
+        let path = dir.path().join("drive");
+        fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+        path
+    }
+
+    fn refusal(path: &Path, access: Access) -> String {
+        FileDrive::open(path, access).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn data_comes_back_from_any_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(&dir, (1 << 20) + 100);
+        let drive = FileDrive::open(&path, Access::Exclusive).unwrap();
+        assert_eq!(drive.size(), 1 << 20);
+        // Longer than the bounce buffer, at an odd address.
+        let data: Vec<u8> = (0..600 * 1024 + 1).map(|i| (i / 3) as u8).collect();
+        drive.write(8192, &data[1..]).unwrap();
+        drive.flush().unwrap();
+        let mut back = vec![0; data.len()];
+        drive.read(8192, &mut back[1..]).unwrap();
+        assert!(back[1..] == data[1..]);
+        let mut aligned = Buffer::new(data.len() - 1);
+        drive.read(8192, &mut aligned).unwrap();
+        assert!(aligned[..] == data[1..]);
+
+        drive.zero(8192, 4096).unwrap();
+        drive.discard_hint(16384, 4096);
+        drive.read(8192, &mut aligned[..8192]).unwrap();
+        assert!(aligned[..4096].iter().all(|b| *b == 0));
+        assert!(aligned[4096..8192] == data[4097..8193]);
+        assert_eq!(fs::metadata(&path).unwrap().len(), (1 << 20) + 100);
+    }
+
+    #[test]
+    fn zeros_are_written_where_nothing_else_works() {
+        let dir = tempfile::tempdir().unwrap();
+        let drive = FileDrive::open(&file(&dir, 1 << 20), Access::Exclusive).unwrap();
+        drive.write(0, &[7; 1 << 20]).unwrap();
+        drive.write_zeros(4096, 700 << 10).unwrap();
+        let mut back = vec![1; 1 << 20];
+        drive.read(0, &mut back).unwrap();
+        let end = 4096 + (700 << 10);
+        assert!(back[4096..end].iter().all(|b| *b == 0));
+        assert!(back[..4096].iter().chain(&back[end..]).all(|b| *b == 7));
+    }
+
+    #[test]
+    fn nothing_outside_is_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(&dir, 8192);
+        let drive = FileDrive::open(&path, Access::Exclusive).unwrap();
+        for (at, len) in [(8192, 4096), (4096, 8192), (100, 4096), (0, 100)] {
+            assert_eq!(drive.write(at, &vec![1; len]).unwrap_err().errno, 22);
+            assert_eq!(drive.read(at, &mut vec![1; len]).unwrap_err().errno, 22);
+            assert_eq!(drive.zero(at, len as u64).unwrap_err().errno, 22);
+        }
+        assert_eq!(fs::metadata(&path).unwrap().len(), 8192);
+        assert!(fs::read(&path).unwrap().iter().all(|b| *b == 0));
+    }
+
+    #[test]
+    fn a_file_that_was_cut_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(&dir, 1 << 20);
+        let drive = FileDrive::open(&path, Access::Exclusive).unwrap();
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        let error = drive.read(8192, &mut [0; 4096]).unwrap_err();
+        assert_eq!((error.action, error.errno), (Action::Read, 5));
+    }
+
+    #[test]
+    fn one_at_a_time_may_write() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(&dir, 8192);
+        let first = FileDrive::open(&path, Access::Exclusive).unwrap();
+        let text = refusal(&path, Access::Exclusive);
+        assert!(text.contains("is in use") && text.contains("twice"), "{text}");
+        let looker = FileDrive::open(&path, Access::ReadOnly).unwrap();
+        looker.read(0, &mut [0; 4096]).unwrap();
+        assert_eq!(looker.write(0, &[0; 4096]).unwrap_err().errno, 30);
+        assert_eq!(looker.zero(0, 4096).unwrap_err().errno, 30);
+        drop(first);
+        FileDrive::open(&path, Access::Exclusive).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_drive_is_refused_with_the_mend() {
+        let dir = tempfile::tempdir().unwrap();
+        let small = file(&dir, 4095);
+        for (path, parts) in [
+            (dir.path().join("none"), ["does not exist", "truncate"]),
+            (dir.path().to_owned(), ["is a directory", "give a block device"]),
+            ("/dev/null".into(), ["is a character device", "give a block device"]),
+            (small.clone(), ["4095 bytes", "give a larger"]),
+            (small.join("below"), ["does not exist", "check the name"]),
+        ] {
+            for access in [Access::Exclusive, Access::ReadOnly] {
+                let text = refusal(&path, access);
+                assert!(text.starts_with(path.to_str().unwrap()), "{text}");
+                assert!(parts.iter().all(|p| text.contains(p)), "{text}");
+            }
+        }
+    }
+}

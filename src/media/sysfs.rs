@@ -1,0 +1,57 @@
+//! What the kernel says about a block device below `/sys/dev/block`.
+//!
+//! Invariant: nothing here opens the device itself; what can't be read is `None`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The directory of a device number, by its real name (`/sys/devices/…/sda/sda1`).
+pub(super) fn dir_of(number: u64) -> Option<PathBuf> {
+    fs::canonicalize(format!("/sys/dev/block/{}", text_of(number))).ok()
+}
+
+/// A device number as the kernel's tables write it: `8:1`.
+pub(super) fn text_of(number: u64) -> String {
+    format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number))
+}
+
+/// The device number of a directory.
+pub(super) fn number_in(dir: &Path) -> Option<u64> {
+    let text = line(&dir.join("dev"))?;
+    let (major, minor) = text.split_once(':')?;
+    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// The first line of a file, without blanks around it; `None` when it is empty.
+pub(super) fn line(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().next()?.trim();
+    (!line.is_empty()).then(|| line.to_owned())
+}
+
+/// The value of `key` in the `uevent` file of a directory.
+pub(super) fn event(dir: &Path, key: &str) -> Option<String> {
+    let text = fs::read_to_string(dir.join("uevent")).ok()?;
+    text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix('=').map(str::to_owned))
+}
+
+/// Whether a directory is a partition's; its disk is the directory above.
+pub(super) fn is_partition(dir: &Path) -> bool {
+    dir.join("partition").exists()
+}
+
+/// The file behind the loop device of a directory, as the kernel names it.
+pub(super) fn loop_file(dir: &Path) -> Option<PathBuf> {
+    let text = fs::read_to_string(dir.join("loop/backing_file")).ok()?;
+    Some(PathBuf::from(text.strip_suffix('\n').unwrap_or(&text)))
+}
+
+/// What is in a directory; nothing when it can't be read.
+pub(super) fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path())
+}
+
+/// The last part of a path, as text.
+pub(super) fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}

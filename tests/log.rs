@@ -1,0 +1,226 @@
+//! A volume with a log, as its users meet it: the commands, refusals, kills of the daemon.
+#![allow(clippy::unwrap_used)]
+
+mod support {
+    pub mod disk;
+    pub mod nbd;
+    pub mod sandbox;
+}
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use support::disk::Disk;
+use support::sandbox::Sandbox;
+
+const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 2048;
+
+/// Two files for drives.
+struct Place {
+    sandbox: Sandbox,
+    log: String,
+    backing: String,
+}
+
+impl Place {
+    fn new() -> Self {
+        let sandbox = Sandbox::new();
+        let file = |name: &str, size| {
+            let path = sandbox.path().join(name);
+            File::create(&path).unwrap().set_len(size).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let (log, backing) = (file("fast", 4 << 20), file("slow", BLOCKS * BLOCK));
+        Self { sandbox, log, backing }
+    }
+
+    fn up(&self) -> Vec<&str> {
+        let drives = ["--backing", &self.backing, "--log", &self.log];
+        [&["up", "vol", "--export", "nbd", "--segment", "64K"], &drives[..]].concat()
+    }
+
+    fn connect(&self) -> Disk {
+        Disk::open(&self.sandbox.run_dir().join("vol.nbd"), "vol")
+    }
+
+    fn log_of(&self, name: &str) -> serde_json::Value {
+        self.sandbox.status(name)["stats"]["log"].clone()
+    }
+}
+
+/// Bytes that say which block and which version they are, and do not shrink much.
+fn content(block: u64, version: u64) -> Vec<u8> {
+    let mut state = (block << 20 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes: Vec<u8> = (0..BLOCK as usize)
+        .map(|i| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            if i % 3 == 0 { 0 } else { state as u8 }
+        })
+        .collect();
+    bytes[..8].copy_from_slice(&block.to_le_bytes());
+    bytes[8..16].copy_from_slice(&version.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn the_backing_store_is_the_volume_before_and_after() {
+    let place = Place::new();
+    let before = vec![0xab; BLOCK as usize];
+    File::options().write(true).open(&place.backing).unwrap().write_at(&before, 8192).unwrap();
+    place.sandbox.ztier(&place.up()).ok();
+    let mut disk = place.connect();
+    assert_eq!(disk.read(8192, 4096), before, "what was there is there");
+    disk.write(0, &content(0, 1));
+    disk.write(12288 + 100, &[7; 50]);
+    disk.flush();
+    drop(disk);
+    assert_eq!(place.log_of("vol")["clean"], false);
+    let out = place.sandbox.ztier(&["drain", "vol"]).ok();
+    assert!(out.contains("all is in the backing store"), "{out}");
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+    let after = fs::read(&place.backing).unwrap();
+    assert_eq!(after[..4096], content(0, 1));
+    assert_eq!(after[8192..12288], before);
+    assert_eq!(after[12288 + 100..12288 + 150], [7; 50]);
+    assert_eq!(after[12288 + 150], 0);
+    let check = place.sandbox.ztier(&["log", "check", &place.log]).ok();
+    assert!(check.contains("log closed in order: 0 changes"), "{check}");
+}
+
+#[test]
+fn what_was_flushed_survives_kills() {
+    let place = Place::new();
+    let mut flushed = vec![0u64; BLOCKS as usize];
+    let mut written: Vec<Vec<u64>> = vec![Vec::new(); BLOCKS as usize];
+    let mut version = 0;
+    for round in 0..6u64 {
+        place.sandbox.ztier(&place.up()).ok();
+        let mut disk = place.connect();
+        for block in 0..BLOCKS {
+            let found = disk.read(block * BLOCK, BLOCK as usize);
+            let now = u64::from_le_bytes(found[8..16].try_into().unwrap());
+            let known = now == flushed[block as usize] || written[block as usize].contains(&now);
+            assert!(known, "block {block} has version {now}, flushed {}", flushed[block as usize]);
+            assert!(now == 0 || found == content(block, now), "block {block} is whole");
+            flushed[block as usize] = now;
+            written[block as usize].clear();
+        }
+        for step in 0..1500u64 {
+            version += 1;
+            let block = (step * 37 + round * 11) % BLOCKS;
+            disk.write(block * BLOCK, &content(block, version));
+            written[block as usize].push(version);
+            if step % 50 == 49 {
+                disk.flush();
+                for (flushed, written) in flushed.iter_mut().zip(&mut written) {
+                    *flushed = written.pop().unwrap_or(*flushed);
+                    written.clear();
+                }
+            }
+            if step == 1000 + round * 71 {
+                break;
+            }
+        }
+        place.sandbox.kill("vol");
+        drop(disk);
+        place.sandbox.ztier(&["down", "vol"]).ok();
+    }
+    place.sandbox.ztier(&["log", "check", &place.log]).ok();
+}
+
+#[test]
+fn what_would_destroy_or_mix_data_is_refused() {
+    let place = Place::new();
+    let (log, backing) = (&place.log[..], &place.backing[..]);
+    let up =
+        |args: &[&str]| place.sandbox.ztier(&[&["up", "vol", "--export", "nbd"], args].concat());
+    up(&["--log", log]).refused(2, &["--log needs a backing store", "give --backing"]);
+    up(&["--backing", backing]).refused(2, &["--log"]);
+    up(&["--backing", backing, "--log", backing]).refused(2, &["log and backing store at once"]);
+    up(&["--backing", backing, "--log", "/nowhere/x"]).refused(1, &["/nowhere/x"]);
+    up(&["--backing", "/nowhere/x", "--log", log]).refused(1, &["/nowhere/x"]);
+    up(&["--backing", backing, "--log", log, "--size", "1G"]).refused(2, &["leave out size"]);
+    let odd = ["--backing", backing, "--log", log, "--segment", "48K"];
+    up(&odd).refused(2, &["segment 48K is not a power of two"]);
+    let tiny = place.sandbox.path().join("tiny");
+    File::create(&tiny).unwrap().set_len(64 << 10).unwrap();
+    up(&["--backing", backing, "--log", tiny.to_str().unwrap()]).refused(1, &["segments fit"]);
+    assert!(fs::read(&place.log).unwrap().iter().all(|b| *b == 0), "nothing was written");
+    // A file system on the log's drive.
+    let mkfs = std::process::Command::new("mkfs.ext4").args(["-q", "-F", log]).status();
+    if mkfs.is_ok_and(|status| status.success()) {
+        up(&["--backing", backing, "--log", log]).refused(1, &["holds ext4", "--wipe"]);
+        up(&["--backing", backing, "--log", log, "--wipe"]).ok();
+        place.sandbox.ztier(&["down", "vol"]).ok();
+    } else {
+        eprintln!("skipped the file system on the log: there is no mkfs.ext4");
+    }
+}
+
+#[test]
+fn a_log_serves_only_its_own_backing_store_as_it_left_it() {
+    let place = Place::new();
+    let (log, backing) = (&place.log[..], &place.backing[..]);
+    place.sandbox.ztier(&place.up()).ok();
+    place
+        .sandbox
+        .ztier(&["up", "two", "--export", "nbd", "--backing", backing, "--log", log])
+        .refused(1, &["is in use"]);
+    let mut disk = place.connect();
+    disk.write(0, &content(0, 1));
+    disk.flush();
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    // The log holds data: it is not made anew, and serves no other drive.
+    let format = ["log", "format", log, "--backing", backing];
+    place.sandbox.ztier(&format).refused(1, &["holds data of its volume", "--force"]);
+    place.sandbox.ztier(&[&format[..], &["--wipe"]].concat()).refused(1, &["holds data"]);
+    let other = place.sandbox.path().join("other");
+    File::create(&other).unwrap().set_len(BLOCKS * BLOCK).unwrap();
+    let swapped = ["--backing", other.to_str().unwrap(), "--log", log];
+    let up =
+        |args: &[&str]| place.sandbox.ztier(&[&["up", "vol", "--export", "nbd"], args].concat());
+    up(&swapped).refused(1, &["log of another drive"]);
+    // Somebody writes to the backing store meanwhile.
+    let file = File::options().write(true).open(backing).unwrap();
+    file.write_at(&[1; 16], 5).unwrap();
+    up(&["--backing", backing, "--log", log]).refused(1, &["was changed", "newer data"]);
+    file.write_at(&[0; 16], 5).unwrap();
+    up(&["--backing", backing, "--log", log]).ok();
+    assert_eq!(place.connect().read(0, 4096), content(0, 1));
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+    // Drained, it may be used alone, and changed.
+    file.write_at(&[1; 16], 8192).unwrap();
+    up(&["--backing", backing, "--log", log]).ok();
+    assert_eq!(place.connect().read(8192, 16), [1; 16]);
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    place.sandbox.ztier(&format).ok();
+}
+
+#[test]
+fn damage_in_a_log_is_told_and_refused() {
+    let place = Place::new();
+    place.sandbox.ztier(&place.up()).ok();
+    let mut disk = place.connect();
+    for block in 0..8 {
+        disk.write(block * BLOCK, &content(block, 1));
+        disk.flush();
+    }
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    let dump = place.sandbox.ztier(&["log", "dump", &place.log, "--entries"]).ok();
+    assert!(dump.contains("block 3 Lz4") || dump.contains("block 3 Raw"), "{dump}");
+    // A payload, then the header of the first chunk.
+    let file = File::options().write(true).open(&place.log).unwrap();
+    file.write_at(&[0xff; 4], (128 << 10) + 300).unwrap();
+    let check = place.sandbox.ztier(&["log", "check", &place.log]);
+    assert!(check.out.contains("block 0 in chunk 0 is damaged"), "{check:?}");
+    check.refused(1, &["is damaged", "--accept-loss"]);
+    file.write_at(&[0xff; 4], 128 << 10).unwrap();
+    place.sandbox.ztier(&place.up()).refused(1, &["chunk 0 in segment 0 was durable"]);
+    place.sandbox.ztier(&[&place.up()[..], &["--accept-loss"]].concat()).ok();
+    assert_eq!(place.connect().read(7 * BLOCK, 4096), content(7, 1));
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}
