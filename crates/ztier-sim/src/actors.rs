@@ -6,10 +6,11 @@
 use crate::content::{Flavour, Value};
 use crate::drive::Request;
 use crate::image::PAGE;
-use crate::program::{Order, Side};
+use crate::program::{Order, Side, Slow};
 use crate::rng::mix;
 use crate::trouble::{Kind, Trouble};
 use crate::world::{Flying, Reader, World, image_of};
+use ztier::durable::format::DATA_MIN;
 use ztier::durable::{Device, Found, Op, Outcome, Progress, Refused, Ticket};
 use ztier::media::Buffer;
 
@@ -239,9 +240,18 @@ impl World<'_> {
             let ticket = self.next_ticket;
             self.next_ticket += 1;
             let is_read = matches!(request, Request::Read(..));
+            let is_flush = matches!(request, Request::Flush);
             self.drive(side).begin(ticket, request);
             let id = command.id;
-            let is_slow = mix(self.setup.seed ^ ticket) % 1000 < u64::from(self.setup.slow);
+            let is_slow = match self.setup.slow {
+                Slow::Nothing => false,
+                Slow::Some(permille) => {
+                    mix(self.setup.seed ^ ticket) % 1000 < u64::from(permille)
+                }
+                Slow::Superblocks => side == Side::Log && command.at < DATA_MIN && !is_flush,
+                Slow::Flushes => is_flush,
+                Slow::Backing => side == Side::Backing,
+            };
             self.flying.push(Flying { source, id, side, ticket, is_read, is_slow });
         }
     }
@@ -249,14 +259,14 @@ impl World<'_> {
     /// Which of the commands under way ends next.
     fn choose(&self, choice: u32) -> usize {
         // Once in a while a slow one has its turn.
-        let slow_too = choice.is_multiple_of(16) || self.flying.iter().all(|f| f.is_slow);
+        let slow_too = choice.is_multiple_of(64) || self.flying.iter().all(|f| f.is_slow);
         let candidates: Vec<usize> = (0..self.flying.len())
             .filter(|at| slow_too || !self.flying[*at].is_slow)
             .collect();
         match self.setup.order {
             Order::First => candidates[0],
             Order::Last => candidates[candidates.len() - 1],
-            Order::Any => candidates[(choice / 16) as usize % candidates.len()],
+            Order::Any => candidates[(choice / 64) as usize % candidates.len()],
         }
     }
 
@@ -313,7 +323,10 @@ impl World<'_> {
         let reading = match self.volume.locate(block) {
             Found::Zeros => return self.compare(block, &[value], Some(Value::Zero)),
             Found::Memory(kind) => {
-                let found = self.volume.decoded(kind).and_then(|p| Value::recognise(block, p));
+                let Some(page) = self.volume.decoded(kind) else {
+                    return self.lost(block);
+                };
+                let found = Value::recognise(block, page);
                 return self.compare(block, &[value], found);
             }
             Found::Lost => return self.lost(block),

@@ -47,6 +47,11 @@ impl Power {
         self.blocking.store(0, Ordering::Relaxed);
     }
 
+    /// Blocking operations since the last [`Power::begin`].
+    pub fn blocking(&self) -> u64 {
+        self.blocking.load(Ordering::Relaxed)
+    }
+
     /// Whether it has gone.
     pub fn is_off(&self) -> bool {
         self.off.load(Ordering::Relaxed)

@@ -9,7 +9,7 @@ use crate::content::Flavour;
 use crate::cut::{Tearing, keep};
 use crate::drive::{Power, SimDrive};
 use crate::oracle;
-use crate::program::{Order, Program, Setup, Step};
+use crate::program::{Order, Program, Setup, Slow, Step};
 use crate::rng::Rng;
 use crate::trouble::{Kind, Trouble};
 use crate::volume::Volume;
@@ -97,7 +97,7 @@ fn setup(sequence: &Sequence) -> Setup {
         patience: u32::MAX,
         preload: 500,
         order: if sequence.reverse { Order::Last } else { Order::First },
-        slow: 0,
+        slow: Slow::Nothing,
         depth: 16,
         log_tearing: tearing,
         backing_tearing: tearing,

@@ -25,7 +25,11 @@ impl World<'_> {
         let first = if cut.again { self.rehearse(&mut rng)? } else { None };
         for operations in &cut.nested {
             let fired = self.fired();
-            self.power.on(Some(*operations));
+            let operations = match u64::try_from(*operations) {
+                Ok(operations) => operations,
+                Err(_) => self.operations().saturating_sub(operations.unsigned_abs()),
+            };
+            self.power.on(Some(operations));
             let result = Volume::open(self.setup, &self.log, rng.bits(), false);
             let off = self.power.is_off();
             self.power.on(None);
@@ -115,6 +119,14 @@ impl World<'_> {
     fn refused(&self, why: &OpenError) -> Trouble {
         let kind = if self.lies { Kind::Detected } else { Kind::Refused };
         Trouble::new(kind, why.to_string())
+    }
+
+    /// Operations that a recovery takes now.
+    fn operations(&self) -> u64 {
+        let log = SimDrive::holding("log", self.log.durable(), Arc::default());
+        // What is wrong with it, the real one will find too.
+        let _ = Volume::open(self.setup, &log, 0, false);
+        log.power().blocking()
     }
 
     /// What a recovery of copies of the drives finds; the power goes right after it, and another

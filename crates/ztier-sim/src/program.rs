@@ -48,6 +48,21 @@ pub enum Order {
     Any,
 }
 
+/// Which commands take so long that nearly all others overtake them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slow {
+    /// None.
+    Nothing,
+    /// So many of a thousand.
+    Some(u32),
+    /// Writes of superblocks.
+    Superblocks,
+    /// Flushes.
+    Flushes,
+    /// Everything on the backing store.
+    Backing,
+}
+
 /// What a run is made of.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -73,8 +88,8 @@ pub struct Setup {
     pub preload: u32,
     /// In which order commands end.
     pub order: Order,
-    /// Of a thousand commands, how many take so long that nearly all others overtake them.
-    pub slow: u32,
+    /// Which commands are overtaken.
+    pub slow: Slow,
     /// Commands under way at most, on both drives together.
     pub depth: usize,
     /// How the log behaves when the power goes.
@@ -88,8 +103,9 @@ pub struct Setup {
 pub struct Cut {
     /// What is left of the writes under way.
     pub seed: u64,
-    /// After how many operations of each recovery the power goes again.
-    pub nested: Vec<u64>,
+    /// After how many operations of each recovery the power goes again; before how many from its
+    /// end, if negative.
+    pub nested: Vec<i64>,
     /// Whether to recover a second time, which must change nothing.
     pub again: bool,
 }
@@ -188,7 +204,15 @@ impl Swarm {
             patience: rng.pick(&[0, 1, 4, u32::MAX]),
             preload: rng.pick(&[0, 100, 1000]),
             order: rng.pick(&[Order::First, Order::Last, Order::Any, Order::Any]),
-            slow: rng.pick(&[0, 0, 30, 200]),
+            slow: rng.pick(&[
+                Slow::Nothing,
+                Slow::Nothing,
+                Slow::Some(50),
+                Slow::Some(200),
+                Slow::Superblocks,
+                Slow::Flushes,
+                Slow::Backing,
+            ]),
             depth: rng.pick(&[1, 2, 4, 16, 32]),
             log_tearing: Tearing::choose(rng),
             backing_tearing: Tearing::choose(rng),
@@ -271,6 +295,7 @@ impl Swarm {
             3 => Step::Sync,
             4 => Step::Media(rng.pick(&[1, 4, 32]), rng.bits() as u32),
             5 => Step::Take(rng.pick(&[1, 2, 32])),
+            6 if rng.chance(500) => Step::Read(rng.below(u64::from(self.setup.blocks)) as u32),
             6 => Step::Read(self.block(rng)),
             7 => Step::Finish(rng.bits() as u32),
             8 => Step::Tick(rng.pick(&[1, 10, 100, 1000, 10_000])),
@@ -283,7 +308,7 @@ impl Swarm {
 }
 
 /// Steps between two cuts at most; a seed prefers short or long stretches.
-const STRETCHES: [u64; 5] = [8, 40, 100, 200, 400];
+const STRETCHES: [u64; 6] = [8, 40, 100, 200, 400, 800];
 
 /// A program of so many cuts.
 pub fn cuts(seed: u64, cuts: u32) -> Program {
@@ -299,7 +324,8 @@ pub fn cuts(seed: u64, cuts: u32) -> Program {
         let mut nested = Vec::new();
         while nested.len() < 3 && rng.chance(nesting) {
             let most = rng.pick(&[4, 20, 100]);
-            nested.push(rng.below(most));
+            let operations = rng.below(most) as i64;
+            nested.push(if rng.chance(500) { -1 - operations % 8 } else { operations });
         }
         steps.push(Step::Cut(Cut { seed: rng.bits(), nested, again: rng.chance(again) }));
     }
