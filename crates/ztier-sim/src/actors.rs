@@ -141,10 +141,13 @@ impl World<'_> {
 
     /// Lets the media do something; if they have nothing to do, readers end and time passes.
     fn work(&mut self) -> Result<Progressed, Trouble> {
+        let before = self.flying.len();
         self.take(self.setup.depth);
+        if self.flying.len() > before {
+            return Ok(Progressed::Yes);
+        }
         if !self.flying.is_empty() {
-            let choice = self.choices.bits() as u32;
-            self.finish(choice)?;
+            self.finish_any()?;
             return Ok(Progressed::Yes);
         }
         if !self.readers.is_empty() {
@@ -159,8 +162,7 @@ impl World<'_> {
     pub(crate) fn settle(&mut self) -> Result<(), Trouble> {
         self.take(self.setup.depth);
         while !self.flying.is_empty() {
-            let choice = self.choices.bits() as u32;
-            self.finish(choice)?;
+            self.finish_any()?;
             self.take(self.setup.depth);
         }
         self.wait("a flush", |world| world.flushes.is_empty())?;
@@ -256,26 +258,32 @@ impl World<'_> {
         }
     }
 
-    /// Which of the commands under way ends next.
-    fn choose(&self, choice: u32) -> usize {
+    /// Which of the commands under way ends next; none, if those that are left are slow.
+    fn choose(&self, choice: u32) -> Option<usize> {
         // Once in a while a slow one has its turn.
-        let slow_too = choice.is_multiple_of(64) || self.flying.iter().all(|f| f.is_slow);
-        let candidates: Vec<usize> = (0..self.flying.len())
-            .filter(|at| slow_too || !self.flying[*at].is_slow)
-            .collect();
+        let slow_too = choice.is_multiple_of(64);
+        let candidates: Vec<usize> =
+            (0..self.flying.len()).filter(|at| slow_too || !self.flying[*at].is_slow).collect();
         match self.setup.order {
-            Order::First => candidates[0],
-            Order::Last => candidates[candidates.len() - 1],
-            Order::Any => candidates[(choice / 64) as usize % candidates.len()],
+            Order::First => candidates.first().copied(),
+            Order::Last => candidates.last().copied(),
+            Order::Any if candidates.is_empty() => None,
+            Order::Any => Some(candidates[(choice / 64) as usize % candidates.len()]),
         }
+    }
+
+    /// Somebody waits until the media end a command, of which there is one.
+    fn finish_any(&mut self) -> Result<(), Trouble> {
+        let choice = self.choices.bits() as u32;
+        let all_slow = self.flying.iter().all(|flying| flying.is_slow);
+        self.finish(if all_slow { choice / 64 * 64 } else { choice })
     }
 
     /// The media end a command: which, the setup's order and `choice` say.
     pub(crate) fn finish(&mut self, choice: u32) -> Result<(), Trouble> {
-        if self.flying.is_empty() {
+        let Some(at) = self.choose(choice) else {
             return Ok(());
-        }
-        let at = self.choose(choice);
+        };
         let Flying { source, id, side, ticket, is_read, .. } = self.flying.remove(at);
         let fired = self.fired();
         let outcome = match self.drive(side).finish(ticket) {

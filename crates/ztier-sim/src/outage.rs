@@ -106,6 +106,7 @@ impl World<'_> {
             self.backing.repair();
             result = Volume::open(self.setup, &self.log, rng.bits(), false);
         }
+        self.note_faults(fired);
         self.volume = result.map_err(|why| self.refused(&why))?;
         self.stats.recoveries += 1;
         self.forgiven = self.fired();

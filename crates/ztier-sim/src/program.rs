@@ -241,6 +241,20 @@ impl Swarm {
             *weight = rng.pick(&[0, 1, 3]);
         }
         flavours[4] += 1;
+        let (mut setup, mut weights) = (setup, weights);
+        if rng.chance(100) {
+            // A small log that incompressible data fills again and again, faster than its tail
+            // moves: slots are used again as soon as they may be.
+            setup.segment = 32 << 10;
+            setup.log = DATA_MIN + u64::from(setup.segment) * rng.between(8, 9);
+            setup.memory = 16 * u64::from(setup.segment);
+            setup.window = 64 * u64::from(setup.segment);
+            setup.depth = 32;
+            setup.patience = u32::MAX;
+            setup.slow = rng.pick(&[Slow::Superblocks, Slow::Flushes, Slow::Some(100)]);
+            flavours = [0, 0, 0, 0, 0, 1];
+            weights = [200, 5, 0, 1, 100, 0, 20, 1, 2, 5, 0, 0, 0];
+        }
         Self {
             weights,
             flavours,
