@@ -11,6 +11,7 @@
 use super::buffer::Buffer;
 use super::drive::{ALIGN, Action, Drive, DriveError};
 use super::holder;
+use super::sysfs;
 use super::transfer::{Progress, check, failed};
 use crate::error::{Context, Error, Result};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -259,6 +260,14 @@ impl FileDrive {
 impl Drive for FileDrive {
     fn size(&self) -> u64 {
         self.size
+    }
+
+    /// A block device that does not take discards has nothing to give back, so it writes zeros.
+    fn zeroes_quickly(&self) -> bool {
+        match self.node {
+            Node::File => true,
+            Node::Device(number) => sysfs::dir_of(number).is_some_and(|dir| sysfs::discards(&dir)),
+        }
     }
 
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {

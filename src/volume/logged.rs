@@ -39,6 +39,7 @@ pub struct LogOptions {
 pub struct LogVolume {
     logged: Arc<Logged>,
     blocks: u64,
+    discards: bool,
     options: LogOptions,
     tending: Mutex<Option<Tending>>,
     counters: Mutex<(Vec<Arc<Counters>>, Totals)>,
@@ -58,10 +59,11 @@ impl LogVolume {
         epoch: u64,
     ) -> std::result::Result<Arc<Self>, OpenError> {
         let (core, report) = durable::open(&*log, options.log, epoch, options.accept_loss)?;
-        let blocks = core.blocks();
+        let (blocks, discards) = (core.blocks(), backing.zeroes_quickly());
         Ok(Arc::new(Self {
             logged: Arc::new(Logged::new(core, log, backing)),
             blocks,
+            discards,
             options,
             tending: Mutex::new(None),
             counters: Mutex::default(),
@@ -172,6 +174,12 @@ impl Device for LogVolume {
         self.blocks * BLOCK
     }
 
+    /// What is discarded must read as zeros, also in the backing store alone. Where that would mean
+    /// to write as many zeros, a discard does more harm than good.
+    fn discards(&self) -> bool {
+        self.discards
+    }
+
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         let counters = Arc::new(Counters::default());
         self.counters.lock().0.push(Arc::clone(&counters));
@@ -242,11 +250,13 @@ impl Channel for LogChannel {
             Request::WriteZeroes { offset, len, .. } => (Kind::WriteZeroes, *offset, *len),
         };
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.volume.size());
-        let result = if inside {
-            self.serve(request).map_err(IoError::from)
-        } else {
+        let result = if !inside {
             self.counters.count_invalid();
             Err(IoError::OutOfRange)
+        } else if kind == Kind::Discard && !self.volume.discards {
+            Err(IoError::Unsupported)
+        } else {
+            self.serve(request).map_err(IoError::from)
         };
         let waiting: Duration = start.saturating_duration_since(arrived);
         let (failed, serving) = (result.is_err(), start.elapsed());

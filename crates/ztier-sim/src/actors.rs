@@ -104,9 +104,7 @@ impl World<'_> {
     /// The flusher asks for a flush, and waits for it.
     pub(crate) fn sync(&mut self) -> Result<(), Trouble> {
         let ticket = self.flush();
-        self.wait("a flush", |world| {
-            world.volume.core.progress(ticket) != Progress::Pending
-        })?;
+        self.wait("a flush", |world| world.volume.core.progress(ticket) != Progress::Pending)?;
         Ok(())
     }
 
@@ -166,9 +164,7 @@ impl World<'_> {
 
     /// No window is at work any more, and nothing else.
     pub(crate) fn finish_windows(&mut self) -> Result<bool, Trouble> {
-        self.wait("a window", |world| {
-            world.volume.is_between_windows() && world.flying.is_empty()
-        })
+        self.wait("a window", |world| world.volume.is_between_windows() && world.flying.is_empty())
     }
 
     /// Everything goes to the backing store, which must then be the volume.
