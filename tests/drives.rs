@@ -115,7 +115,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Opens a drive for ourselves. Programs that look at every new device (udev) may hold it a moment.
+/// Opens a drive for ourselves. What looks at every new device (udev), or formats it, may hold it a
+/// moment.
 #[track_caller]
 fn exclusive(path: &Path) -> FileDrive {
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -160,7 +161,14 @@ fn signature(path: &Path) -> Option<Signature> {
 #[ignore = "a helper of the other tests"]
 fn holder() {
     let Some(path) = std::env::var_os("ZTIER_TEST_HOLD") else { return };
-    let drive = exclusive(Path::new(&path));
+    // With requests under way: what they hold ends a little after the process.
+    let drive = Arc::new(exclusive(Path::new(&path)));
+    let mut ring = Ring::new(Arc::clone(&drive), 8).unwrap();
+    let data = Arc::new(pattern(MIB as usize, 1));
+    for id in 0..8 {
+        ring.submit(Submission { id, action: Op::Write(Arc::clone(&data), 0..1 << 20), at: 0 });
+    }
+    ring.kick();
     println!("\nheld {}", drive.size());
     std::thread::sleep(Duration::from_secs(60));
 }
