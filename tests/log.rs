@@ -182,6 +182,8 @@ fn a_log_serves_only_its_own_backing_store_as_it_left_it() {
     let swapped = ["--backing", other.to_str().unwrap(), "--log", log];
     let up =
         |args: &[&str]| place.sandbox.ztier(&[&["up", "vol", "--export", "nbd"], args].concat());
+    up(&swapped).refused(1, &["data of another drive", "--moved"]);
+    fs::write(&other, vec![1; (BLOCKS * BLOCK) as usize]).unwrap();
     up(&swapped).refused(1, &["log of another drive"]);
     // Somebody writes to the backing store meanwhile.
     let file = File::options().write(true).open(backing).unwrap();

@@ -88,7 +88,8 @@ impl Format {
             }
         };
         let (wipe, force) = (self.wipe, self.force);
-        let pair = Pair { log: self.log, backing: self.backing, segment, wipe, force };
+        let pair =
+            Pair { log: self.log, backing: self.backing, segment, wipe, moved: false, force };
         pair.format()?;
         output::print(&format!(
             "{} is an empty log for {}\n",

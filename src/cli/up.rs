@@ -45,6 +45,9 @@ pub struct Up {
     /// With a log: overwrite what is on its drive, unless that is a log with data
     #[arg(long)]
     wipe: bool,
+    /// With a log that holds data: take a backing store of the same content and another id, a copy
+    #[arg(long)]
+    moved: bool,
     /// With a log: go on although parts of it are damaged; what they held is lost
     #[arg(long)]
     accept_loss: bool,
@@ -102,7 +105,7 @@ impl Up {
         let chosen = daemon::choose(&settings)?;
         let mut plan = Plan::resolve(&self.name, &settings, chosen.fuse, &paths)?;
         if let Some(log) = &mut plan.log {
-            (log.wipe, log.accept_loss) = (self.wipe, self.accept_loss);
+            (log.wipe, log.moved, log.accept_loss) = (self.wipe, self.moved, self.accept_loss);
         }
         self.refuse_second(&paths)?;
         if self.dry_run {
@@ -153,7 +156,7 @@ impl Up {
             socket: self.socket.clone(),
             threads: self.threads,
         };
-        if flags.size.is_some() || flags.backing.is_some() {
+        if flags.size.is_some() || flags.backing.is_some() || flags.log.is_some() {
             return Ok(flags);
         }
         let file = paths.settings(&self.name);

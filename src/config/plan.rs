@@ -142,6 +142,8 @@ pub struct LogPlan {
     pub writeback_window_bytes: u64,
     /// Overwrite what is on the log's drive, if it is no log.
     pub wipe: bool,
+    /// Take a copy of the backing store for it.
+    pub moved: bool,
     /// Go on without durable chunks that are missing.
     pub accept_loss: bool,
 }
@@ -230,6 +232,7 @@ impl Plan {
             backing: backing.clone(),
             segment: segment_bytes,
             wipe: false,
+            moved: false,
             force: false,
         };
         Ok(Self {
@@ -247,6 +250,7 @@ impl Plan {
                 writeback_threshold_percent: percent,
                 writeback_window_bytes: window,
                 wipe: false,
+                moved: false,
                 accept_loss: false,
             }),
         })

@@ -190,6 +190,7 @@ fn open_log(plan: &Plan, log: &plan::LogPlan) -> Result<Arc<dyn Serving>> {
         backing: log.backing.clone(),
         segment: plan.segment_bytes,
         wipe: log.wipe,
+        moved: log.moved,
         force: false,
     };
     let options = volume::LogOptions {

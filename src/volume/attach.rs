@@ -24,6 +24,8 @@ pub struct Pair {
     pub segment: u32,
     /// Whatever is on the log's drive may be overwritten, unless it is a log with data.
     pub wipe: bool,
+    /// A copy of the backing store may take its place.
+    pub moved: bool,
     /// A log with data may be overwritten, too.
     pub force: bool,
 }
@@ -142,6 +144,10 @@ impl Pair {
             Match::Other { what } => refuse(format!(
                 "{log} is the log of another drive than {backing} (it differs in {what})"
             )),
+            Match::Moved if dirty && !self.moved => Err(Error::failure(format!(
+                "{log} holds data of another drive than {backing}, though of the same content"
+            ))
+            .mend("give the right drive, or add --moved if this is a copy of it")),
             Match::Changed { what } if dirty => refuse(format!(
                 "{backing} was changed while {log} held newer data of it (it differs in {what})"
             )),

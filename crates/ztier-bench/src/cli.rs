@@ -1,11 +1,12 @@
 //! The command line: which table, how much of it, where the figures go.
 
 use crate::data::Kind;
+use crate::model;
 use crate::report::{Report, print, say, warn};
 use crate::sys::cpu::Stopwatch;
 use crate::sys::interrupt;
 use crate::workload::iozone::{self, Mode, Series};
-use crate::workload::{Context, engine, export, memory, sequential, soak, startup, stress};
+use crate::workload::{Context, engine, export, memory, models, sequential, soak, startup, stress};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,6 +31,8 @@ enum Command {
     Zram(ZramArgs),
     /// Overwrites a volume for a long time and states how its memory grows (fails if it does).
     Soak(SoakArgs),
+    /// The modelled drives: the rows of the source that they are calibrated by, and what they cost.
+    Models(ModelsArgs),
     /// One IOzone series on files in a directory; used by the other commands.
     #[command(hide = true)]
     IozoneSeries(SeriesArgs),
@@ -77,6 +80,22 @@ struct SoakArgs {
     /// Size of the volume in MiB.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(16..=65536))]
     mib: u64,
+}
+
+#[derive(Args)]
+struct ModelsArgs {
+    /// Also let threads wait for drives in real time; takes a minute.
+    #[arg(long)]
+    real_time: bool,
+    /// Drives to describe, such as sim:hdd-7200 or sim:ssd-840pro:16G (by default all).
+    #[arg(long, value_name = "DRIVE", value_delimiter = ',')]
+    drive: Vec<model::Name>,
+    /// Write all figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write all figures as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -150,6 +169,7 @@ fn run(command: Command) -> Result<()> {
                 .ok_or_else(|| Error::usage("--minutes must be a positive number"))?;
             soak::run(args.mib << 20, time)
         }
+        Command::Models(args) => drive_models(args),
         Command::IozoneSeries(args) => {
             let SeriesArgs { dir, file_bytes, record_bytes, mode, data: kind } = args;
             iozone::child(&dir, Series::new(file_bytes, record_bytes, mode, kind)?)
@@ -202,6 +222,23 @@ fn zram(args: ZramArgs) -> Result<()> {
     }
 }
 
+fn drive_models(args: ModelsArgs) -> Result<()> {
+    if args.real_time {
+        warn_if_busy()?;
+    }
+    let mut names = args.drive;
+    if names.is_empty() {
+        names = model::Kind::ALL.map(model::Name::from).into();
+    }
+    let mut report = Report::new("models");
+    let done = models::run(&mut report, &names, args.real_time);
+    print("\n== ratios");
+    print(&report.ratio_table());
+    // What was found before a failure is still saved.
+    report.save(args.json.as_deref(), args.csv.as_deref())?;
+    done
+}
+
 /// Others' work on this machine makes every figure worse than it is.
 fn warn_if_busy() -> Result<()> {
     let watch = Stopwatch::start();
@@ -229,12 +266,18 @@ mod tests {
             "zram --stress 5 --data iozone,2:1,files --mode mmap,plain",
             "zram --stress-quick",
             "soak --minutes 60",
+            "models --real-time --drive sim:hdd-7200,sim:ssd-840pro:16G --json a",
         ] {
             let words = std::iter::once("ztier-bench").chain(line.split(' '));
             assert!(Cli::try_parse_from(words).is_ok(), "{line}");
         }
-        for line in ["zram --stress 0", "zram --only nothing", "zram --data zeros", "soak --mib 1"]
-        {
+        for line in [
+            "zram --stress 0",
+            "zram --only nothing",
+            "zram --data zeros",
+            "soak --mib 1",
+            "models --drive sim:floppy",
+        ] {
             let words = std::iter::once("ztier-bench").chain(line.split(' '));
             assert!(Cli::try_parse_from(words).is_err(), "{line}");
         }

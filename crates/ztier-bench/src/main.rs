@@ -1,12 +1,14 @@
 //! Workloads, rivals and reports: one table a source document.
 //!
 //! The modules stand in the order in which a run passes them: the command line, the workloads that
-//! measure, what they measure, the data they write, and the report. `sys` is what they all need.
+//! measure, what they measure, models of drives that are not there, the data they write, and the
+//! report. `sys` is what they all need.
 
 use std::process::ExitCode;
 
 mod cli;
 mod data;
+mod model;
 mod report;
 mod rival;
 mod sys;

@@ -68,6 +68,8 @@ pub enum Target {
     AtLeast(f64),
     /// At most this.
     AtMost(f64),
+    /// No further from 1 than this.
+    Within(f64),
     /// Stated without one.
     None,
 }
@@ -76,6 +78,7 @@ impl Target {
     fn number(self) -> Option<f64> {
         match self {
             Self::AtLeast(t) | Self::AtMost(t) => Some(t),
+            Self::Within(_) => Some(1.0),
             Self::None => None,
         }
     }
@@ -84,6 +87,7 @@ impl Target {
         match self {
             Self::AtLeast(t) => value >= t,
             Self::AtMost(t) => value <= t,
+            Self::Within(t) => (value - 1.0).abs() <= t,
             Self::None => true,
         }
     }
@@ -92,6 +96,7 @@ impl Target {
         let (sign, target) = match self {
             Self::AtLeast(t) => ("≥", t),
             Self::AtMost(t) => ("≤", t),
+            Self::Within(t) => ("1 ±", t),
             Self::None => return "no target".into(),
         };
         let verdict = if self.met(value) { "pass" } else { "short" };
@@ -281,6 +286,9 @@ mod tests {
         assert!(lines[1].ends_with("≤ 1.1    pass"), "{table}");
         assert!(lines[2].ends_with("no target"), "{table}");
         assert_eq!(lines.len(), 3);
+        for (value, verdict) in [(0.89, "short"), (0.91, "pass"), (1.09, "pass"), (1.11, "short")] {
+            assert_eq!(Target::Within(0.1).verdict(value), format!("1 ± 0.1    {verdict}"));
+        }
     }
 
     #[test]

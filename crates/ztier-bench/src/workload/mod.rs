@@ -4,6 +4,7 @@ pub mod engine;
 pub mod export;
 pub mod iozone;
 pub mod memory;
+pub mod models;
 mod random;
 pub mod sequential;
 pub mod soak;

@@ -1,0 +1,332 @@
+//! A drive that keeps what is written in memory and takes as long as its model says.
+//!
+//! Requests of several threads are in the model's queue at the same time, as they would be in a
+//! drive's. In virtual time nobody waits: each request is served alone, and moves a clock that can
+//! be read.
+//!
+//! Invariants: what a write stored is read back at once; a request returns no earlier than it
+//! completes in the model; while requests are undecided, exactly one of their threads sees to it
+//! that the model's time passes (the pacer), and the others sleep until they are decided.
+
+use super::pages::Pages;
+use super::{Done, Model, Name, Nanos, Request, Ticket, wait};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, Thread};
+use std::time::Duration;
+use ztier::media::{ALIGN, Action, Drive, DriveError};
+use ztier::sync::Mutex;
+
+/// A system's number for "invalid argument".
+const EINVAL: i32 = 22;
+
+/// A modelled drive.
+#[derive(Debug)]
+pub struct ModelDrive {
+    name: Name,
+    pages: Pages,
+    time: Time,
+}
+
+#[derive(Debug)]
+enum Time {
+    /// Of the machine.
+    Real(Box<Queue>),
+    /// The model and its clock.
+    Virtual(Mutex<(Model, Nanos)>),
+}
+
+impl ModelDrive {
+    /// A new, empty drive that takes its time.
+    pub fn real_time(name: Name) -> Self {
+        Self { name, pages: Pages::new(), time: Time::Real(Box::new(Queue::new(name))) }
+    }
+
+    /// A new, empty drive in virtual time, for deterministic tests: its clock begins at 0, and
+    /// passes only while a request is served.
+    pub fn virtual_time(name: Name) -> Self {
+        let time = Time::Virtual(Mutex::new((Model::new(name), 0)));
+        Self { name, pages: Pages::new(), time }
+    }
+
+    /// What it is.
+    pub fn name(&self) -> Name {
+        self.name
+    }
+
+    /// The drive's clock, since it was made.
+    pub fn now(&self) -> Nanos {
+        match &self.time {
+            Time::Real(queue) => queue.now(),
+            Time::Virtual(state) => state.lock().1,
+        }
+    }
+
+    /// Memory that its content takes, in bytes.
+    pub fn kept_bytes(&self) -> u64 {
+        self.pages.bytes()
+    }
+
+    /// Serves a request and does the work on the memory meanwhile: what copying takes is a part of
+    /// the modelled time, not on top of it.
+    fn serve(&self, request: Request, work: impl FnOnce()) {
+        match &self.time {
+            Time::Real(queue) => queue.serve(request, work),
+            Time::Virtual(state) => {
+                let (model, clock) = &mut *state.lock();
+                *clock = model.serve(*clock, request);
+                work();
+            }
+        }
+    }
+
+    fn check(&self, action: Action, at: u64, len: u64) -> Result<(), DriveError> {
+        let aligned = at.is_multiple_of(ALIGN as u64) && len.is_multiple_of(ALIGN as u64);
+        let inside = at.checked_add(len).is_some_and(|end| end <= self.name.size);
+        if aligned && inside { Ok(()) } else { Err(DriveError { action, at, len, errno: EINVAL }) }
+    }
+}
+
+impl Drive for ModelDrive {
+    fn size(&self) -> u64 {
+        self.name.size
+    }
+
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        let len = buf.len() as u64;
+        self.check(Action::Read, at, len)?;
+        self.serve(Request::Read { at, len }, || self.pages.read(at, buf));
+        Ok(())
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        let len = data.len() as u64;
+        self.check(Action::Write, at, len)?;
+        self.serve(Request::Write { at, len }, || self.pages.write(at, data));
+        Ok(())
+    }
+
+    fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
+        self.check(Action::Zero, at, len)?;
+        self.serve(Request::Zero { at, len }, || self.pages.zero(at, len));
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DriveError> {
+        self.serve(Request::Flush, || ());
+        Ok(())
+    }
+}
+
+/// The requests of all threads that are under way.
+#[derive(Debug)]
+struct Queue {
+    /// When the model's time began, on the machine's clock.
+    start: Nanos,
+    /// Threads that may spin at a time: one processor stays with the others.
+    spinners: usize,
+    /// Threads that wait for a known time.
+    waiting: AtomicUsize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    model: Model,
+    ticket: Ticket,
+    /// Always empty, but for its capacity.
+    done: Vec<Done>,
+    open: HashMap<Ticket, Fate>,
+    pacer: Option<Ticket>,
+}
+
+/// What is known of a request.
+#[derive(Debug)]
+enum Fate {
+    /// Nothing; whom to wake.
+    Undecided(Thread),
+    /// When it completes.
+    Decided(Nanos),
+}
+
+impl Queue {
+    fn new(name: Name) -> Self {
+        let state = State {
+            model: Model::new(name),
+            ticket: 0,
+            done: Vec::new(),
+            open: HashMap::new(),
+            pacer: None,
+        };
+        Self {
+            start: wait::now(),
+            spinners: thread::available_parallelism().map_or(1, |n| n.get() - 1).max(1),
+            waiting: AtomicUsize::new(0),
+            state: Mutex::new(state),
+        }
+    }
+
+    fn now(&self) -> Nanos {
+        wait::now() - self.start
+    }
+
+    fn serve(&self, request: Request, work: impl FnOnce()) {
+        let ticket = {
+            let mut state = self.state.lock();
+            state.submit(self.now(), request)
+        };
+        work();
+        let end = self.start + self.decided(ticket);
+        let others = self.waiting.fetch_add(1, Ordering::Relaxed);
+        wait::until(end, others < self.spinners);
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Waits until it is known when the request completes.
+    fn decided(&self, ticket: Ticket) -> Nanos {
+        loop {
+            let mut state = self.state.lock();
+            if let Some(end) = state.take(ticket) {
+                return end;
+            }
+            let now = self.now();
+            state.advance(now);
+            if let Some(end) = state.take(ticket) {
+                return end;
+            }
+            let paces = *state.pacer.get_or_insert(ticket) == ticket;
+            let next = state.model.next();
+            drop(state);
+            match next {
+                Some(next) if paces => {
+                    thread::park_timeout(Duration::from_nanos(next.saturating_sub(now)));
+                }
+                _ => thread::park(),
+            }
+        }
+    }
+}
+
+impl State {
+    fn submit(&mut self, now: Nanos, request: Request) -> Ticket {
+        self.ticket += 1;
+        self.open.insert(self.ticket, Fate::Undecided(thread::current()));
+        self.model.submit(now, self.ticket, request, &mut self.done);
+        self.settle();
+        self.ticket
+    }
+
+    fn advance(&mut self, now: Nanos) {
+        self.model.advance(now, &mut self.done);
+        self.settle();
+    }
+
+    /// Tells the threads what was decided.
+    fn settle(&mut self) {
+        for (ticket, end) in self.done.drain(..) {
+            let fate = self.open.insert(ticket, Fate::Decided(end));
+            if let Some(Fate::Undecided(thread)) = fate
+                && thread.id() != thread::current().id()
+            {
+                thread.unpark();
+            }
+        }
+    }
+
+    /// The end of a decided request, which leaves; if it was the pacer, another one is woken.
+    fn take(&mut self, ticket: Ticket) -> Option<Nanos> {
+        let Some(&Fate::Decided(end)) = self.open.get(&ticket) else { return None };
+        self.open.remove(&ticket);
+        if self.pacer == Some(ticket) {
+            self.pacer = None;
+            let undecided = self.open.values().find_map(|fate| match fate {
+                Fate::Undecided(thread) => Some(thread),
+                Fate::Decided(_) => None,
+            });
+            if let Some(thread) = undecided {
+                thread.unpark();
+            }
+        }
+        Some(end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::Kind;
+    use super::*;
+
+    fn page(n: u8) -> Vec<u8> {
+        vec![n; ALIGN]
+    }
+
+    #[test]
+    fn it_is_a_drive() {
+        for kind in Kind::ALL {
+            let drive = ModelDrive::virtual_time(Name { kind, size: 1 << 30 });
+            assert_eq!(drive.size(), 1 << 30);
+            drive.write(8192, &[page(1), page(2)].concat()).unwrap();
+            drive.flush().unwrap();
+            drive.zero(8192, 4096).unwrap();
+            let mut back = [page(9), page(9), page(9)].concat();
+            drive.read(4096, &mut back).unwrap();
+            assert!(back == [page(0), page(0), page(2)].concat());
+            assert_eq!(drive.kept_bytes(), 4096);
+            assert_eq!(drive.now() == 0, kind == Kind::SsdNull);
+
+            let errno = |result: Result<(), DriveError>| result.unwrap_err().errno;
+            assert_eq!(errno(drive.write(1, &page(1))), EINVAL);
+            assert_eq!(errno(drive.read(0, &mut [0; 100])), EINVAL);
+            assert_eq!(errno(drive.zero(1 << 30, 4096)), EINVAL);
+            assert_eq!(errno(drive.zero(u64::MAX - 4095, 4096)), EINVAL);
+        }
+    }
+
+    #[test]
+    fn virtual_time_is_the_models() {
+        let name = Name { kind: Kind::Ssd840Pro, size: 1 << 30 };
+        let (drive, mut model) = (ModelDrive::virtual_time(name), Model::new(name));
+        drive.write(0, &page(1)).unwrap();
+        let first = model.serve(0, Request::Write { at: 0, len: 4096 });
+        assert_eq!(drive.now(), first);
+        drive.flush().unwrap();
+        assert_eq!(drive.now(), model.serve(first, Request::Flush));
+    }
+
+    #[test]
+    fn real_time_passes_at_least_as_long() {
+        let drive = ModelDrive::real_time(Kind::Ssd840Pro.into());
+        let start = wait::now();
+        drive.write(0, &page(1)).unwrap();
+        drive.flush().unwrap();
+        assert!(wait::now() - start >= 2_000_000, "a program and a journal");
+    }
+
+    #[test]
+    fn threads_share_a_disk_and_each_reads_its_own() {
+        let drive = ModelDrive::real_time(Kind::Hdd7200.into());
+        thread::scope(|scope| {
+            for n in 1..=12 {
+                let drive = &drive;
+                scope.spawn(move || {
+                    for round in 0..3 {
+                        let at = (u64::from(n) << 30) + round * 4096;
+                        drive.write(at, &page(n)).unwrap();
+                        if round == 1 {
+                            drive.flush().unwrap();
+                        }
+                        let mut back = page(0);
+                        drive.read(at, &mut back).unwrap();
+                        assert!(back == page(n));
+                        drive.read(at + (1 << 29), &mut back).unwrap();
+                        assert!(back == page(0));
+                    }
+                });
+            }
+        });
+        let Time::Real(queue) = &drive.time else { panic!("in real time") };
+        let state = queue.state.lock();
+        assert!(state.open.is_empty() && state.pacer.is_none());
+    }
+}
