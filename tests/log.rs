@@ -30,7 +30,7 @@ impl Place {
             File::create(&path).unwrap().set_len(size).unwrap();
             path.to_str().unwrap().to_owned()
         };
-        let (log, backing) = (file("fast", 4 << 20), file("slow", BLOCKS * BLOCK));
+        let (log, backing) = (file("fast", 16 << 20), file("slow", BLOCKS * BLOCK));
         Self { sandbox, log, backing }
     }
 

@@ -22,6 +22,9 @@ use std::collections::VecDeque;
 /// Segments that only the core itself may open: for what it appends to make room.
 const RESERVE: u64 = 2;
 
+/// The most that [`Options::memory`] can be, in bytes.
+pub const MEMORY_MAX: u64 = 64 << 20;
+
 /// How a log works.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -36,7 +39,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { memory: 64 << 20, window: 64 << 20, idle_ms: 1000 }
+        Self { memory: 32 << 20, window: 64 << 20, idle_ms: 1000 }
     }
 }
 
@@ -150,7 +153,7 @@ impl Core {
     /// A core on what recovery found; its first chunk will be `next_chunk`.
     pub(super) fn new(sb: Superblock, options: Options, next_chunk: u64, prev: u32) -> Self {
         Self {
-            options,
+            options: Options { memory: options.memory.min(MEMORY_MAX), ..options },
             first: sb.tail.segment,
             commit: Commit::new(next_chunk, prev),
             sb,

@@ -8,7 +8,7 @@
 //! every cut leaves.
 
 use super::chunk::read_table;
-use super::core::{Core, Options, Segment};
+use super::core::{Core, MEMORY_MAX, Options, Segment};
 use super::format::{
     DATA_MIN, ENTRY, Entry, HEADER, Header, IDENTITY, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX,
     SEGMENTS_MIN, SUPER, SUPER_AT, Stamp, Superblock, Tail, Unfit,
@@ -18,8 +18,11 @@ use crate::media::{ALIGN, Buffer, Drive, DriveError};
 use std::fmt;
 
 /// Segments behind the end of the chain that are searched for the next chunk, or for a sign of
-/// damage.
+/// damage: so many, or as many as take [`AHEAD_BYTES`].
 const AHEAD: u64 = 64;
+/// What is in flight when a drive fails is at most [`MEMORY_MAX`]; what is written after that begins
+/// behind it.
+const AHEAD_BYTES: u64 = 2 * MEMORY_MAX;
 
 /// Why a log cannot be made or opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -356,7 +359,8 @@ impl<'a> Walk<'a> {
     }
 
     fn last_ahead(&self) -> u64 {
-        (self.segment + AHEAD).min(self.sb.tail.segment + self.sb.segments - 1)
+        let ahead = AHEAD.max(AHEAD_BYTES / u64::from(self.sb.segment));
+        (self.segment + ahead).min(self.sb.tail.segment + self.sb.segments - 1)
     }
 
     /// What is at a place: the chunk that follows the last, or (not `chained`) any later one.
@@ -405,11 +409,12 @@ impl<'a> Walk<'a> {
     }
 
     /// A chunk behind the end of the chain that says that the missing one was durable. In the
-    /// segment of the end it may be anywhere; of the next ones the first chunk must be there.
+    /// segment of the end, and in the next one, which may begin with the missing chunk, it may be
+    /// anywhere; of later ones the first chunk must be there.
     fn find_evidence(&self) -> Result<Option<(Header, u32, Vec<Entry>)>, OpenError> {
         for segment in self.segment..=self.last_ahead() {
-            let here = segment == self.segment;
-            let mut offset = if here { self.offset } else { 0 };
+            let here = segment <= self.segment + 1;
+            let mut offset = if segment == self.segment { self.offset } else { 0 };
             while offset < self.sb.segment {
                 match self.look(segment, offset, false)? {
                     Here::Chunk(header, sum, entries) if header.durable > self.next => {

@@ -6,7 +6,9 @@ use crate::report::{Report, print, say, warn};
 use crate::sys::cpu::Stopwatch;
 use crate::sys::interrupt;
 use crate::workload::iozone::{self, Mode, Series};
-use crate::workload::{Context, engine, export, memory, models, sequential, soak, startup, stress};
+use crate::workload::{
+    Context, engine, export, log, memory, models, sequential, soak, startup, stress,
+};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -29,6 +31,8 @@ enum Command {
     /// The compressed RAM disk: IOzone, sequential and in-process rows against kernel zram and
     /// others.
     Zram(ZramArgs),
+    /// The durable log on modelled drives: the source's rows, synced writes, opening.
+    Log(LogArgs),
     /// Overwrites a volume for a long time and states how its memory grows (fails if it does).
     Soak(SoakArgs),
     /// The modelled drives: the rows of the source that they are calibrated by, and what they cost.
@@ -70,6 +74,19 @@ struct ZramArgs {
     /// How the IOzone tests access their files. By default mmap, and in a full run plain too.
     #[arg(long, value_name = "MODE", value_delimiter = ',')]
     mode: Vec<Mode>,
+}
+
+#[derive(Args)]
+struct LogArgs {
+    /// End within 60 seconds: short runs.
+    #[arg(long)]
+    quick: bool,
+    /// Write all figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write all figures as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -170,6 +187,7 @@ fn run(command: Command) -> Result<()> {
             soak::run(args.mib << 20, time)
         }
         Command::Models(args) => drive_models(args),
+        Command::Log(args) => durable_log(args),
         Command::IozoneSeries(args) => {
             let SeriesArgs { dir, file_bytes, record_bytes, mode, data: kind } = args;
             iozone::child(&dir, Series::new(file_bytes, record_bytes, mode, kind)?)
@@ -222,6 +240,17 @@ fn zram(args: ZramArgs) -> Result<()> {
     }
 }
 
+fn durable_log(args: LogArgs) -> Result<()> {
+    warn_if_busy()?;
+    let mut context =
+        Context { report: Report::new("log"), quick: args.quick, data: vec![], modes: vec![] };
+    let done = log::run(&mut context);
+    print("\n== ratios (medians of this run)");
+    print(&context.report.ratio_table());
+    context.report.save(args.json.as_deref(), args.csv.as_deref())?;
+    done
+}
+
 fn drive_models(args: ModelsArgs) -> Result<()> {
     if args.real_time {
         warn_if_busy()?;
@@ -265,6 +294,7 @@ mod tests {
             "zram --quick --only engine,memory --json a --csv b --keep-going",
             "zram --stress 5 --data iozone,2:1,files --mode mmap,plain",
             "zram --stress-quick",
+            "log --quick --json a",
             "soak --minutes 60",
             "models --real-time --drive sim:hdd-7200,sim:ssd-840pro:16G --json a",
         ] {

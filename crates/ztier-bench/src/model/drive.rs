@@ -171,12 +171,12 @@ impl Queue {
     }
 
     fn serve(&self, request: Request, work: impl FnOnce()) {
-        let ticket = {
+        let fate = {
             let mut state = self.state.lock();
             state.submit(self.now(), request)
         };
         work();
-        let end = self.start + self.decided(ticket);
+        let end = self.start + fate.unwrap_or_else(|ticket| self.decided(ticket));
         let others = self.waiting.fetch_add(1, Ordering::Relaxed);
         wait::until(end, others < self.spinners);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -208,12 +208,18 @@ impl Queue {
 }
 
 impl State {
-    fn submit(&mut self, now: Nanos, request: Request) -> Ticket {
+    /// When it completes, or under which name it waits for that to be decided.
+    fn submit(&mut self, now: Nanos, request: Request) -> Result<Nanos, Ticket> {
         self.ticket += 1;
-        self.open.insert(self.ticket, Fate::Undecided(thread::current()));
-        self.model.submit(now, self.ticket, request, &mut self.done);
+        let ticket = self.ticket;
+        self.model.submit(now, ticket, request, &mut self.done);
+        let own = self.done.iter().position(|done| done.0 == ticket);
+        let end = own.map(|own| self.done.swap_remove(own).1);
+        if end.is_none() {
+            self.open.insert(ticket, Fate::Undecided(thread::current()));
+        }
         self.settle();
-        self.ticket
+        end.ok_or(ticket)
     }
 
     fn advance(&mut self, now: Nanos) {

@@ -3,6 +3,7 @@
 pub mod engine;
 pub mod export;
 pub mod iozone;
+pub mod log;
 pub mod memory;
 pub mod models;
 mod random;

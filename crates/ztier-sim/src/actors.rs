@@ -1,0 +1,384 @@
+//! What the actors around a volume do: writer, discarder, flusher, readers, media, clock.
+//!
+//! The writer waits when the log is full, and the flusher when it wants to; then the media work,
+//! and only they can end the waiting. If nothing is under way and nothing begins, that is a hang.
+
+use crate::content::{Flavour, Value};
+use crate::drive::Request;
+use crate::image::PAGE;
+use crate::program::{Order, Side};
+use crate::trouble::{Kind, Trouble};
+use crate::world::{Flying, Reader, World, image_of};
+use ztier::durable::{Device, Found, Op, Outcome, Progress, Refused, Ticket};
+use ztier::media::Buffer;
+
+/// Events that somebody waits for at most, and times that nothing happens meanwhile.
+const WAIT_MAX: u32 = 100_000;
+const IDLE_MAX: u32 = 20;
+/// Windows until everything is in the backing store, at most.
+const DRAIN_MAX: u32 = 20;
+
+/// How waiting went on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progressed {
+    /// Something ended, or began.
+    Yes,
+    /// Nothing is under way.
+    No,
+}
+
+impl World<'_> {
+    /// The writer appends a block, and waits for room if need be.
+    pub(crate) fn write(&mut self, block: u32, flavour: Flavour) -> Result<(), Trouble> {
+        let value = self.history.draw(block, flavour);
+        let mut page = std::mem::replace(&mut self.page, Box::new([0; PAGE]));
+        value.fill(block, &mut page);
+        let result = self.submit(|world| world.volume.write(block, &page));
+        self.page = page;
+        if result? {
+            self.record(block, value);
+        }
+        Ok(())
+    }
+
+    /// The discarder appends a range, and waits for room if need be.
+    pub(crate) fn discard(&mut self, block: u32, count: u32) -> Result<(), Trouble> {
+        if self.submit(|world| world.volume.discard(block, count))? {
+            for block in block..block + count {
+                self.record(block, Value::Zero);
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, block: u32, value: Value) {
+        self.stats.writes += 1;
+        self.history.write(block, value);
+        for reader in self.readers.iter_mut().filter(|reader| reader.block == block) {
+            reader.allowed.push(value);
+        }
+    }
+
+    /// Tries until the log takes it; whether it did. Only faults explain that it does not.
+    fn submit(
+        &mut self,
+        mut attempt: impl FnMut(&mut Self) -> Result<(), Refused>,
+    ) -> Result<bool, Trouble> {
+        let mut idle = 0;
+        for waited in 0..WAIT_MAX {
+            match attempt(self) {
+                Ok(()) => return Ok(true),
+                Err(Refused::Failed) if self.is_troubled() => return Ok(false),
+                Err(Refused::Failed) => {
+                    return Err(Trouble::new(Kind::Failed, "the log has failed"));
+                }
+                Err(Refused::Full) => {}
+            }
+            self.say(|| "full".into());
+            self.begin_window(self.setup.window);
+            if waited >= self.setup.patience {
+                return Ok(false);
+            }
+            match self.work()? {
+                Progressed::Yes => idle = 0,
+                Progressed::No => idle += 1,
+            }
+            if idle > IDLE_MAX {
+                if self.is_troubled() {
+                    return Ok(false);
+                }
+                return Err(Trouble::new(Kind::Hang, "the log stays full"));
+            }
+        }
+        Err(Trouble::new(Kind::Hang, "the log stays full, busily"))
+    }
+
+    /// The flusher asks for a flush.
+    pub(crate) fn flush(&mut self) -> Ticket {
+        let ticket = self.volume.core.flush();
+        self.say(|| format!("{ticket:?} covers {}", self.history.submitted()));
+        self.flushes.push((ticket, self.history.submitted()));
+        ticket
+    }
+
+    /// The flusher asks for a flush, and waits for it.
+    pub(crate) fn sync(&mut self) -> Result<(), Trouble> {
+        let ticket = self.flush();
+        self.wait("a flush", |world| {
+            world.volume.core.progress(ticket) != Progress::Pending
+        })?;
+        Ok(())
+    }
+
+    /// Works until something is so; whether it became so. Only faults explain that it does not.
+    pub(crate) fn wait(
+        &mut self,
+        what: &str,
+        mut done: impl FnMut(&Self) -> bool,
+    ) -> Result<bool, Trouble> {
+        let mut idle = 0;
+        for _ in 0..WAIT_MAX {
+            self.poll()?;
+            if done(self) {
+                return Ok(true);
+            }
+            match self.work()? {
+                Progressed::Yes => idle = 0,
+                Progressed::No => idle += 1,
+            }
+            if idle > IDLE_MAX {
+                if self.is_troubled() {
+                    return Ok(false);
+                }
+                return Err(Trouble::new(Kind::Hang, format!("{what} never ends")));
+            }
+        }
+        Err(Trouble::new(Kind::Hang, format!("{what} never ends, busily")))
+    }
+
+    /// Lets the media do something; if they have nothing to do, readers end and time passes.
+    fn work(&mut self) -> Result<Progressed, Trouble> {
+        self.take(self.setup.depth);
+        if !self.flying.is_empty() {
+            let choice = self.choices.bits() as u32;
+            self.finish(choice)?;
+            return Ok(Progressed::Yes);
+        }
+        if !self.readers.is_empty() {
+            self.end_read(0)?;
+            return Ok(Progressed::Yes);
+        }
+        self.tick(500);
+        Ok(Progressed::No)
+    }
+
+    /// Everything that is under way ends, and every flush.
+    pub(crate) fn settle(&mut self) -> Result<(), Trouble> {
+        self.take(self.setup.depth);
+        while !self.flying.is_empty() {
+            let choice = self.choices.bits() as u32;
+            self.finish(choice)?;
+            self.take(self.setup.depth);
+        }
+        self.wait("a flush", |world| world.flushes.is_empty())?;
+        Ok(())
+    }
+
+    /// No window is at work any more, and nothing else.
+    pub(crate) fn finish_windows(&mut self) -> Result<bool, Trouble> {
+        self.wait("a window", |world| {
+            world.volume.is_between_windows() && world.flying.is_empty()
+        })
+    }
+
+    /// Everything goes to the backing store, which must then be the volume.
+    pub(crate) fn drain(&mut self) -> Result<(), Trouble> {
+        let mut rounds = 0;
+        while !self.volume.core.is_clean() {
+            rounds += 1;
+            self.volume.core.finish_segment();
+            self.sync()?;
+            self.begin_window(u64::MAX);
+            self.finish_windows()?;
+            if self.is_troubled() {
+                self.stats.errors += 1;
+                return Ok(());
+            }
+            if rounds > DRAIN_MAX {
+                return Err(Trouble::new(Kind::Hang, "the drain never ends"));
+            }
+        }
+        self.settle()?;
+        if self.is_troubled() {
+            return Ok(());
+        }
+        self.history.acknowledge(self.history.submitted());
+        let expected = image_of(self.history.now());
+        match self.backing.durable().difference(&expected) {
+            None => Ok(()),
+            Some(block) => {
+                let text = format!("block {block} is not {:?}", self.history.now()[block]);
+                Err(Trouble::new(Kind::Backing, text))
+            }
+        }
+    }
+
+    /// Time passes.
+    pub(crate) fn tick(&mut self, ms: u64) {
+        self.now_ms += ms;
+        self.volume.core.tick(self.now_ms);
+    }
+
+    /// Writeback begins with the oldest segments, if it is not at work.
+    pub(crate) fn begin_window(&mut self, bytes: u64) {
+        if self.volume.begin_window(bytes) {
+            self.say(|| "a window begins".into());
+        }
+    }
+
+    /// The media take up to `count` commands.
+    pub(crate) fn take(&mut self, count: usize) {
+        for _ in 0..count {
+            if self.flying.len() >= self.setup.depth {
+                return;
+            }
+            let Some((source, command)) = self.volume.next_command() else { return };
+            let side = match command.device {
+                Device::Log => Side::Log,
+                Device::Backing => Side::Backing,
+            };
+            let request = match &command.op {
+                Op::Read(len) => Request::Read(command.at, *len),
+                Op::Write(bytes, range) => Request::write(command.at, &bytes[range.clone()]),
+                Op::Zero(len) => Request::zero(command.at, *len),
+                Op::Flush => Request::Flush,
+            };
+            self.say(|| format!("begins: {source:?} {} {side:?} {request}", command.id));
+            let ticket = self.next_ticket;
+            self.next_ticket += 1;
+            let is_read = matches!(request, Request::Read(..));
+            self.drive(side).begin(ticket, request);
+            self.flying.push(Flying { source, id: command.id, side, ticket, is_read });
+        }
+    }
+
+    /// The media end a command: which, the setup's order and `choice` say.
+    pub(crate) fn finish(&mut self, choice: u32) -> Result<(), Trouble> {
+        if self.flying.is_empty() {
+            return Ok(());
+        }
+        let at = match self.setup.order {
+            Order::First => 0,
+            Order::Last => self.flying.len() - 1,
+            Order::Any => choice as usize % self.flying.len(),
+        };
+        let Flying { source, id, side, ticket, is_read } = self.flying.remove(at);
+        let fired = self.fired();
+        let outcome = match self.drive(side).finish(ticket) {
+            Err(error) => Outcome::Failed(error),
+            Ok(data) if is_read => {
+                let mut buffer = Buffer::new(data.len());
+                buffer.copy_from_slice(&data);
+                Outcome::Bytes(buffer)
+            }
+            Ok(_) => Outcome::Done,
+        };
+        self.say(|| format!("ends: {source:?} {id} {outcome:?}"));
+        self.say_faults(fired);
+        self.stats.commands += 1;
+        self.volume.complete(source, id, outcome);
+        self.poll()
+    }
+
+    /// Looks which flushes have ended.
+    fn poll(&mut self) -> Result<(), Trouble> {
+        let mut waiting = std::mem::take(&mut self.flushes);
+        let mut failed = false;
+        waiting.retain(|(ticket, position)| match self.volume.core.progress(*ticket) {
+            Progress::Pending => true,
+            Progress::Done => {
+                self.say(|| format!("{ticket:?} is done"));
+                self.history.acknowledge(*position);
+                false
+            }
+            Progress::Failed => {
+                failed = true;
+                false
+            }
+        });
+        self.flushes = waiting;
+        if failed && !self.is_troubled() {
+            return Err(Trouble::new(Kind::Failed, "a flush has failed"));
+        }
+        Ok(())
+    }
+
+    /// A reader begins: what is in memory it has at once.
+    pub(crate) fn begin_read(&mut self, block: u32) -> Result<(), Trouble> {
+        let value = self.history.now()[block as usize];
+        let reading = match self.volume.locate(block) {
+            Found::Zeros => return self.compare(block, &[value], Some(Value::Zero)),
+            Found::Memory(kind) => {
+                let found = self.volume.decoded(kind).and_then(|p| Value::recognise(block, p));
+                return self.compare(block, &[value], found);
+            }
+            Found::Lost => return self.lost(block),
+            Found::Log(reading) => Some(reading),
+            Found::Backing => None,
+        };
+        self.readers.push(Reader { block, reading, allowed: vec![value] });
+        Ok(())
+    }
+
+    /// A reader ends: it reads from a drive what it has located, some time ago.
+    pub(crate) fn end_read(&mut self, choice: u32) -> Result<(), Trouble> {
+        if self.readers.is_empty() {
+            return Ok(());
+        }
+        let reader = self.readers.swap_remove(choice as usize % self.readers.len());
+        let block = reader.block;
+        let Some(reading) = &reader.reading else {
+            let at = u64::from(block) * PAGE as u64;
+            return match self.read_now(Side::Backing, at, PAGE)? {
+                None => Ok(()),
+                Some(data) => {
+                    let page = data.as_chunks::<PAGE>().0.first();
+                    let found = page.and_then(|page| Value::recognise(block, page));
+                    self.compare(block, &reader.allowed, found)
+                }
+            };
+        };
+        let first = reading.at / PAGE as u64 * PAGE as u64;
+        let skip = (reading.at - first) as usize;
+        let len = (skip + reading.len as usize).next_multiple_of(PAGE);
+        let data = self.read_now(Side::Log, first, len)?;
+        self.volume.core.release(reading);
+        let Some(data) = data else { return Ok(()) };
+        match self.volume.verified(reading, &data[skip..][..reading.len as usize]) {
+            Some(page) => {
+                let found = Value::recognise(block, page);
+                self.compare(block, &reader.allowed, found)
+            }
+            None => self.lost(block),
+        }
+    }
+
+    /// Reads from a drive, at once; `None` if that failed, as a fault wants it.
+    fn read_now(&mut self, side: Side, at: u64, len: usize) -> Result<Option<Vec<u8>>, Trouble> {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.drive(side).begin(ticket, Request::Read(at, len));
+        match self.drive(side).finish(ticket) {
+            Ok(data) => Ok(Some(data)),
+            Err(_) => {
+                self.stats.errors += 1;
+                Ok(None)
+            }
+        }
+    }
+
+    fn compare(
+        &mut self,
+        block: u32,
+        allowed: &[Value],
+        found: Option<Value>,
+    ) -> Result<(), Trouble> {
+        self.stats.reads += 1;
+        match found {
+            Some(value) if allowed.contains(&value) => Ok(()),
+            _ => Err(Trouble::new(
+                Kind::Read,
+                format!("block {block} should hold one of {allowed:?}, and held {found:?}"),
+            )),
+        }
+    }
+
+    /// A block was reported lost.
+    pub(crate) fn lost(&mut self, block: u32) -> Result<(), Trouble> {
+        self.stats.lost += 1;
+        if self.is_troubled() {
+            return Ok(());
+        }
+        Err(Trouble::new(Kind::Lost, format!("block {block}, and nothing explains it")))
+    }
+}

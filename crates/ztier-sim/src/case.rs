@@ -1,0 +1,151 @@
+//! A run's name: one word from which the same run can be made again.
+//!
+//! `cuts:SEED:CUTS`, `corruption:SEED`, `errors:WORKLOAD:DRIVE:KIND:NTH`, and `exhaustive:…`. What a
+//! seed means changes with the generator in `program.rs`; a recorded run that should survive that
+//! becomes a test of its own.
+
+use crate::exhaustive::{self, Sequence};
+use crate::fault::{Fault, Kind};
+use crate::program::{self, Program, Side};
+use crate::shrink::{Kept, shrink};
+use crate::trouble::{Trouble, caught};
+use crate::world::{self, Stats};
+use std::fmt;
+use std::str::FromStr;
+
+/// The name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Case {
+    /// A seed's program with that many cuts.
+    Cuts(u64, u32),
+    /// A seed's program in which a drive lies.
+    Corruption(u64),
+    /// A workload whose n-th operation of a drive goes wrong; without a fault when there is none.
+    Errors(u32, Option<(Side, Kind, u64)>),
+    /// A short sequence with every cut.
+    Exhaustive(Sequence),
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cuts(seed, cuts) => write!(f, "cuts:{seed}:{cuts}"),
+            Self::Corruption(seed) => write!(f, "corruption:{seed}"),
+            Self::Errors(workload, None) => write!(f, "errors:{workload}"),
+            Self::Errors(workload, Some((side, kind, nth))) => {
+                write!(f, "errors:{workload}:{}:{kind}:{nth}", side.name())
+            }
+            Self::Exhaustive(sequence) => write!(f, "exhaustive:{sequence}"),
+        }
+    }
+}
+
+impl FromStr for Case {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "{text:?} is no case: cuts:SEED:CUTS, corruption:SEED, \
+                 errors:WORKLOAD:DRIVE:KIND:NTH or exhaustive:OPERATIONS"
+            )
+        };
+        let number = |part: &str| part.parse().map_err(|_| wrong());
+        let parts: Vec<&str> = text.split(':').collect();
+        Ok(match parts[..] {
+            ["cuts", seed, cuts] => {
+                Self::Cuts(number(seed)?, cuts.parse().map_err(|_| wrong())?)
+            }
+            ["corruption", seed] => Self::Corruption(number(seed)?),
+            ["errors", workload] => {
+                Self::Errors(workload.parse().map_err(|_| wrong())?, None)
+            }
+            ["errors", workload, side, kind, nth] => {
+                let side = Side::named(side).ok_or_else(wrong)?;
+                let kind = Kind::named(kind).ok_or_else(wrong)?;
+                let fault = (side, kind, number(nth)?);
+                Self::Errors(workload.parse().map_err(|_| wrong())?, Some(fault))
+            }
+            ["exhaustive", sequence] => Self::Exhaustive(sequence.parse()?),
+            _ => return Err(wrong()),
+        })
+    }
+}
+
+impl Case {
+    /// The program; an exhaustive sequence has none.
+    fn program(&self) -> Option<Program> {
+        Some(match self {
+            Self::Cuts(seed, cuts) => program::cuts(*seed, *cuts),
+            Self::Corruption(seed) => program::corruption(*seed),
+            Self::Errors(workload, fault) => {
+                let mut program = program::workload(*workload);
+                program.faults.extend(
+                    fault.map(|(side, kind, nth)| (side, Fault { nth, kind })),
+                );
+                program
+            }
+            Self::Exhaustive(_) => return None,
+        })
+    }
+
+    /// Runs it: all steps, or only those.
+    ///
+    /// # Errors
+    /// The first trouble. A lie that was found out is none.
+    pub fn run(&self, only: Option<&Kept>, trace: bool) -> Result<Stats, Trouble> {
+        match (self, self.program()) {
+            (Self::Exhaustive(sequence), _) => caught(|| exhaustive::check(sequence, trace)),
+            (_, None) => Ok(Stats::default()),
+            (_, Some(program)) => {
+                let program = match only {
+                    None => program,
+                    Some(kept) => program.only(&kept.0),
+                };
+                world::run(&program, trace)
+            }
+        }
+    }
+
+    /// The steps that are needed to fail in the same way; `None` for what has no steps.
+    pub fn shrunk(&self, trouble: &Trouble) -> Option<Kept> {
+        let program = self.program()?;
+        let len = program.steps.len();
+        // What makes everything durable at the end of these is what makes the rest wrong.
+        let end = match self {
+            Self::Corruption(_) => len - program::SECURE.len() - 1..len,
+            _ => len..len,
+        };
+        Some(shrink(&Kept::all(len), |kept| {
+            if end.clone().any(|step| kept.0.binary_search(&step).is_err()) {
+                return None;
+            }
+            match self.run(Some(kept), false) {
+                Err(found) if found.kind == trouble.kind => Some(found.step + 1),
+                _ => None,
+            }
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_back() {
+        for text in [
+            "cuts:17:50",
+            "corruption:3",
+            "errors:4",
+            "errors:4:log:short:77",
+            "errors:0:backing:forever:0",
+            "exhaustive:0145fl",
+        ] {
+            assert_eq!(text.parse::<Case>().map(|case| case.to_string()), Ok(text.into()));
+        }
+        for text in ["", "cuts", "cuts:x:1", "errors:1:log:sunshine:4", "exhaustive:9fl"] {
+            text.parse::<Case>().unwrap_err();
+        }
+    }
+}

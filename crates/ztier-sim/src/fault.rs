@@ -1,0 +1,206 @@
+//! What can go wrong with an operation of a drive while the power is on.
+//!
+//! Operations of one drive are counted from 0, in the order in which it carries them out; a fault is
+//! tied to that count, so that a sweep can try every position. Honest faults report an error, and
+//! may have stored something; lies report success.
+
+use std::fmt;
+use ztier::media::Action;
+
+/// Input/output error.
+pub const EIO: i32 = 5;
+/// No space left on device.
+pub const ENOSPC: i32 = 28;
+/// What every operation fails with while the power is off. No system has such a number.
+pub const POWER_CUT: i32 = i32::MAX;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// The operation fails and has done nothing; the next one works.
+    Once,
+    /// It and every later operation fails.
+    Forever,
+    /// It and every later write, zeroing and flush fails; reads work.
+    ReadOnly,
+    /// The operation is carried out, and an error is reported.
+    Applied,
+    /// No space is left, this once. A read fails with EIO.
+    NoSpace,
+    /// The first half is carried out, then an error is reported.
+    Short,
+    /// A lie: the first write from here on is reported as done, and is not.
+    Lost,
+    /// A lie: the first write from here on lands in another place.
+    Misdirected,
+    /// A lie: the first read from here on has one bit flipped; the medium is good.
+    FlippedRead,
+}
+
+impl Kind {
+    /// Those that report an error.
+    pub const HONEST: [Self; 6] =
+        [Self::Once, Self::Forever, Self::ReadOnly, Self::Applied, Self::NoSpace, Self::Short];
+
+    /// The name in replay lines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Once => "once",
+            Self::Forever => "forever",
+            Self::ReadOnly => "readonly",
+            Self::Applied => "applied",
+            Self::NoSpace => "nospace",
+            Self::Short => "short",
+            Self::Lost => "lost",
+            Self::Misdirected => "misdirected",
+            Self::FlippedRead => "flippedread",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        let lies = [Self::Lost, Self::Misdirected, Self::FlippedRead];
+        Self::HONEST.into_iter().chain(lies).find(|kind| kind.name() == name)
+    }
+
+    /// Whether it reports success.
+    pub const fn is_lie(self) -> bool {
+        matches!(self, Self::Lost | Self::Misdirected | Self::FlippedRead)
+    }
+
+    /// Whether it is repaired by waiting: later operations work.
+    pub const fn passes(self) -> bool {
+        !matches!(self, Self::Forever | Self::ReadOnly)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A fault of one drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The operation it is tied to, counted from 0.
+    pub nth: u64,
+    /// What goes wrong with it.
+    pub kind: Kind,
+}
+
+/// What the faults of a drive do to one operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It works.
+    None,
+    /// It fails with this number; nothing is done.
+    Fails(i32),
+    /// It fails with this number, after all of it is done.
+    Done(i32),
+    /// It fails with this number, after half of it is done.
+    Half(i32),
+    /// It is reported as done, and is not.
+    Lost,
+    /// It is done in another place.
+    Elsewhere,
+    /// A bit of what was read is wrong.
+    Flipped,
+}
+
+/// The faults of one drive, and how far it has come.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    planned: Vec<Fault>,
+    /// Operations so far.
+    count: u64,
+    /// Operations that a fault has changed.
+    fired: u64,
+}
+
+impl Faults {
+    /// Adds a fault.
+    pub fn plan(&mut self, fault: Fault) {
+        self.planned.push(fault);
+    }
+
+    /// Forgets all faults: the drive is repaired.
+    pub fn clear(&mut self) {
+        self.planned.clear();
+    }
+
+    /// Operations so far.
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Operations that a fault has changed so far.
+    pub const fn fired(&self) -> u64 {
+        self.fired
+    }
+
+    /// Counts an operation, and says what becomes of it.
+    pub fn next(&mut self, action: Action) -> Effect {
+        let index = self.count;
+        self.count += 1;
+        let hit = self.planned.iter().position(|fault| match fault.kind {
+            Kind::Forever => index >= fault.nth,
+            Kind::ReadOnly => index >= fault.nth && action != Action::Read,
+            Kind::Lost | Kind::Misdirected => index >= fault.nth && action == Action::Write,
+            Kind::FlippedRead => index >= fault.nth && action == Action::Read,
+            _ => index == fault.nth,
+        });
+        let Some(hit) = hit else {
+            return Effect::None;
+        };
+        let kind = self.planned[hit].kind;
+        if kind.passes() {
+            self.planned.swap_remove(hit);
+        }
+        self.fired += 1;
+        match kind {
+            Kind::Once | Kind::Forever | Kind::ReadOnly => Effect::Fails(EIO),
+            Kind::Applied => Effect::Done(EIO),
+            Kind::NoSpace if action == Action::Read => Effect::Fails(EIO),
+            Kind::NoSpace => Effect::Fails(ENOSPC),
+            Kind::Short => Effect::Half(EIO),
+            Kind::Lost => Effect::Lost,
+            Kind::Misdirected => Effect::Elsewhere,
+            Kind::FlippedRead => Effect::Flipped,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_hit_their_operation_and_no_other() {
+        let mut faults = Faults::default();
+        faults.plan(Fault { nth: 1, kind: Kind::Once });
+        faults.plan(Fault { nth: 2, kind: Kind::Lost });
+        let effects: Vec<_> = [Action::Write, Action::Read, Action::Flush, Action::Write]
+            .into_iter()
+            .map(|action| faults.next(action))
+            .collect();
+        assert_eq!(effects, [Effect::None, Effect::Fails(EIO), Effect::None, Effect::Lost]);
+        assert_eq!((faults.count(), faults.fired()), (4, 2));
+        faults.plan(Fault { nth: 5, kind: Kind::ReadOnly });
+        assert_eq!(faults.next(Action::Write), Effect::None);
+        assert_eq!(faults.next(Action::Read), Effect::None);
+        assert_eq!(faults.next(Action::Flush), Effect::Fails(EIO));
+        assert_eq!(faults.next(Action::Zero), Effect::Fails(EIO));
+        faults.clear();
+        assert_eq!(faults.next(Action::Write), Effect::None);
+    }
+
+    #[test]
+    fn names_lead_back() {
+        for kind in Kind::HONEST {
+            assert_eq!(Kind::named(kind.name()), Some(kind));
+        }
+        assert_eq!(Kind::named("misdirected"), Some(Kind::Misdirected));
+        assert_eq!(Kind::named("sunshine"), None);
+    }
+}

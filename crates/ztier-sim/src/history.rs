@@ -1,0 +1,127 @@
+//! What has been asked of a volume: its block writes in log order, and how many of them must last.
+//!
+//! Positions count block writes from the beginning of the run; a discard counts as one write of
+//! zeros for each of its blocks, in ascending order. The state before position `floor` is `base`:
+//! what every future holds at least.
+
+use crate::content::{Flavour, Value};
+use std::collections::VecDeque;
+
+/// The volume's past.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// Position of the last flush that was acknowledged, or of the last recovery.
+    floor: u64,
+    base: Vec<Value>,
+    /// Block writes after `floor`.
+    recent: VecDeque<(u32, Value)>,
+    now: Vec<Value>,
+    /// The last version given out. Never given out twice, not even after a cut took it back.
+    version: u32,
+}
+
+impl History {
+    /// The history of a volume that holds `base`, durably; `base` uses versions up to `version`.
+    pub fn new(base: Vec<Value>, version: u32) -> Self {
+        Self { floor: 0, now: base.clone(), base, recent: VecDeque::new(), version }
+    }
+
+    /// The value of the next write of that flavour to `block`. The caller submits it or forgets it.
+    pub fn draw(&mut self, block: u32, flavour: Flavour) -> Value {
+        self.version += 1;
+        flavour.value(block, self.version)
+    }
+
+    /// A block was written.
+    pub fn write(&mut self, block: u32, value: Value) {
+        self.recent.push_back((block, value));
+        self.now[block as usize] = value;
+    }
+
+    /// The position of the last block write.
+    pub fn submitted(&self) -> u64 {
+        self.floor + self.recent.len() as u64
+    }
+
+    /// The position that every future has at least.
+    pub const fn floor(&self) -> u64 {
+        self.floor
+    }
+
+    /// Everything up to `position` is durable. Acknowledgements may come in any order.
+    pub fn acknowledge(&mut self, position: u64) {
+        assert!(position <= self.submitted(), "only what was submitted can be acknowledged");
+        while self.floor < position {
+            if let Some((block, value)) = self.recent.pop_front() {
+                self.base[block as usize] = value;
+            }
+            self.floor += 1;
+        }
+    }
+
+    /// The volume went back to `position`, durably: what came later has not been.
+    pub fn restart(&mut self, position: u64) {
+        assert!(position >= self.floor, "what was acknowledged cannot be taken back");
+        self.recent.truncate((position - self.floor) as usize);
+        self.acknowledge(position);
+        self.now.clone_from(&self.base);
+    }
+
+    /// What each block holds at position `floor`.
+    pub fn base(&self) -> &[Value] {
+        &self.base
+    }
+
+    /// Block writes after `floor`, in order.
+    pub fn recent(&self) -> impl Iterator<Item = (u32, Value)> {
+        self.recent.iter().copied()
+    }
+
+    /// What each block holds after everything that was submitted.
+    pub fn now(&self) -> &[Value] {
+        &self.now
+    }
+
+    /// Blocks in the volume.
+    pub fn blocks(&self) -> u32 {
+        self.base.len() as u32
+    }
+
+    /// What each block holds at `position`, which is not below `floor`.
+    pub fn state_at(&self, position: u64) -> Vec<Value> {
+        let mut state = self.base.clone();
+        for (block, value) in self.recent.iter().take((position - self.floor) as usize) {
+            state[*block as usize] = *value;
+        }
+        state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_floors_and_restarts() {
+        let mut history = History::new(vec![Value::Zero; 3], 0);
+        let mut write = |history: &mut History, block| {
+            let value = history.draw(block, Flavour::Stamp(9));
+            history.write(block, value);
+            value
+        };
+        let first = write(&mut history, 0);
+        let second = write(&mut history, 1);
+        let third = write(&mut history, 0);
+        assert_eq!((history.floor(), history.submitted()), (0, 3));
+        assert_eq!(history.now(), [third, second, Value::Zero]);
+        assert_eq!(history.state_at(1), [first, Value::Zero, Value::Zero]);
+        history.acknowledge(2);
+        history.acknowledge(1);
+        assert_eq!(history.base(), [first, second, Value::Zero]);
+        assert_eq!(history.recent().collect::<Vec<_>>(), [(0, third)]);
+        history.restart(2);
+        assert_eq!(history.now(), [first, second, Value::Zero]);
+        assert_eq!(history.submitted(), 2);
+        assert_ne!(write(&mut history, 0), third, "versions are not given out again");
+    }
+}

@@ -1,0 +1,213 @@
+//! The power goes, and comes back: what recovery must find then.
+//!
+//! After every cut the volume is read, block by block, through the recovered core, and must be the
+//! state after some prefix of the block writes that covers every acknowledged flush. The power may go
+//! again during the recovery, up to three times; that changes nothing of what is found.
+
+use crate::drive::{Power, SimDrive};
+use crate::image::PAGE;
+use crate::oracle::{self, Seen};
+use crate::program::{Cut, Side};
+use crate::rng::Rng;
+use crate::trouble::{Kind, Trouble};
+use crate::volume::Volume;
+use crate::world::World;
+use std::sync::Arc;
+use ztier::durable::OpenError;
+use ztier::durable::format::{Header, SUPER_AT, Superblock};
+
+impl World<'_> {
+    /// The power goes and comes back.
+    pub(crate) fn cut(&mut self, cut: &Cut) -> Result<(), Trouble> {
+        let mut rng = Rng::new(cut.seed);
+        self.forget();
+        self.lose_power(&mut rng);
+        let first = if cut.again { self.rehearse(&mut rng)? } else { None };
+        for operations in &cut.nested {
+            let fired = self.fired();
+            self.power.on(Some(*operations));
+            let result = Volume::open(self.setup, &self.log, rng.bits(), false);
+            let off = self.power.is_off();
+            self.power.on(None);
+            if let Some(why) = result.err().filter(|_| !off && self.fired() == fired) {
+                return Err(self.refused(&why));
+            }
+            self.lose_power(&mut rng);
+        }
+        self.say_log();
+        self.recover(&mut rng)?;
+        let seen = self.look();
+        if let Some(first) = first {
+            oracle::same(&first, &seen).map_err(|why| Trouble::new(Kind::Twice, why))?;
+        }
+        self.judge(&seen)
+    }
+
+    /// Says which superblocks and chunks are on the log, if somebody wants to know.
+    fn say_log(&self) {
+        if !self.trace {
+            return;
+        }
+        let log = self.log.current();
+        for page in 0..log.len() {
+            let (at, bytes) = (page * PAGE, log.page(page));
+            if SUPER_AT.contains(&(at as u64)) {
+                self.say(|| format!("at {at}: {:?}", Superblock::decode(bytes)));
+            } else if let Some((header, _)) = Header::decode(bytes) {
+                self.say(|| format!("at {at}: {header:?}"));
+            }
+        }
+    }
+
+    /// What was under way is not any more.
+    fn forget(&mut self) {
+        self.readers.clear();
+        self.flushes.clear();
+        self.flying.clear();
+    }
+
+    fn lose_power(&mut self, rng: &mut Rng) {
+        self.stats.cuts += 1;
+        self.log.cut(rng, &self.setup.log_tearing);
+        self.backing.cut(rng, &self.setup.backing_tearing);
+    }
+
+    /// Opens a log that misses durable chunks, as somebody does who accepts that: what is found then
+    /// is old, or reported lost, and never anything that was not written.
+    pub(crate) fn salvage(&mut self) -> Result<(), Trouble> {
+        let mut volume = match Volume::open(self.setup, &self.log, self.setup.seed ^ 3, true) {
+            Ok(volume) => volume,
+            Err(OpenError::Damaged | OpenError::NoLog) => return Ok(()),
+            Err(why) => return Err(Trouble::new(Kind::Refused, format!("salvage: {why}"))),
+        };
+        let seen = volume.look(self.setup.blocks, &self.log, &self.backing);
+        self.volume = volume;
+        match seen.iter().position(|seen| *seen == Seen::Foreign) {
+            None => self.drain(),
+            Some(block) => {
+                let text = format!("salvage: block {block} holds what nobody wrote");
+                Err(Trouble::new(Kind::Read, text))
+            }
+        }
+    }
+
+    /// Opens the log. When a fault is in the way, it is repaired and tried again.
+    fn recover(&mut self, rng: &mut Rng) -> Result<(), Trouble> {
+        let fired = self.fired();
+        let mut result = Volume::open(self.setup, &self.log, rng.bits(), false);
+        if result.is_err() && self.fired() > fired {
+            self.stats.errors += 1;
+            self.log.repair();
+            self.backing.repair();
+            result = Volume::open(self.setup, &self.log, rng.bits(), false);
+        }
+        self.volume = result.map_err(|why| self.refused(&why))?;
+        self.stats.recoveries += 1;
+        self.forgiven = self.fired();
+        self.now_ms = 0;
+        let report = &self.volume.report;
+        self.say(|| format!("{report:?}"));
+        Ok(())
+    }
+
+    /// The log could not be opened: that is how a lie may be found out, and else it is wrong.
+    fn refused(&self, why: &OpenError) -> Trouble {
+        let kind = if self.lies { Kind::Detected } else { Kind::Refused };
+        Trouble::new(kind, why.to_string())
+    }
+
+    /// What a recovery of copies of the drives finds; the power goes right after it, and another
+    /// recovery must find the same.
+    fn rehearse(&mut self, rng: &mut Rng) -> Result<Option<Vec<Seen>>, Trouble> {
+        if self.is_troubled() {
+            return Ok(None);
+        }
+        let power = Arc::new(Power::default());
+        let log = SimDrive::holding("log", self.log.durable(), power.clone());
+        let backing = SimDrive::holding("backing", self.backing.durable(), power);
+        let mut found = Vec::new();
+        for _ in 0..2 {
+            let mut volume = Volume::open(self.setup, &log, rng.bits(), false)
+                .map_err(|why| self.refused(&why))?;
+            found.push(volume.look(self.setup.blocks, &log, &backing));
+            self.stats.cuts += 1;
+            log.cut(rng, &self.setup.log_tearing);
+        }
+        oracle::same(&found[0], &found[1]).map_err(|why| Trouble::new(Kind::Twice, why))?;
+        Ok(found.pop())
+    }
+
+    /// What the volume holds.
+    fn look(&mut self) -> Vec<Seen> {
+        self.volume.look(self.setup.blocks, &self.log, &self.backing)
+    }
+
+    /// Whether it may hold that; the history goes on from there.
+    fn judge(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
+        let lost = seen.iter().filter(|seen| **seen == Seen::Lost).count() as u64;
+        self.stats.lost += lost;
+        if let Some(block) = seen.iter().position(|s| *s == Seen::Lost).filter(|_| !self.lies) {
+            let text = format!("block {block} is reported lost, and {} more", lost - 1);
+            return Err(Trouble::new(Kind::Lost, text));
+        }
+        let (floor, submitted) = (self.history.floor(), self.history.submitted());
+        let k = oracle::prefix(&self.history, seen).map_err(|why| {
+            let alone = match oracle::blocks(&self.history, seen) {
+                Ok(()) => "each block alone may hold what it holds".into(),
+                Err(why) => why,
+            };
+            Trouble::new(Kind::Prefix, format!("{why}; {alone}"))
+        })?;
+        self.say(|| format!("recovered write {k} of {floor}..={submitted}"));
+        self.history.restart(k);
+        Ok(())
+    }
+
+    /// The log is closed in order, and opened again: nothing may be missing.
+    pub(crate) fn close(&mut self) -> Result<(), Trouble> {
+        self.sync()?;
+        self.settle()?;
+        while !self.readers.is_empty() {
+            self.end_read(0)?;
+        }
+        if self.is_troubled() {
+            return Ok(());
+        }
+        self.finish_windows()?;
+        self.volume.core.close();
+        self.wait("closing", |world| world.volume.core.is_closed())?;
+        if self.is_troubled() {
+            return Ok(());
+        }
+        self.settle()?;
+        self.forget();
+        self.history.acknowledge(self.history.submitted());
+        let mut rng = self.choices.fork();
+        self.lose_power(&mut rng);
+        let fired = self.fired();
+        self.recover(&mut rng)?;
+        // An attempt to open it that failed has opened it all the same.
+        if !self.volume.report.closed && self.fired() == fired {
+            return Err(Trouble::new(Kind::Refused, "a closed log is said to be open"));
+        }
+        let seen = self.look();
+        self.judge(&seen)
+    }
+
+    /// A bit flips where something has been written.
+    pub(crate) fn flip(&mut self, side: Side, choice: u64) {
+        self.lies = true;
+        let mut rng = Rng::new(choice);
+        let drive = self.drive(side);
+        let current = drive.current();
+        let written = |page: &usize| current.slot(*page).is_some();
+        let used: Vec<usize> = (0..current.len()).filter(written).collect();
+        if used.is_empty() {
+            return;
+        }
+        let at = rng.pick(&used) as u64 * PAGE as u64 + rng.below(PAGE as u64);
+        let bit = rng.below(8) as u8;
+        self.say(|| format!("bit {bit} of byte {at} flips"));
+        drive.flip(at, bit);
+    }
+}

@@ -1,0 +1,430 @@
+//! A run, written down before it begins: the devices, what goes wrong, and every step.
+//!
+//! A step carries the choices that it needs as plain numbers, which are taken modulo what there is to
+//! choose from. So any subset of the steps is a program too, which is what makes shrinking possible.
+
+use crate::content::Flavour;
+use crate::cut::Tearing;
+use crate::fault::{Fault, Kind};
+use crate::rng::Rng;
+use ztier::durable::format::DATA_MIN;
+use ztier::store::codec::Algorithm;
+
+/// Which drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// The log.
+    Log,
+    /// The backing store.
+    Backing,
+}
+
+impl Side {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Log, Self::Backing];
+
+    /// The name in replay lines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Log => "log",
+            Self::Backing => "backing",
+        }
+    }
+
+    /// The drive of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::BOTH.into_iter().find(|side| side.name() == name)
+    }
+}
+
+/// In which order commands that are under way end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The first that began.
+    First,
+    /// The last that began.
+    Last,
+    /// Any.
+    Any,
+}
+
+/// What a run is made of.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Whatever is random outside of the steps.
+    pub seed: u64,
+    /// Size of the log in bytes.
+    pub log: u64,
+    /// Segment size in bytes.
+    pub segment: u32,
+    /// Blocks in the volume.
+    pub blocks: u32,
+    /// Writeback window in bytes.
+    pub window: u64,
+    /// Most bytes kept in memory that are not flushed.
+    pub memory: u64,
+    /// Milliseconds without a write after which the log commits by itself.
+    pub idle_ms: u64,
+    /// How blocks are compressed.
+    pub algorithm: Algorithm,
+    /// Events that a writer waits for when the log is full, before it gives up.
+    pub patience: u32,
+    /// Of a thousand blocks, how many hold something from the beginning.
+    pub preload: u32,
+    /// In which order commands end.
+    pub order: Order,
+    /// Commands under way at most, on both drives together.
+    pub depth: usize,
+    /// How the log behaves when the power goes.
+    pub log_tearing: Tearing,
+    /// How the backing store does.
+    pub backing_tearing: Tearing,
+}
+
+/// A loss of power, and what happens while the volume recovers from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// What is left of the writes under way.
+    pub seed: u64,
+    /// After how many operations of each recovery the power goes again.
+    pub nested: Vec<u64>,
+    /// Whether to recover a second time, which must change nothing.
+    pub again: bool,
+}
+
+/// One step of one actor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The writer appends a block.
+    Write(u32, Flavour),
+    /// The discarder appends a range: first block, blocks.
+    Discard(u32, u32),
+    /// The flusher asks for a flush, and goes on.
+    Flush,
+    /// The flusher asks for a flush, and waits for it.
+    Sync,
+    /// The media take some new commands, up to this number, and end one: this choice of it.
+    Media(u8, u32),
+    /// The media take some new commands.
+    Take(u8),
+    /// A reader begins to read a block.
+    Read(u32),
+    /// A reader ends: this choice of those that have begun.
+    Finish(u32),
+    /// So many milliseconds pass.
+    Tick(u32),
+    /// Writeback begins, with at most so many bytes of segments.
+    Window(u32),
+    /// The log is closed in order and opened again.
+    Close,
+    /// Everything goes to the backing store, which is then the volume.
+    Drain,
+    /// Everything that is under way ends.
+    Settle,
+    /// The power goes and comes back.
+    Cut(Cut),
+    /// A bit of a drive flips: this choice of byte and bit.
+    Flip(Side, u64),
+    /// The drives work again.
+    Repair,
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// What it runs on.
+    pub setup: Setup,
+    /// What goes wrong with operations.
+    pub faults: Vec<(Side, Fault)>,
+    /// What happens, in order.
+    pub steps: Vec<Step>,
+}
+
+impl Program {
+    /// The program with only those steps.
+    pub fn only(&self, steps: &[usize]) -> Self {
+        let steps = steps.iter().filter_map(|i| self.steps.get(*i).cloned()).collect();
+        Self { setup: self.setup.clone(), faults: self.faults.clone(), steps }
+    }
+}
+
+/// Where in the weights closing is.
+const CLOSE: usize = 10;
+
+/// What a seed likes to do: the weights of steps, and where they go.
+pub struct Swarm {
+    setup: Setup,
+    /// Weights of write, discard, flush, sync, media, take, read, finish, tick, window,
+    /// close, drain, settle.
+    weights: [u32; 13],
+    /// Weights of zero, word, double, compressible, any, incompressible.
+    flavours: [u32; 6],
+    /// Blocks that most writes go to.
+    hot: u32,
+    /// Of a thousand writes, how many go on where the last one ended.
+    sequential: u32,
+    discard_max: u32,
+    cursor: u32,
+}
+
+impl Swarm {
+    /// The swarm of a seed's generator.
+    pub fn choose(rng: &mut Rng) -> Self {
+        let segment = rng.pick(&[32 << 10, 64 << 10]);
+        let blocks = rng.pick(&[256, 256, 512, 1024]);
+        let setup = Setup {
+            seed: rng.bits(),
+            log: DATA_MIN + u64::from(segment) * rng.pick(&[8, 9, 12, 16, 30, 60]),
+            segment,
+            blocks,
+            window: u64::from(segment) * rng.pick(&[1, 2, 4, 8]),
+            memory: u64::from(segment) * rng.pick(&[2, 4, 16]),
+            idle_ms: rng.pick(&[1, 100, 1000]),
+            algorithm: rng.pick(&[Algorithm::Lz4, Algorithm::Lz4, Algorithm::Zstd, Algorithm::None]),
+            patience: rng.pick(&[0, 1, 4, u32::MAX]),
+            preload: rng.pick(&[0, 100, 1000]),
+            order: rng.pick(&[Order::First, Order::Last, Order::Any, Order::Any]),
+            depth: rng.pick(&[1, 2, 4, 16, 32]),
+            log_tearing: Tearing::choose(rng),
+            backing_tearing: Tearing::choose(rng),
+        };
+        let mut weights = [0; 13];
+        let choices: [&[u32]; 13] = [
+            &[100, 200, 400],
+            &[0, 0, 5, 30, 100],
+            &[0, 5, 30],
+            &[0, 2, 10, 60],
+            &[20, 100, 200, 400],
+            &[0, 20],
+            &[0, 20, 50],
+            &[20, 50],
+            &[0, 5, 20],
+            &[0, 2, 10, 40],
+            &[0, 0, 1],
+            &[0, 0, 1],
+            &[0, 1, 5],
+        ];
+        for (weight, choices) in weights.iter_mut().zip(choices) {
+            *weight = rng.pick(choices);
+        }
+        let mut flavours = [0; 6];
+        for weight in &mut flavours {
+            *weight = rng.pick(&[0, 1, 3]);
+        }
+        flavours[4] += 1;
+        Self {
+            weights,
+            flavours,
+            hot: rng.pick(&[2, 8, 32, 128, blocks]).min(blocks),
+            sequential: rng.pick(&[0, 0, 300, 900]),
+            discard_max: rng.pick(&[1, 8, 64, blocks]),
+            cursor: 0,
+            setup,
+        }
+    }
+
+    /// The devices of this seed.
+    pub fn setup(&self) -> Setup {
+        self.setup.clone()
+    }
+
+    fn block(&mut self, rng: &mut Rng) -> u32 {
+        let blocks = self.setup.blocks;
+        let block = if rng.chance(self.sequential) {
+            (self.cursor + 1) % blocks
+        } else if rng.chance(900) {
+            // Hot blocks lie apart, so that windows are sparse.
+            (rng.below(u64::from(self.hot)) as u32 * (blocks / self.hot)) % blocks
+        } else {
+            rng.below(u64::from(blocks)) as u32
+        };
+        self.cursor = block;
+        block
+    }
+
+    fn flavour(&self, rng: &mut Rng) -> Flavour {
+        match rng.weighted(&self.flavours) {
+            0 => Flavour::Zero,
+            1 => Flavour::Word,
+            2 => Flavour::Double,
+            3 => Flavour::Stamp(rng.below(20) as u8),
+            4 => Flavour::Stamp(rng.below(256) as u8),
+            _ => Flavour::Stamp(255),
+        }
+    }
+
+    /// A step of the swarm.
+    pub fn step(&mut self, rng: &mut Rng) -> Step {
+        match rng.weighted(&self.weights) {
+            0 => Step::Write(self.block(rng), self.flavour(rng)),
+            1 => {
+                let block = self.block(rng);
+                let most = self.discard_max.min(self.setup.blocks - block);
+                Step::Discard(block, rng.between(1, u64::from(most)) as u32)
+            }
+            2 => Step::Flush,
+            3 => Step::Sync,
+            4 => Step::Media(rng.pick(&[1, 4, 32]), rng.bits() as u32),
+            5 => Step::Take(rng.pick(&[1, 2, 32])),
+            6 => Step::Read(self.block(rng)),
+            7 => Step::Finish(rng.bits() as u32),
+            8 => Step::Tick(rng.pick(&[1, 10, 100, 1000, 10_000])),
+            9 => Step::Window(self.setup.segment * rng.pick(&[1, 2, 4, 64])),
+            10 => Step::Close,
+            11 => Step::Drain,
+            _ => Step::Settle,
+        }
+    }
+}
+
+/// Steps between two cuts at most; a seed prefers short or long stretches.
+const STRETCHES: [u64; 5] = [8, 40, 100, 200, 400];
+
+/// A program of so many cuts.
+pub fn cuts(seed: u64, cuts: u32) -> Program {
+    let mut rng = Rng::new(seed);
+    let mut swarm = Swarm::choose(&mut rng);
+    let stretch = rng.pick(&STRETCHES);
+    let (nesting, again) = (rng.pick(&[0, 200, 600]), rng.pick(&[0, 100, 500]));
+    let mut steps = Vec::new();
+    for _ in 0..cuts {
+        for _ in 0..rng.between(1, stretch) {
+            steps.push(swarm.step(&mut rng));
+        }
+        let mut nested = Vec::new();
+        while nested.len() < 3 && rng.chance(nesting) {
+            let most = rng.pick(&[4, 20, 100]);
+            nested.push(rng.below(most));
+        }
+        steps.push(Step::Cut(Cut { seed: rng.bits(), nested, again: rng.chance(again) }));
+    }
+    Program { setup: swarm.setup(), faults: Vec::new(), steps }
+}
+
+/// Everything is on the drives, and a mark after it says so: what is missing now is damage.
+pub const SECURE: [Step; 5] =
+    [Step::Sync, Step::Settle, Step::Tick(1_000_000), Step::Sync, Step::Settle];
+
+/// A program in which a bit flips, or a write is lost or misdirected; at its end, everything is
+/// durable when the power goes.
+pub fn corruption(seed: u64) -> Program {
+    let mut rng = Rng::new(seed ^ 0x00c0_2217);
+    let mut swarm = Swarm::choose(&mut rng);
+    // Closing and opening ends what the run can find out.
+    swarm.weights[CLOSE] = 0;
+    let length = rng.between(5, 300);
+    let mut steps: Vec<Step> = (0..length).map(|_| swarm.step(&mut rng)).collect();
+    let mut faults = Vec::new();
+    let flip = Step::Flip(Side::Log, rng.bits());
+    match rng.below(5) {
+        0 => faults.push((Side::Log, Fault { nth: rng.below(length / 2 + 1), kind: Kind::Lost })),
+        1 => {
+            let kind = Kind::Misdirected;
+            faults.push((Side::Log, Fault { nth: rng.below(length / 2 + 1), kind }));
+        }
+        2 => {
+            let kind = Kind::FlippedRead;
+            faults.push((Side::Log, Fault { nth: rng.below(length), kind }));
+        }
+        3 => steps.insert(rng.index(steps.len()), flip.clone()),
+        _ => {}
+    }
+    steps.extend(SECURE);
+    if faults.is_empty() && !steps.contains(&flip) {
+        steps.push(flip);
+    }
+    steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
+    Program { setup: swarm.setup(), faults, steps }
+}
+
+/// Workloads of the sweep over I/O errors.
+pub const WORKLOADS: u32 = 20;
+
+/// A workload of the sweep: everything that a log does, within some hundred operations. The drives
+/// work again before its end.
+pub fn workload(number: u32) -> Program {
+    let mut rng = Rng::new(u64::from(number) ^ 0x00e2_2025);
+    let mut swarm = Swarm::choose(&mut rng);
+    swarm.setup.segment = 32 << 10;
+    swarm.setup.log = DATA_MIN + (32 << 10) * rng.between(8, 12);
+    swarm.setup.patience = u32::MAX;
+    swarm.setup.blocks = 64;
+    swarm.setup.memory = 128 << 10;
+    swarm.setup.window = 64 << 10;
+    swarm.hot = swarm.hot.min(16);
+    swarm.discard_max = swarm.discard_max.min(64);
+    let mut steps = Vec::new();
+    let some = |steps: &mut Vec<Step>, swarm: &mut Swarm, rng: &mut Rng, most| {
+        steps.extend((0..rng.between(5, most)).map(|_| swarm.step(rng)));
+    };
+    let cut = |rng: &mut Rng| Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false });
+    some(&mut steps, &mut swarm, &mut rng, 120);
+    steps.push(Step::Sync);
+    some(&mut steps, &mut swarm, &mut rng, 20);
+    steps.push(cut(&mut rng));
+    some(&mut steps, &mut swarm, &mut rng, 60);
+    steps.push(if number.is_multiple_of(2) { Step::Drain } else { Step::Close });
+    some(&mut steps, &mut swarm, &mut rng, 20);
+    steps.extend([Step::Sync, Step::Repair, cut(&mut rng)]);
+    some(&mut steps, &mut swarm, &mut rng, 20);
+    steps.extend([Step::Sync, Step::Drain, cut(&mut rng)]);
+    Program { setup: swarm.setup(), faults: Vec::new(), steps }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_program_and_more_cuts_go_on_with_it() {
+        let (short, long) = (cuts(7, 3), cuts(7, 9));
+        assert_eq!(short.steps, cuts(7, 3).steps);
+        assert_eq!(short.steps, long.steps[..short.steps.len()]);
+        let count = |p: &Program| p.steps.iter().filter(|s| matches!(s, Step::Cut(_))).count();
+        assert_eq!((count(&short), count(&long)), (3, 9));
+        assert_ne!(short.steps, cuts(8, 3).steps);
+    }
+
+    #[test]
+    fn every_step_is_inside_the_volume() {
+        for seed in 0..100 {
+            let program = cuts(seed, 5);
+            let blocks = program.setup.blocks;
+            for step in &program.steps {
+                match step {
+                    Step::Write(block, _) | Step::Read(block) => assert!(*block < blocks),
+                    Step::Discard(block, count) => {
+                        assert!(*count > 0 && block + count <= blocks);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn something_is_wrong_in_every_corruption() {
+        for seed in 0..200 {
+            let program = corruption(seed);
+            let flips = program.steps.iter().filter(|s| matches!(s, Step::Flip(..))).count();
+            assert_eq!(program.faults.len() + flips, 1, "seed {seed}");
+            assert!(matches!(program.steps.last(), Some(Step::Cut(_))));
+        }
+    }
+
+    #[test]
+    fn workloads_end_with_working_drives() {
+        for number in 0..WORKLOADS {
+            let program = workload(number);
+            assert_eq!(program.steps.iter().filter(|s| **s == Step::Repair).count(), 1);
+            assert!(matches!(program.steps.last(), Some(Step::Cut(_))));
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_program_is_a_program() {
+        let program = cuts(1, 2);
+        let part = program.only(&[0, 2, 9_999_999]);
+        assert_eq!(part.steps, [program.steps[0].clone(), program.steps[2].clone()]);
+    }
+}

@@ -1,0 +1,205 @@
+//! The product's code as a run drives it: a log's core, writeback, and the codec around them.
+//!
+//! What a volume's threads do around the core is done here in the same way: blocks are compressed
+//! before they are appended, zeros are a discard of one block, payloads are verified before they are
+//! decoded. Nothing here decides anything.
+
+use crate::content::Value;
+use crate::drive::SimDrive;
+use crate::image::{PAGE, Page};
+use crate::oracle::Seen;
+use crate::program::Setup;
+use ztier::durable::format::{IDENTITY, Kind, crc};
+use ztier::durable::{
+    self, Command, Core, Found, OpenError, Options, Outcome, Reading, Refused, Report,
+    Writeback,
+};
+use ztier::store::codec::{Codec, Encoded};
+use ztier::store::format::Coding;
+
+/// Who has given a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The core.
+    Core,
+    /// The window at work.
+    Writeback,
+}
+
+/// A volume at work.
+pub struct Volume {
+    /// The log.
+    pub core: Core,
+    /// What opening found.
+    pub report: Report,
+    writeback: Option<Writeback>,
+    codec: Codec,
+    payload: Vec<u8>,
+    page: Box<Page>,
+}
+
+impl Volume {
+    /// Formats a log and opens it.
+    ///
+    /// # Errors
+    /// Those of the product.
+    pub fn create(setup: &Setup, log: &SimDrive) -> Result<Self, OpenError> {
+        let uuid = *b"a simulated disk";
+        durable::format(log, uuid, [7; IDENTITY], u64::from(setup.blocks), setup.segment)?;
+        Self::open(setup, log, setup.seed, false)
+    }
+
+    /// Opens a log; `epoch` is a random number.
+    ///
+    /// # Errors
+    /// Those of the product.
+    pub fn open(
+        setup: &Setup,
+        log: &SimDrive,
+        epoch: u64,
+        accept_loss: bool,
+    ) -> Result<Self, OpenError> {
+        let options =
+            Options { memory: setup.memory, window: setup.window, idle_ms: setup.idle_ms };
+        log.power().begin();
+        let (core, report) = durable::open(log, options, epoch, accept_loss)?;
+        Ok(Self {
+            core,
+            report,
+            writeback: None,
+            codec: Codec::new(setup.algorithm),
+            payload: vec![0; PAGE],
+            page: Box::new([0; PAGE]),
+        })
+    }
+
+    /// Appends a block.
+    ///
+    /// # Errors
+    /// Those of the product.
+    pub fn write(&mut self, block: u32, page: &Page) -> Result<(), Refused> {
+        let block = u64::from(block);
+        self.payload.resize(PAGE, 0);
+        let (len, kind) = match self.codec.encode(page, &mut self.payload) {
+            Encoded::Same(0) => return self.core.discard(block, 1),
+            Encoded::Same(word) => {
+                let both = u64::from(word) << 32 | u64::from(word);
+                self.payload[..8].copy_from_slice(&both.to_le_bytes());
+                (8, Kind::Same)
+            }
+            Encoded::Payload(len, coding) => (len, kind_of(coding)),
+        };
+        let payload = &self.payload[..len];
+        self.core.append(block, kind, payload, crc(payload))
+    }
+
+    /// Appends a discard.
+    ///
+    /// # Errors
+    /// Those of the product.
+    pub fn discard(&mut self, block: u32, count: u32) -> Result<(), Refused> {
+        self.core.discard(u64::from(block), u64::from(count))
+    }
+
+    /// Where a block is; what is in memory is kept for [`Volume::decoded`].
+    pub fn locate(&mut self, block: u32) -> Found {
+        self.core.locate(u64::from(block), &mut self.payload)
+    }
+
+    /// The block whose payload was found in memory; `None` when it does not decode.
+    pub fn decoded(&mut self, kind: Kind) -> Option<&Page> {
+        let fine = durable::decode(&mut self.codec, kind, &self.payload, &mut self.page);
+        fine.then_some(&*self.page)
+    }
+
+    /// The block of a payload that was read from the log; `None` when it is damaged.
+    pub fn verified(&mut self, reading: &Reading, payload: &[u8]) -> Option<&Page> {
+        let fine = reading.stamp.fits(payload, reading.check)
+            && durable::decode(&mut self.codec, reading.kind, payload, &mut self.page);
+        fine.then_some(&*self.page)
+    }
+
+    /// The next command of the core or the window.
+    pub fn next_command(&mut self) -> Option<(Source, Command)> {
+        if let Some(command) = self.core.next_command() {
+            return Some((Source::Core, command));
+        }
+        let command = self.writeback.as_mut()?.next_command();
+        self.hand_back();
+        Some((Source::Writeback, command?))
+    }
+
+    /// Says what became of a command.
+    pub fn complete(&mut self, source: Source, id: u64, outcome: Outcome) {
+        match (source, &mut self.writeback) {
+            (Source::Core, _) => self.core.complete(id, &outcome),
+            (Source::Writeback, Some(writeback)) => writeback.complete(id, outcome),
+            (Source::Writeback, None) => {}
+        }
+        self.hand_back();
+    }
+
+    /// Hands the window back when it is over.
+    fn hand_back(&mut self) {
+        if let Some(ended) = self.writeback.as_mut().and_then(Writeback::ended) {
+            self.writeback = None;
+            self.core.end_window(ended);
+        }
+    }
+
+    /// Begins a window of at most so many bytes; whether one has begun.
+    pub fn begin_window(&mut self, bytes: u64) -> bool {
+        if self.writeback.is_some() {
+            return false;
+        }
+        match self.core.begin_window(bytes) {
+            Some(plan) => {
+                self.writeback = Some(Writeback::new(plan));
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Whether no window is at work, also not its end in the core.
+    pub fn is_between_windows(&self) -> bool {
+        self.writeback.is_none() && self.core.is_quiet()
+    }
+
+    /// What each block holds, through the eyes of a reader who is alone.
+    pub fn look(&mut self, blocks: u32, log: &SimDrive, backing: &SimDrive) -> Vec<Seen> {
+        let (log, backing) = (log.current(), backing.current());
+        let mut buffer = [0; 2 * PAGE];
+        let look = |block: u32| {
+            let page = match self.locate(block) {
+                Found::Zeros => return Seen::Value(Value::Zero),
+                Found::Lost => return Seen::Lost,
+                Found::Backing => Some(backing.page(block as usize)),
+                Found::Memory(kind) => self.decoded(kind),
+                Found::Log(reading) => {
+                    let skip = (reading.at % PAGE as u64) as usize;
+                    let len = (skip + reading.len as usize).next_multiple_of(PAGE);
+                    log.read(reading.at - skip as u64, &mut buffer[..len]);
+                    self.core.release(&reading);
+                    self.verified(&reading, &buffer[skip..][..reading.len as usize])
+                }
+            };
+            match page.map(|page| Value::recognise(block, page)) {
+                None => Seen::Lost,
+                Some(None) => Seen::Foreign,
+                Some(Some(value)) => Seen::Value(value),
+            }
+        };
+        (0..blocks).map(look).collect()
+    }
+}
+
+/// The log's name for a coding.
+const fn kind_of(coding: Coding) -> Kind {
+    match coding {
+        Coding::Raw => Kind::Raw,
+        Coding::Lz4 => Kind::Lz4,
+        Coding::Zstd => Kind::Zstd,
+        Coding::Fill => Kind::Same,
+    }
+}

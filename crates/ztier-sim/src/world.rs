@@ -1,0 +1,333 @@
+//! A volume on simulated drives, the actors around it, and what they know.
+//!
+//! The state of a run and its way through a program; what each actor does is in `actors.rs`, what
+//! happens when the power goes in `outage.rs`. Nothing here is random: every choice is in the program,
+//! or follows from its seed.
+
+use crate::content::Value;
+use crate::drive::{Power, SimDrive};
+use crate::fault::Fault;
+use crate::history::History;
+use crate::image::{Image, PAGE, Page};
+use crate::program::{Program, Setup, Side, Step};
+use crate::rng::Rng;
+use crate::trouble::{Kind, Trouble, caught};
+use crate::volume::{Source, Volume};
+use std::cell::Cell;
+use std::sync::Arc;
+use ztier::durable::{Reading, Ticket};
+
+/// What a run has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Losses of power, nested ones included.
+    pub cuts: u64,
+    /// Recoveries that ended.
+    pub recoveries: u64,
+    /// Steps.
+    pub steps: u64,
+    /// Block writes that the log took.
+    pub writes: u64,
+    /// Commands that the drives carried out.
+    pub commands: u64,
+    /// Reads that were compared.
+    pub reads: u64,
+    /// Blocks that were reported lost.
+    pub lost: u64,
+    /// Recoveries, drains and reads that ended in an error which the faults explain.
+    pub errors: u64,
+    /// Runs that ended because a lie was found out by refusing to open the log.
+    pub detected: u64,
+    /// Operations of the log and of the backing store, to sweep over.
+    pub operations: [u64; 2],
+}
+
+impl Stats {
+    /// Adds another run's.
+    pub const fn add(&mut self, other: &Self) {
+        self.cuts += other.cuts;
+        self.recoveries += other.recoveries;
+        self.steps += other.steps;
+        self.writes += other.writes;
+        self.commands += other.commands;
+        self.reads += other.reads;
+        self.lost += other.lost;
+        self.errors += other.errors;
+        self.detected += other.detected;
+    }
+}
+
+/// A command that a drive has and has not ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flying {
+    pub source: Source,
+    /// Its number at its source.
+    pub id: u64,
+    pub side: Side,
+    /// Its number at its drive.
+    pub ticket: u64,
+    pub is_read: bool,
+}
+
+/// A read that has begun and not ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader {
+    pub block: u32,
+    /// Where on the log; `None`: on the backing store.
+    pub reading: Option<Reading>,
+    /// What it may find.
+    pub allowed: Vec<Value>,
+}
+
+/// The state of a run.
+pub struct World<'p> {
+    pub(crate) setup: &'p Setup,
+    pub(crate) power: Arc<Power>,
+    pub(crate) log: SimDrive,
+    pub(crate) backing: SimDrive,
+    pub(crate) volume: Volume,
+    pub(crate) history: History,
+    pub(crate) readers: Vec<Reader>,
+    /// Flushes that wait, with the position that each covers.
+    pub(crate) flushes: Vec<(Ticket, u64)>,
+    pub(crate) flying: Vec<Flying>,
+    pub(crate) next_ticket: u64,
+    pub(crate) now_ms: u64,
+    /// Choices of steps that take more than one: of waiting.
+    pub(crate) choices: Rng,
+    pub(crate) page: Box<Page>,
+    /// Operations that faults had changed before the last recovery.
+    pub(crate) forgiven: u64,
+    /// A drive has lied, or will: data may be lost, if that is said.
+    pub(crate) lies: bool,
+    pub(crate) stats: Stats,
+    /// Operations of each drive before the first step.
+    before: [u64; 2],
+    pub(crate) trace: bool,
+}
+
+/// Runs a program.
+///
+/// # Errors
+/// The first trouble, with the step that found it.
+pub fn run(program: &Program, trace: bool) -> Result<Stats, Trouble> {
+    let at = Cell::new(0);
+    let result = caught(|| {
+        let mut world = World::new(program, trace)?;
+        for (i, step) in program.steps.iter().enumerate() {
+            at.set(i);
+            match world.step(step) {
+                Err(found) if found.kind == Kind::Detected => {
+                    world.stats.detected += 1;
+                    world.salvage()?;
+                    break;
+                }
+                other => other?,
+            }
+        }
+        Ok(world.stats())
+    });
+    result.map_err(|trouble| Trouble { step: at.get(), ..trouble })
+}
+
+/// What a block of a new backing store holds.
+fn preloaded(setup: &Setup) -> Vec<Value> {
+    let mut rng = Rng::new(setup.seed ^ 1);
+    let value = |_| match rng.chance(setup.preload) {
+        true => Value::Stamp { version: 0, noise: rng.below(256) as u8 },
+        false => Value::Zero,
+    };
+    (0..setup.blocks).map(value).collect()
+}
+
+/// An image of a whole volume.
+pub(crate) fn image_of(state: &[Value]) -> Image {
+    let mut image = Image::new((state.len() * PAGE) as u64);
+    for (block, value) in state.iter().enumerate().filter(|(_, v)| **v != Value::Zero) {
+        value.fill(block as u32, image.page_mut(block));
+    }
+    image
+}
+
+impl<'p> World<'p> {
+    /// Makes the drives, formats the log and opens it.
+    ///
+    /// # Errors
+    /// When that fails, although no drive does.
+    pub fn new(program: &'p Program, trace: bool) -> Result<Self, Trouble> {
+        let setup = &program.setup;
+        if trace {
+            eprintln!("{setup:?}\nfaults: {:?}", program.faults);
+        }
+        let power = Arc::new(Power::default());
+        let state = preloaded(setup);
+        let log = SimDrive::new("log", setup.log, power.clone());
+        let backing = SimDrive::holding("backing", image_of(&state), power.clone());
+        let volume = Volume::create(setup, &log)
+            .map_err(|e| Trouble::new(Kind::Refused, format!("the first time: {e}")))?;
+        let before = [log.counts().0, backing.counts().0];
+        for (side, Fault { nth, kind }) in &program.faults {
+            match side {
+                Side::Log => log.plan(Fault { nth: nth + before[0], kind: *kind }),
+                Side::Backing => backing.plan(Fault { nth: nth + before[1], kind: *kind }),
+            }
+        }
+        Ok(Self {
+            setup,
+            power,
+            log,
+            backing,
+            volume,
+            history: History::new(state, 0),
+            readers: Vec::new(),
+            flushes: Vec::new(),
+            flying: Vec::new(),
+            next_ticket: 0,
+            now_ms: 0,
+            choices: Rng::new(setup.seed ^ 2),
+            page: Box::new([0; PAGE]),
+            forgiven: 0,
+            lies: program.faults.iter().any(|(_, fault)| fault.kind.is_lie()),
+            stats: Stats::default(),
+            before,
+            trace,
+        })
+    }
+
+    /// What the run has done so far.
+    pub fn stats(&self) -> Stats {
+        let [log, backing] = self.before;
+        let operations = [self.log.counts().0 - log, self.backing.counts().0 - backing];
+        Stats { operations, ..self.stats }
+    }
+
+    /// The drive of a side.
+    pub(crate) const fn drive(&self, side: Side) -> &SimDrive {
+        match side {
+            Side::Log => &self.log,
+            Side::Backing => &self.backing,
+        }
+    }
+
+    /// Operations that faults have changed so far.
+    pub(crate) fn fired(&self) -> u64 {
+        self.log.counts().1 + self.backing.counts().1
+    }
+
+    /// Whether a fault since the last recovery explains that something fails.
+    pub(crate) fn is_troubled(&self) -> bool {
+        self.lies || self.fired() > self.forgiven
+    }
+
+    /// Says that an operation has not done what it should, if somebody wants to know.
+    pub(crate) fn say_faults(&self, before: u64) {
+        if self.fired() > before {
+            self.say(|| "a fault has struck".into());
+        }
+    }
+
+    /// Says what happens, if somebody wants to know.
+    pub(crate) fn say(&self, text: impl FnOnce() -> String) {
+        if self.trace {
+            eprintln!("  {}", text());
+        }
+    }
+
+    /// Takes one step of the program.
+    ///
+    /// # Errors
+    /// The trouble that it found.
+    pub fn step(&mut self, step: &Step) -> Result<(), Trouble> {
+        if self.trace {
+            eprintln!("{step:?}");
+        }
+        self.stats.steps += 1;
+        match step {
+            Step::Write(block, flavour) => self.write(*block, *flavour),
+            Step::Discard(block, count) => self.discard(*block, *count),
+            Step::Flush => {
+                self.flush();
+                Ok(())
+            }
+            Step::Sync => self.sync(),
+            Step::Media(take, choice) => {
+                self.take(usize::from(*take));
+                self.finish(*choice)
+            }
+            Step::Take(count) => {
+                self.take(usize::from(*count));
+                Ok(())
+            }
+            Step::Window(bytes) => {
+                self.begin_window(u64::from(*bytes));
+                Ok(())
+            }
+            Step::Read(block) => self.begin_read(*block),
+            Step::Finish(choice) => self.end_read(*choice),
+            Step::Tick(ms) => {
+                self.tick(u64::from(*ms));
+                Ok(())
+            }
+            Step::Drain => self.drain(),
+            Step::Settle => self.settle(),
+            Step::Close => self.close(),
+            Step::Cut(cut) => self.cut(cut),
+            Step::Flip(side, choice) => {
+                self.flip(*side, *choice);
+                Ok(())
+            }
+            Step::Repair => {
+                self.log.repair();
+                self.backing.repair();
+                Ok(())
+            }
+        }?;
+        match self.log.complaint().or_else(|| self.backing.complaint()) {
+            None => Ok(()),
+            Some(why) => Err(Trouble::new(Kind::Misuse, why)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program;
+
+    #[test]
+    fn the_same_seed_is_the_same_run() {
+        for seed in 0..10 {
+            let program = program::cuts(seed, 5);
+            let first = run(&program, false).unwrap();
+            assert_eq!(run(&program, false).unwrap(), first);
+            assert!(first.cuts >= 5 && first.recoveries >= 5, "{first:?}");
+        }
+    }
+
+    /// A world that forgets a flush is in trouble: what it judges by is the history.
+    #[test]
+    fn a_volume_that_lost_what_was_flushed_is_trouble() {
+        let program = program::workload(0);
+        let mut world = World::new(&program, false).unwrap();
+        let value = world.history.draw(3, crate::content::Flavour::Word);
+        world.history.write(3, value);
+        world.history.acknowledge(1);
+        let cut = program::Cut { seed: 1, nested: vec![], again: false };
+        let found = world.step(&Step::Cut(cut)).unwrap_err();
+        assert_eq!(found.kind, Kind::Prefix, "{found}");
+    }
+
+    #[test]
+    fn reads_see_what_was_written_and_nothing_else() {
+        let program = program::workload(0);
+        let mut world = World::new(&program, false).unwrap();
+        let flavour = crate::content::Flavour::Stamp(9);
+        world.step(&Step::Write(3, flavour)).unwrap();
+        world.step(&Step::Read(3)).unwrap();
+        assert_eq!(world.stats().reads, 1);
+        let other = world.history.draw(3, flavour);
+        world.history.write(3, other);
+        let found = world.step(&Step::Read(3)).unwrap_err();
+        assert_eq!(found.kind, Kind::Read, "{found}");
+    }
+}
