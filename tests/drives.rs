@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use ztier::media::ring::Op;
 use ztier::media::{
-    Access, Buffer, Drive, FileDrive, IdKind, Identity, Match, Op, Ring, Signature, StableId,
+    Access, Buffer, Drive, FileDrive, IdKind, Identity, Match, Ring, Signature, StableId,
     Submission,
 };
 

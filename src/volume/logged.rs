@@ -10,7 +10,7 @@ use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
 use crate::BLOCK_SIZE;
 use crate::durable::{self, Core, OpenError};
 use crate::error::{Context, Error, Result};
-use crate::media::{Drive, Identity, StableId};
+use crate::media::{Drive, Identity, Ring, StableId};
 use crate::stats::{LogStats, Stats};
 use crate::store::codec::Algorithm;
 use crate::tiers::{Fault, LogHand, Logged, Policy, Tending};
@@ -71,12 +71,13 @@ impl LogVolume {
         }))
     }
 
-    /// Starts the threads that commit and write back.
+    /// Starts the threads that commit and write back. The log's drive is asked through `ring`,
+    /// which must be one on it, or else by threads.
     ///
     /// # Errors
     /// The system gives no thread.
-    pub fn start(&self) -> Result<()> {
-        *self.tending.lock() = Some(Tending::start(&self.logged, self.options.policy)?);
+    pub fn start(&self, ring: Option<Ring>) -> Result<()> {
+        *self.tending.lock() = Some(Tending::start(&self.logged, self.options.policy, ring)?);
         Ok(())
     }
 
