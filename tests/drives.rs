@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use ztier::media::ring::Op;
 use ztier::media::{
-    Access, Buffer, Drive, FileDrive, IdKind, Identity, Match, Op, Ring, Signature, StableId,
+    Access, Buffer, Drive, FileDrive, IdKind, Identity, Match, Ring, Signature, StableId,
     Submission,
 };
 
@@ -115,7 +116,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Opens a drive for ourselves. Programs that look at every new device (udev) may hold it a moment.
+/// Opens a drive for ourselves. What looks at every new device (udev), or formats it, may hold it a
+/// moment.
 #[track_caller]
 fn exclusive(path: &Path) -> FileDrive {
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -160,9 +162,31 @@ fn signature(path: &Path) -> Option<Signature> {
 #[ignore = "a helper of the other tests"]
 fn holder() {
     let Some(path) = std::env::var_os("ZTIER_TEST_HOLD") else { return };
-    let drive = exclusive(Path::new(&path));
+    // With requests under way: what they hold ends a little after the process.
+    let drive = Arc::new(exclusive(Path::new(&path)));
+    let mut ring = Ring::new(Arc::clone(&drive), 8).unwrap();
+    let data = Arc::new(pattern(MIB as usize, 1));
+    for id in 0..8 {
+        ring.submit(Submission { id, action: Op::Write(Arc::clone(&data), 0..1 << 20), at: 0 });
+    }
+    ring.kick();
     println!("\nheld {}", drive.size());
     std::thread::sleep(Duration::from_secs(60));
+}
+
+/// Not a test: a process that can't have io_uring, for want of a descriptor.
+#[test]
+#[ignore = "a helper of the other tests"]
+fn without_io_uring() {
+    let Some(path) = std::env::var_os("ZTIER_TEST_NO_RING") else { return };
+    let drive = Arc::new(exclusive(Path::new(&path)));
+    // What is open stays open.
+    let limit = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    let ring = Ring::new(drive, 8).unwrap();
+    println!("\nfallback: {}", ring.fallback().unwrap());
+    ring_round(ring, 2 * MIB);
+    println!("round done");
 }
 
 /// A process that has a drive, killed when dropped.
@@ -509,6 +533,23 @@ fn a_ring_keeps_many_requests_of_a_device_in_flight() {
     }
     ring_round(Ring::with_threads(drive.clone(), 32).unwrap(), 48 * MIB);
     ring_round(Ring::new(drive, 1).unwrap(), 4 * MIB);
+}
+
+#[test]
+fn threads_take_over_where_io_uring_is_refused() {
+    let (_dir, here) = dir();
+    let path = file(&here.join("drive"), 4 * MIB);
+    let out = Command::new("timeout")
+        .args(["-k", "2", "60"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "without_io_uring", "--ignored", "--nocapture", "--test-threads=1"])
+        .env("ZTIER_TEST_NO_RING", &path)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = text(&out);
+    assert!(out.status.success(), "{said}");
+    assert!(said.contains("fallback: no io_uring") && said.contains("round done"), "{said}");
 }
 
 #[test]

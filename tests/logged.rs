@@ -38,7 +38,7 @@ impl Pair {
         let (log, backing) = (Arc::clone(&self.log), Arc::clone(&self.backing));
         let volume =
             LogVolume::open(log, backing, LogOptions::default(), 1000 + self.opened).unwrap();
-        volume.start().unwrap();
+        volume.start(None).unwrap();
         volume
     }
 }

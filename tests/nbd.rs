@@ -68,7 +68,7 @@ fn info_says_what_was_asked_and_go_transmits() {
     c.option(opt::INFO, &go("", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE, 999]));
     let answers = c.answers();
     assert_eq!(answers.iter().map(|a| a.0).collect::<Vec<_>>(), [3, 3, 3, 3, 1]);
-    assert_eq!(answers[0].1, proto::info_export(SIZE));
+    assert_eq!(answers[0].1, proto::info_export(SIZE, proto::TRANSMISSION_FLAGS));
     assert_eq!(answers[1].1, b"\x00\x01disk");
     assert_eq!(&answers[2].1[..2], [0, 2]);
     assert_eq!(answers[3].1, [0, 3, 0, 0, 0, 1, 0, 0, 16, 0, 2, 0, 0, 0]);
@@ -566,7 +566,7 @@ fn growing_is_seen_at_once_and_by_new_clients() {
     let mut c = f.connect();
     c.greet(3);
     c.option(opt::INFO, &go("disk", &[]));
-    assert_eq!(c.answers()[0].1, proto::info_export(2 * SIZE));
+    assert_eq!(c.answers()[0].1, proto::info_export(2 * SIZE, proto::TRANSMISSION_FLAGS));
 }
 
 fn options(listen: Vec<Listen>) -> Options {

@@ -6,7 +6,7 @@
 //! asked to flush the same again: what was not durable is written to other segments, in a new
 //! epoch.
 
-use super::chunk::{Closing, Sealed};
+use super::chunk::{CHUNK_MAX, Closing, Sealed};
 use super::core::{Core, Refused, Segment};
 use super::format::{EPOCHS_MAX, Epoch, Header};
 use super::planted::{self, Bug, mark};
@@ -18,6 +18,8 @@ use std::sync::Arc;
 
 /// Writes of chunks that are in flight at once.
 const DEPTH: usize = 8;
+/// Buffers that are kept for new chunks.
+const SPARE: usize = 16;
 /// Times that chunks are written elsewhere before the log is given up.
 const REWRITES: u32 = 3;
 
@@ -334,6 +336,11 @@ impl Core {
             self.sealed_bytes -= u64::from(chunk.header.len);
             self.commit.written.pop_front();
             self.commit.durable_prev = chunk.sum;
+            if self.spare.len() < SPARE
+                && chunk.bytes.len() >= CHUNK_MAX.min(self.sb.segment) as usize
+            {
+                self.spare.extend(Arc::try_unwrap(chunk.bytes).ok());
+            }
             self.commit.durable += 1;
             self.commit.rewrites = 0;
         }

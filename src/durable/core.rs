@@ -112,7 +112,8 @@ pub struct Core {
     /// The segments in use, oldest first.
     pub(super) segments: VecDeque<Segment>,
     pub(super) open: Option<Open>,
-    spare: Option<Buffer>,
+    /// Memory of chunks that are durable, for new ones.
+    pub(super) spare: Vec<Buffer>,
     /// Closed chunks that are not durable, oldest first.
     pub(super) sealed: VecDeque<Sealed>,
     /// Bytes of them.
@@ -161,7 +162,7 @@ impl Core {
             holes: Holes::default(),
             segments: VecDeque::new(),
             open: None,
-            spare: None,
+            spare: Vec::new(),
             sealed: VecDeque::new(),
             sealed_bytes: 0,
             next_chunk,
@@ -292,7 +293,7 @@ impl Core {
             _ => (self.open_segment(reserve)?, 0),
         };
         let capacity = (size - offset).min(CHUNK_MAX);
-        Ok(Open::new(segment, offset, self.epoch(), capacity, self.spare.take()))
+        Ok(Open::new(segment, offset, self.epoch(), capacity, self.spare.pop()))
     }
 
     /// Takes a free segment into use.
@@ -324,7 +325,7 @@ impl Core {
             mark("seal.mark");
         }
         let (sealed, spare) = open.close(closing);
-        self.spare = self.spare.take().or(spare);
+        self.spare.extend(spare);
         self.push_sealed(sealed);
         if self.sealed_bytes * 2 >= self.options.memory {
             mark("seal.self_commit");

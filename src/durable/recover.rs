@@ -20,8 +20,8 @@ use std::fmt;
 /// Segments behind the end of the chain that are searched for the next chunk, or for a sign of
 /// damage: so many, or as many as take [`AHEAD_BYTES`].
 const AHEAD: u64 = 64;
-/// What is in flight when a drive fails is at most [`MEMORY_MAX`]; what is written after that begins
-/// behind it.
+/// What is in flight when a drive fails is at most [`MEMORY_MAX`]; what is written after that
+/// begins behind it.
 const AHEAD_BYTES: u64 = 2 * MEMORY_MAX;
 
 /// Why a log cannot be made or opened.

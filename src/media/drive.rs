@@ -68,6 +68,11 @@ pub trait Drive: Send + Sync {
     /// Makes `len` bytes from `at` on read as zeros, and gives their space back where it can.
     fn zero(&self, at: u64, len: u64) -> Result<(), DriveError>;
 
+    /// Whether [`Drive::zero`] costs much less than writing as many zeros.
+    fn zeroes_quickly(&self) -> bool {
+        true
+    }
+
     /// Makes every write that has returned survive a loss of power.
     fn flush(&self) -> Result<(), DriveError>;
 }

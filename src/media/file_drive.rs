@@ -11,6 +11,7 @@
 use super::buffer::Buffer;
 use super::drive::{ALIGN, Action, Drive, DriveError};
 use super::holder;
+use super::sysfs;
 use super::transfer::{Progress, check, failed};
 use crate::error::{Context, Error, Result};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -19,10 +20,14 @@ use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const BLKROGET: Opcode = opcode::none(0x12, 94);
 const BLKGETSIZE64: Opcode = opcode::read::<usize>(0x12, 114);
 const BLKDISCARD: Opcode = opcode::none(0x12, 119);
+
+/// How long a process that holds a drive gets to let go of it.
+const BUSY_WAIT: Duration = Duration::from_secs(1);
 
 /// Bytes moved at a time through memory of our own.
 const BOUNCE: usize = 256 << 10;
@@ -51,6 +56,19 @@ enum Node {
     File,
 }
 
+/// Why an attempt to open did not go well.
+enum Failure {
+    /// Somebody has it: who, if visible.
+    Busy(Option<String>),
+    Other(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
 /// An open block device or regular file.
 #[derive(Debug)]
 pub struct FileDrive {
@@ -63,18 +81,35 @@ pub struct FileDrive {
 }
 
 impl FileDrive {
-    /// Opens the block device or the regular file `path`. Nothing is changed on it.
+    /// Opens the block device or the regular file `path`. Nothing is changed on it. A process that
+    /// holds it gets a second to go: one that was killed lets go of it a little after its end.
     ///
     /// # Errors
     /// It is missing, something else than a device or file, held by somebody (who is named, if
     /// visible), read-only, forbidden, smaller than a block, or has sectors above [`ALIGN`].
     pub fn open(path: &Path, access: Access) -> Result<Self> {
+        let deadline = Instant::now() + BUSY_WAIT;
+        loop {
+            let holder = match Self::attempt(path, access) {
+                Ok(drive) => return Ok(drive),
+                Err(Failure::Other(error)) => return Err(error),
+                Err(Failure::Busy(holder)) => holder,
+            };
+            let passing = holder.as_ref().is_none_or(|h| h.starts_with("process"));
+            if !passing || Instant::now() >= deadline {
+                return Err(in_use(path, holder));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn attempt(path: &Path, access: Access) -> Result<Self, Failure> {
         let stat = rustix::fs::stat(path).map_err(|e| cannot_open(path, e))?;
         let node = node_of(path, &stat)?;
         let (fd, direct) = open_node(path, node, access)?;
         let stat = rustix::fs::fstat(&fd).context(cannot(path))?;
         if node_of(path, &stat)? != node {
-            return Err(Error::failure(format!("{} changed meanwhile", path.display())));
+            return Err(Error::failure(format!("{} changed meanwhile", path.display())).into());
         }
         let mut drive = Self { fd, path: path.into(), node, access, size: 0, direct };
         if access == Access::Exclusive {
@@ -140,25 +175,26 @@ impl FileDrive {
     }
 
     /// Makes it ours; a block device already is, by `O_EXCL`.
-    fn claim(&self) -> Result<()> {
+    fn claim(&self) -> Result<(), Failure> {
         if let Node::Device(_) = self.node {
             // SAFETY: BLKROGET stores one int.
             let locked = unsafe { ioctl(&self.fd, Getter::<BLKROGET, i32>::new()) };
             return match locked.context(cannot(&self.path))? {
                 0 => Ok(()),
-                _ => Err(read_only(&self.path)),
+                _ => Err(read_only(&self.path).into()),
             };
         }
         let name = std::fs::read_link(self.link()).unwrap_or_else(|_| self.path.clone());
         if let Some(holder) = holder::over_file(&name) {
-            return Err(in_use(&self.path, Some(holder)));
+            return Err(Failure::Busy(Some(holder)));
         }
         match lock(self.fd.as_fd()) {
             Ok(()) => Ok(()),
-            Err(Errno::AGAIN | Errno::ACCESS) => {
-                Err(in_use(&self.path, holder::process_on_file(&name)))
+            Err(Errno::AGAIN | Errno::ACCESS) => Err(Failure::Busy(holder::process_on_file(&name))),
+            Err(e) => {
+                let text = format!("cannot lock {}: {e}", self.path.display());
+                Err(Error::failure(text).into())
             }
-            Err(e) => Err(e).context(format!("cannot lock {}", self.path.display())),
         }
     }
 
@@ -261,6 +297,14 @@ impl Drive for FileDrive {
         self.size
     }
 
+    /// A block device that does not take discards has nothing to give back, so it writes zeros.
+    fn zeroes_quickly(&self) -> bool {
+        match self.node {
+            Node::File => true,
+            Node::Device(number) => sysfs::dir_of(number).is_some_and(|dir| sysfs::discards(&dir)),
+        }
+    }
+
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
         let fail = failed(Action::Read, at, buf.len() as u64);
         self.allowed(Action::Read, at, buf.len() as u64)?;
@@ -331,7 +375,7 @@ pub(super) fn is_unsupported(errno: Errno) -> bool {
 }
 
 /// Opens it, directly if possible; the flag says which.
-fn open_node(path: &Path, node: Node, access: Access) -> Result<(OwnedFd, bool)> {
+fn open_node(path: &Path, node: Node, access: Access) -> Result<(OwnedFd, bool), Failure> {
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= match (access, node) {
         (Access::ReadOnly, _) => OFlags::RDONLY,
@@ -343,8 +387,8 @@ fn open_node(path: &Path, node: Node, access: Access) -> Result<(OwnedFd, bool)>
         opened => opened.map(|fd| (fd, true)),
     };
     opened.map_err(|e| match (e, node) {
-        (Errno::BUSY, Node::Device(number)) => in_use(path, holder::of_device(number)),
-        _ => cannot_open(path, e),
+        (Errno::BUSY, Node::Device(number)) => Failure::Busy(holder::of_device(number)),
+        _ => cannot_open(path, e).into(),
     })
 }
 

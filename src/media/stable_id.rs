@@ -100,7 +100,8 @@ fn disk_id(dir: &Path) -> Option<(IdKind, String)> {
         let offset = sysfs::line(&dir.join("loop/offset")).unwrap_or_default();
         return Some((IdKind::Loop, format!("{} from {offset}", file_id(CWD, &file)?)));
     }
-    let names = ["wwid", "device/wwid", "serial", "device/serial", "device/cid", "dm/uuid"];
+    let names =
+        ["wwid", "device/wwid", "serial", "device/serial", "device/cid", "dm/uuid", "md/uuid"];
     let text = names.iter().find_map(|name| sysfs::line(&dir.join(name)))?;
     Some((IdKind::Disk, text))
 }

@@ -40,6 +40,13 @@ pub(super) fn is_partition(dir: &Path) -> bool {
     dir.join("partition").exists()
 }
 
+/// Whether the device of a directory takes discards.
+pub(super) fn discards(dir: &Path) -> bool {
+    let disk = if is_partition(dir) { dir.parent().unwrap_or(dir) } else { dir };
+    let most = line(&disk.join("queue/discard_max_bytes")).and_then(|text| text.parse().ok());
+    most.is_some_and(|bytes: u64| bytes > 0)
+}
+
 /// The file behind the loop device of a directory, as the kernel names it.
 pub(super) fn loop_file(dir: &Path) -> Option<PathBuf> {
     let text = fs::read_to_string(dir.join("loop/backing_file")).ok()?;

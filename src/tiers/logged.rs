@@ -11,14 +11,14 @@ use crate::durable::format::{Kind, crc};
 use crate::durable::{
     Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, decode,
 };
-use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId};
+use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId, Waker};
 use crate::store::GROUP;
 use crate::store::codec::{Algorithm, Codec, Encoded};
 use crate::store::format::Coding;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const STRIPES: usize = 256;
@@ -95,6 +95,8 @@ pub struct Logged {
     damaged_reads: AtomicU64,
     /// What identifies the backing store, as the log's superblock has it.
     identity: Mutex<Option<(Identity, StableId)>>,
+    /// Ends the sleep of the thread that writes what nobody waits for.
+    waker: OnceLock<Waker>,
 }
 
 impl Logged {
@@ -111,6 +113,27 @@ impl Logged {
             began: Instant::now(),
             damaged_reads: AtomicU64::new(0),
             identity: Mutex::new(None),
+            waker: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn log_drive(&self) -> Arc<dyn Drive> {
+        Arc::clone(&self.log)
+    }
+
+    pub(super) fn wakes(&self, waker: Waker) {
+        let _ = self.waker.set(waker);
+    }
+
+    /// Says what became of a command of the core.
+    pub(super) fn completed(&self, id: u64, outcome: &Outcome) {
+        self.core.lock().complete(id, outcome);
+        self.news.notify_all();
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = self.waker.get() {
+            waker.wake();
         }
     }
 
@@ -192,6 +215,7 @@ impl Logged {
         self.stopping.store(true, Ordering::Release);
         let _core = self.core.lock();
         self.news.notify_all();
+        self.wake();
     }
 
     fn stripe(&self, block: u64) -> &Mutex<()> {
@@ -327,7 +351,7 @@ impl Logged {
                 }
             }
             if core.counts().chunks > before {
-                self.news.notify_one();
+                self.wake();
             }
             Some(Ok(()))
         })

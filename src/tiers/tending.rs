@@ -4,16 +4,17 @@
 //! ends does it hold it.
 
 use super::logged::{Fault, Logged};
-use crate::durable::{Ended, Writeback};
+use crate::durable::{Command, Ended, Op, Outcome, Writeback};
 use crate::error::{Context, Result};
+use crate::media::{Buffer, Completion, Ring, Submission, ring};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Threads that write chunks nobody waits for.
-const WRITERS: usize = 3;
+/// Writes of the log that are in flight at once.
+const DEPTH: u32 = 8;
 /// Threads that carry out a window.
 const MOVERS: usize = 4;
 /// How often the clock of the core is moved.
@@ -48,20 +49,23 @@ pub struct Tending {
 }
 
 impl Tending {
-    /// Starts the threads of a log.
+    /// Starts the threads of a log. Its drive is asked through `ring`, or else by threads.
     ///
     /// # Errors
     /// The system gives no thread.
-    pub fn start(logged: &Arc<Logged>, policy: Policy) -> Result<Self> {
+    pub fn start(logged: &Arc<Logged>, policy: Policy, ring: Option<Ring>) -> Result<Self> {
+        let ring = match ring {
+            Some(ring) => ring,
+            None => Ring::with_threads(logged.log_drive(), DEPTH)?,
+        };
+        logged.wakes(ring.waker());
         let mut tending = Self {
             logged: Arc::clone(logged),
             draining: Arc::new(AtomicBool::new(false)),
             threads: Vec::new(),
         };
-        for i in 0..WRITERS {
-            let logged = Arc::clone(logged);
-            tending.spawn("ztier-log", move || commit(&logged, i == 0))?;
-        }
+        let own = Arc::clone(logged);
+        tending.spawn("ztier-log", move || commit(&own, ring))?;
         let (logged, draining) = (Arc::clone(logged), Arc::clone(&tending.draining));
         tending.spawn("ztier-writeback", move || write_back(&logged, &draining, policy))?;
         Ok(tending)
@@ -113,17 +117,34 @@ impl Drop for Tending {
     }
 }
 
-/// Carries out commands until the end; one of the threads moves the core's clock too.
-fn commit(logged: &Logged, clock: bool) {
-    let mut ticked = 0;
-    logged.settle(|core| {
-        let now = logged.now_ms();
-        if clock && now - ticked >= TICK.as_millis() as u64 {
-            ticked = now;
-            core.tick(now);
+/// Carries out what nobody waits for, several commands at once, and moves the core's clock.
+fn commit(logged: &Logged, mut ring: Ring) {
+    loop {
+        {
+            let mut core = logged.core();
+            core.tick(logged.now_ms());
+            while let Some(Command { id, at, op, .. }) = core.next_command() {
+                let action = match op {
+                    Op::Read(len) => ring::Op::Read(Buffer::new(len)),
+                    Op::Write(bytes, range) => ring::Op::Write(bytes, range),
+                    Op::Zero(len) => ring::Op::Zero { len },
+                    Op::Flush => ring::Op::Flush,
+                };
+                ring.submit(Submission { id, action, at });
+            }
         }
-        logged.is_stopping().then_some(())
-    });
+        if logged.is_stopping() && ring.in_flight() == 0 {
+            return;
+        }
+        for Completion { id, result } in ring.wait(TICK) {
+            let outcome = match result {
+                Ok(Some(bytes)) => Outcome::Bytes(bytes),
+                Ok(None) => Outcome::Done,
+                Err(e) => Outcome::Failed(e),
+            };
+            logged.completed(id, &outcome);
+        }
+    }
 }
 
 fn write_back(logged: &Logged, draining: &AtomicBool, policy: Policy) {

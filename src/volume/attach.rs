@@ -9,9 +9,12 @@ use crate::BLOCK_SIZE;
 use crate::durable::format::Superblock;
 use crate::durable::{self, OpenError, Report};
 use crate::error::{Context, Error, Result};
-use crate::media::{Access, Drive, FileDrive, Identity, Match, Signature, StableId};
+use crate::media::{Access, Drive, FileDrive, Identity, Match, Ring, Signature, StableId};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Requests to the log's drive that are in flight at once.
+const DEPTH: u32 = 16;
 
 /// Which drives, and what may be done to them.
 #[derive(Clone, Debug)]
@@ -118,10 +121,12 @@ impl Pair {
         let Claimed { log, backing, identity } = claimed;
         let epoch = u64::from_le_bytes(random()?);
         let id = StableId::of(&backing);
-        let opened = LogVolume::open(Arc::new(log), Arc::new(backing), options, epoch)
+        let log = Arc::new(log);
+        let ring = Ring::new(Arc::clone(&log), DEPTH)?;
+        let opened = LogVolume::open(log, Arc::new(backing), options, epoch)
             .map_err(|e| cannot_use(&self.log, &e))?;
         opened.watch(identity, id)?;
-        opened.start()?;
+        opened.start(Some(ring))?;
         Ok(opened)
     }
 

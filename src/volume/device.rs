@@ -64,6 +64,9 @@ pub enum IoError {
     /// A drive failed, with this errno.
     #[error("a drive failed (errno {0})")]
     Drive(i32),
+    /// This device does not do that.
+    #[error("not supported by this volume")]
+    Unsupported,
     /// More threads than the volume has room for.
     #[error("too many threads use this volume")]
     Busy,
@@ -77,7 +80,8 @@ impl IoError {
             Self::NoSpace => 28,    // ENOSPC
             Self::Corrupt(_) => 5,  // EIO
             Self::Drive(errno) => errno,
-            Self::Busy => 16, // EBUSY
+            Self::Unsupported => 95, // EOPNOTSUPP
+            Self::Busy => 16,        // EBUSY
         }
     }
 }
@@ -106,6 +110,11 @@ pub struct Extent {
 pub trait Device: Send + Sync + 'static {
     /// Size in bytes, a multiple of 4096; it may grow.
     fn size(&self) -> u64;
+
+    /// Whether it takes [`Request::Discard`].
+    fn discards(&self) -> bool {
+        true
+    }
 
     /// A way in for one thread: made when the thread starts, kept, never shared.
     fn channel(self: Arc<Self>) -> Box<dyn Channel>;

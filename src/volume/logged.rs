@@ -10,7 +10,7 @@ use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
 use crate::BLOCK_SIZE;
 use crate::durable::{self, Core, OpenError};
 use crate::error::{Context, Error, Result};
-use crate::media::{Drive, Identity, StableId};
+use crate::media::{Drive, Identity, Ring, StableId};
 use crate::stats::{LogStats, Stats};
 use crate::store::codec::Algorithm;
 use crate::tiers::{Fault, LogHand, Logged, Policy, Tending};
@@ -39,6 +39,7 @@ pub struct LogOptions {
 pub struct LogVolume {
     logged: Arc<Logged>,
     blocks: u64,
+    discards: bool,
     options: LogOptions,
     tending: Mutex<Option<Tending>>,
     counters: Mutex<(Vec<Arc<Counters>>, Totals)>,
@@ -58,10 +59,11 @@ impl LogVolume {
         epoch: u64,
     ) -> std::result::Result<Arc<Self>, OpenError> {
         let (core, report) = durable::open(&*log, options.log, epoch, options.accept_loss)?;
-        let blocks = core.blocks();
+        let (blocks, discards) = (core.blocks(), backing.zeroes_quickly());
         Ok(Arc::new(Self {
             logged: Arc::new(Logged::new(core, log, backing)),
             blocks,
+            discards,
             options,
             tending: Mutex::new(None),
             counters: Mutex::default(),
@@ -69,12 +71,13 @@ impl LogVolume {
         }))
     }
 
-    /// Starts the threads that commit and write back.
+    /// Starts the threads that commit and write back. The log's drive is asked through `ring`,
+    /// which must be one on it, or else by threads.
     ///
     /// # Errors
     /// The system gives no thread.
-    pub fn start(&self) -> Result<()> {
-        *self.tending.lock() = Some(Tending::start(&self.logged, self.options.policy)?);
+    pub fn start(&self, ring: Option<Ring>) -> Result<()> {
+        *self.tending.lock() = Some(Tending::start(&self.logged, self.options.policy, ring)?);
         Ok(())
     }
 
@@ -172,6 +175,12 @@ impl Device for LogVolume {
         self.blocks * BLOCK
     }
 
+    /// What is discarded must read as zeros, also in the backing store alone. Where that would mean
+    /// to write as many zeros, a discard does more harm than good.
+    fn discards(&self) -> bool {
+        self.discards
+    }
+
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         let counters = Arc::new(Counters::default());
         self.counters.lock().0.push(Arc::clone(&counters));
@@ -242,11 +251,13 @@ impl Channel for LogChannel {
             Request::WriteZeroes { offset, len, .. } => (Kind::WriteZeroes, *offset, *len),
         };
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.volume.size());
-        let result = if inside {
-            self.serve(request).map_err(IoError::from)
-        } else {
+        let result = if !inside {
             self.counters.count_invalid();
             Err(IoError::OutOfRange)
+        } else if kind == Kind::Discard && !self.volume.discards {
+            Err(IoError::Unsupported)
+        } else {
+            self.serve(request).map_err(IoError::from)
         };
         let waiting: Duration = start.saturating_duration_since(arrived);
         let (failed, serving) = (result.is_err(), start.elapsed());

@@ -106,9 +106,7 @@ impl World<'_> {
     /// The flusher asks for a flush, and waits for it.
     pub(crate) fn sync(&mut self) -> Result<(), Trouble> {
         let ticket = self.flush();
-        self.wait("a flush", |world| {
-            world.volume.core.progress(ticket) != Progress::Pending
-        })?;
+        self.wait("a flush", |world| world.volume.core.progress(ticket) != Progress::Pending)?;
         self.is_secured = self.volume.core.progress(ticket) == Progress::Done;
         Ok(())
     }
@@ -171,9 +169,7 @@ impl World<'_> {
 
     /// No window is at work any more, and nothing else.
     pub(crate) fn finish_windows(&mut self) -> Result<bool, Trouble> {
-        self.wait("a window", |world| {
-            world.volume.is_between_windows() && world.flying.is_empty()
-        })
+        self.wait("a window", |world| world.volume.is_between_windows() && world.flying.is_empty())
     }
 
     /// Everything goes to the backing store, which must then be the volume.
@@ -247,9 +243,7 @@ impl World<'_> {
             let id = command.id;
             let is_slow = match self.setup.slow {
                 Slow::Nothing => false,
-                Slow::Some(permille) => {
-                    mix(self.setup.seed ^ ticket) % 1000 < u64::from(permille)
-                }
+                Slow::Some(permille) => mix(self.setup.seed ^ ticket) % 1000 < u64::from(permille),
                 Slow::Superblocks => side == Side::Log && command.at < DATA_MIN && !is_flush,
                 Slow::Flushes => is_flush,
                 Slow::Backing => side == Side::Backing,

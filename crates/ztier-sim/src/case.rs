@@ -53,13 +53,9 @@ impl FromStr for Case {
         let number = |part: &str| part.parse().map_err(|_| wrong());
         let parts: Vec<&str> = text.split(':').collect();
         Ok(match parts[..] {
-            ["cuts", seed, cuts] => {
-                Self::Cuts(number(seed)?, cuts.parse().map_err(|_| wrong())?)
-            }
+            ["cuts", seed, cuts] => Self::Cuts(number(seed)?, cuts.parse().map_err(|_| wrong())?),
             ["corruption", seed] => Self::Corruption(number(seed)?),
-            ["errors", workload] => {
-                Self::Errors(workload.parse().map_err(|_| wrong())?, None)
-            }
+            ["errors", workload] => Self::Errors(workload.parse().map_err(|_| wrong())?, None),
             ["errors", workload, side, kind, nth] => {
                 let side = Side::named(side).ok_or_else(wrong)?;
                 let kind = Kind::named(kind).ok_or_else(wrong)?;
@@ -80,9 +76,7 @@ impl Case {
             Self::Corruption(seed) => program::corruption(*seed),
             Self::Errors(workload, fault) => {
                 let mut program = program::workload(*workload);
-                program.faults.extend(
-                    fault.map(|(side, kind, nth)| (side, Fault { nth, kind })),
-                );
+                program.faults.extend(fault.map(|(side, kind, nth)| (side, Fault { nth, kind })));
                 program
             }
             Self::Exhaustive(_) => return None,

@@ -95,7 +95,8 @@ struct Replay {
 /// Parses the arguments and runs the command. Exit status 2 for usage, 1 for a failure.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let jobs = cli.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into));
+    let jobs =
+        cli.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into));
     if let Some(bug) = &cli.bug
         && let Err(why) = hunts::plant(bug)
     {

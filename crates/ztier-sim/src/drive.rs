@@ -31,7 +31,11 @@ const BLOCKING_MAX: u64 = 50_000;
 
 impl Default for Power {
     fn default() -> Self {
-        Self { left: AtomicU64::new(u64::MAX), off: AtomicBool::new(false), blocking: AtomicU64::new(0) }
+        Self {
+            left: AtomicU64::new(u64::MAX),
+            off: AtomicBool::new(false),
+            blocking: AtomicU64::new(0),
+        }
     }
 }
 

@@ -55,9 +55,8 @@ impl FromStr for Sequence {
         let wrong = || format!("{text:?} is no sequence: digits 0 to 6, f or w, l or r");
         let (text, order) = text.split_at_checked(text.len().wrapping_sub(1)).ok_or_else(wrong)?;
         let (text, log) = text.split_at_checked(text.len().wrapping_sub(1)).ok_or_else(wrong)?;
-        let digit = |c: char| {
-            c.to_digit(10).map(|d| d as u8).filter(|d| *d < OPERATIONS).ok_or_else(wrong)
-        };
+        let digit =
+            |c: char| c.to_digit(10).map(|d| d as u8).filter(|d| *d < OPERATIONS).ok_or_else(wrong);
         if !["f", "w"].contains(&log) || !["l", "r"].contains(&order) {
             return Err(wrong());
         }

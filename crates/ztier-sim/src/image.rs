@@ -103,10 +103,13 @@ mod tests {
         image.set(2, None);
         assert_eq!(image.page(2), &ZEROS);
         // A page of zeros and a page that is not there are the same bytes.
-        assert_eq!(Image::new(PAGE as u64).difference(&{
-            let mut zeroed = Image::new(PAGE as u64);
-            zeroed.page_mut(0)[0] = 0;
-            zeroed
-        }), None);
+        assert_eq!(
+            Image::new(PAGE as u64).difference(&{
+                let mut zeroed = Image::new(PAGE as u64);
+                zeroed.page_mut(0)[0] = 0;
+                zeroed
+            }),
+            None
+        );
     }
 }

@@ -187,8 +187,7 @@ mod tests {
                     state[block] = history.state_at(k)[block];
                 }
             }
-            let any = (history.floor()..=history.submitted())
-                .any(|k| history.state_at(k) == state);
+            let any = (history.floor()..=history.submitted()).any(|k| history.state_at(k) == state);
             assert_eq!(prefix(&history, &seen(&state)).is_ok(), any);
             blocks(&history, &seen(&state)).unwrap();
             if any { accepted += 1 } else { refused += 1 }

@@ -200,7 +200,12 @@ impl Swarm {
             window: u64::from(segment) * rng.pick(&[1, 2, 4, 8]),
             memory: u64::from(segment) * rng.pick(&[2, 4, 16]),
             idle_ms: rng.pick(&[1, 100, 1000]),
-            algorithm: rng.pick(&[Algorithm::Lz4, Algorithm::Lz4, Algorithm::Zstd, Algorithm::None]),
+            algorithm: rng.pick(&[
+                Algorithm::Lz4,
+                Algorithm::Lz4,
+                Algorithm::Zstd,
+                Algorithm::None,
+            ]),
             patience: rng.pick(&[0, 1, 4, u32::MAX]),
             preload: rng.pick(&[0, 100, 1000]),
             order: rng.pick(&[Order::First, Order::Last, Order::Any, Order::Any]),

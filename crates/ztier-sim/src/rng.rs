@@ -83,7 +83,14 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_sequence() {
-        let draw = |seed| (0..8).map({ let mut r = Rng::new(seed); move |_| r.bits() }).collect();
+        let draw = |seed| {
+            (0..8)
+                .map({
+                    let mut r = Rng::new(seed);
+                    move |_| r.bits()
+                })
+                .collect()
+        };
         let (a, b, c): (Vec<_>, Vec<_>, Vec<_>) = (draw(1), draw(1), draw(2));
         assert_eq!(a, b);
         assert!(a.iter().all(|x| !c.contains(x)));

@@ -11,8 +11,7 @@ use crate::oracle::Seen;
 use crate::program::Setup;
 use ztier::durable::format::{IDENTITY, Kind, crc};
 use ztier::durable::{
-    self, Command, Core, Found, OpenError, Options, Outcome, Reading, Refused, Report,
-    Writeback,
+    self, Command, Core, Found, OpenError, Options, Outcome, Reading, Refused, Report, Writeback,
 };
 use ztier::store::codec::{Codec, Encoded};
 use ztier::store::format::Coding;

@@ -4,7 +4,7 @@
 //! has let go of the device; a closed table has no device.
 
 use super::wire::{Hangup, Input, Outcome, Output};
-use super::{Limits, handshake, transmission};
+use super::{Limits, handshake, proto, transmission};
 use crate::volume::Device;
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{Shutdown, sockopt};
@@ -156,6 +156,7 @@ impl Entry {
             name: &clients.name,
             description: "ztier volume",
             size: device.size(),
+            flags: proto::transmission_flags(device.discards()),
         };
         let agreed =
             handshake::negotiate(&mut input, &mut output, &export, || self.begin_transmission())?;

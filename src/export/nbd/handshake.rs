@@ -19,6 +19,8 @@ pub struct Export<'a> {
     pub description: &'a str,
     /// Size in bytes, now.
     pub size: u64,
+    /// What it can: see [`proto::transmission_flags`].
+    pub flags: u16,
 }
 
 impl Export<'_> {
@@ -146,7 +148,7 @@ impl Session<'_> {
             return Err(Hangup::Refused);
         }
         self.output.put(&self.export.size.to_be_bytes());
-        self.output.put(&proto::TRANSMISSION_FLAGS.to_be_bytes());
+        self.output.put(&self.export.flags.to_be_bytes());
         if self.zeroes {
             self.output.put(&[0; 124]);
         }
@@ -162,7 +164,7 @@ impl Session<'_> {
             self.error(option, rep::ERR_UNKNOWN);
             return Step::More;
         }
-        self.reply(option, rep::INFO, &[&proto::info_export(self.export.size)]);
+        self.reply(option, rep::INFO, &[&proto::info_export(self.export.size, self.export.flags)]);
         for (kind, text) in
             [(info::NAME, self.export.name), (info::DESCRIPTION, self.export.description)]
         {

@@ -105,12 +105,20 @@ pub mod errno {
 pub const TRANSMISSION_FLAGS: u16 = 1 << 0 // HAS_FLAGS
     | 1 << 2 // SEND_FLUSH
     | 1 << 3 // SEND_FUA
-    | 1 << 5 // SEND_TRIM
+    | SEND_TRIM
     | 1 << 6 // SEND_WRITE_ZEROES
     | 1 << 7 // SEND_DF
     | 1 << 8 // CAN_MULTI_CONN
     | 1 << 10 // SEND_CACHE
     | 1 << 11; // SEND_FAST_ZERO
+
+/// Of those, what a device that takes no discards leaves out.
+pub const SEND_TRIM: u16 = 1 << 5;
+
+/// The flags of an export.
+pub fn transmission_flags(discards: bool) -> u16 {
+    if discards { TRANSMISSION_FLAGS } else { TRANSMISSION_FLAGS & !SEND_TRIM }
+}
 
 /// Most bytes that one request may carry or ask for.
 pub const MAX_PAYLOAD: u32 = 32 << 20;
@@ -306,11 +314,11 @@ pub fn option_reply(option: u32, kind: u32, len: u32) -> [u8; 20] {
 }
 
 /// `NBD_INFO_EXPORT`.
-pub fn info_export(size: u64) -> [u8; 12] {
+pub fn info_export(size: u64, flags: u16) -> [u8; 12] {
     let mut b = [0; 12];
     b[..2].copy_from_slice(&info::EXPORT.to_be_bytes());
     b[2..10].copy_from_slice(&size.to_be_bytes());
-    b[10..].copy_from_slice(&TRANSMISSION_FLAGS.to_be_bytes());
+    b[10..].copy_from_slice(&flags.to_be_bytes());
     b
 }
 

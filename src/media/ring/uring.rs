@@ -13,7 +13,7 @@ use crate::media::file_drive::{FileDrive, ZERO_MODES, is_unsupported};
 use crate::media::transfer::Progress;
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -154,7 +154,7 @@ impl Uring {
             return;
         }
         if !self.listening {
-            let events = rustix::event::PollFlags::IN.bits().into();
+            let events = PollFlags::IN.bits().into();
             let entry = opcode::PollAdd::new(Fd(self.bell.as_raw_fd()), events).build();
             self.push(&entry.user_data(BELL));
             self.listening = true;
@@ -192,6 +192,13 @@ impl Uring {
     /// Hands the submission queue to the kernel, and waits up to `patience` for a completion.
     fn enter(&mut self, patience: Duration) {
         if self.broken.is_some() {
+            // Nothing but the bell can come any more.
+            let mut bell = [PollFd::new(&*self.bell, PollFlags::IN)];
+            let time = rustix::event::Timespec {
+                tv_sec: patience.as_secs() as i64,
+                tv_nsec: patience.subsec_nanos().into(),
+            };
+            let _ = poll(&mut bell, Some(&time));
             return;
         }
         let time = Timespec::from(patience);
@@ -210,15 +217,13 @@ impl Uring {
 
     /// Takes the kernel's completions; whether the bell has rung.
     fn reap(&mut self) -> bool {
-        let mut rung = false;
+        let mut rung = self.broken.is_some() && self.silence();
         let mut again = Vec::new();
         for completion in self.ring.completion() {
             let data = completion.user_data();
             if data == BELL {
                 self.listening = false;
                 rung = true;
-                // Empty already if it was another reason that ended the poll.
-                let _ = rustix::io::read(&self.bell, &mut [0; 8]);
                 continue;
             }
             let slot = data as usize;
@@ -237,7 +242,15 @@ impl Uring {
         for slot in again {
             self.continue_flight(slot);
         }
+        if rung {
+            self.silence();
+        }
         rung
+    }
+
+    /// Makes the bell ready to ring again; whether it had rung.
+    fn silence(&self) -> bool {
+        rustix::io::read(&*self.bell, &mut [0; 8]).is_ok()
     }
 
     /// The ring does not work any more. The kernel may still use the memory of what is under way,
@@ -369,6 +382,37 @@ mod tests {
         assert!(matches!(step(&mut zero, ZEROS as i32), Step::End(Ok(()))));
         let mut zero = flight(Op::Zero { len: 1 << 20 });
         assert!(matches!(step(&mut zero, 0), Step::End(Ok(()))));
+    }
+
+    #[test]
+    fn a_broken_ring_fails_everything_and_still_waits_and_wakes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("drive");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let drive = FileDrive::open(&path, crate::media::Access::Exclusive).unwrap();
+        let Ok(mut ring) = Uring::new(Arc::new(drive), 2) else { return };
+        let write =
+            |id| Submission { id, action: Op::Write(Arc::new(Buffer::new(4096)), 0..4096), at: 0 };
+        (0..5).for_each(|id| ring.submit(write(id)));
+        ring.kick();
+        ring.break_down(Errno::NXIO);
+        ring.submit(write(5));
+        let mut ended = Vec::new();
+        ring.wait(Duration::from_secs(20), &mut ended);
+        let mut ids: Vec<_> = ended.iter().map(|c| c.id).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, [0, 1, 2, 3, 4, 5]);
+        assert!(ended.iter().all(|c| c.result.as_ref().is_err_and(|e| e.errno == libc::ENXIO)));
+        assert_eq!(ring.in_flight(), 0);
+
+        ended.clear();
+        let start = Instant::now();
+        ring.wait(Duration::from_millis(30), &mut ended);
+        assert!(ended.is_empty() && start.elapsed() >= Duration::from_millis(30));
+        rustix::io::write(&*ring.bell(), &1u64.to_ne_bytes()).unwrap();
+        let start = Instant::now();
+        ring.wait(Duration::from_secs(30), &mut ended);
+        assert!(ended.is_empty() && start.elapsed() < Duration::from_secs(20));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The durable log on modelled drives: the source's rows A to F, synced writes, and opening.
 //!
-//! Invariants: what is written is counted until the flush after it has returned, so what the log has
-//! in memory counts for nothing; each rival runs on a drive of its own, made new.
+//! Invariants: what is written is counted until the flush after it has returned, so what the log
+//! has in memory counts for nothing; each rival runs on a drive of its own, made new.
 
 use super::random::{InProcess, Op, Order, pools, work};
 use super::{Context, SEED};
@@ -47,7 +47,7 @@ impl OwnLog {
         let options = LogOptions { algorithm: Algorithm::Lz4, ..LogOptions::default() };
         let (on, before) = (Arc::clone(&log) as Arc<dyn Drive>, Arc::clone(&backing));
         let volume = LogVolume::open(on, before, options, SEED).context("opening the log")?;
-        volume.start()?;
+        volume.start(None)?;
         Ok(Self { volume, log, backing })
     }
 
