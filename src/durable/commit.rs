@@ -218,6 +218,10 @@ impl Core {
     /// Makes everything that was taken so far durable; the ticket says when that is done.
     pub fn flush(&mut self) -> Ticket {
         self.counts.flushes += 1;
+        if self.commit.health == Health::Failed {
+            // What was taken and never became durable may be forgotten: no number stands for it.
+            return Ticket(u64::MAX);
+        }
         let waiting = self.open.as_ref().is_some_and(|open| !open.is_empty());
         if waiting && self.commit.is_busy() {
             mark("flush.shares_next");
