@@ -322,20 +322,21 @@ impl World<'_> {
     /// A reader begins: what is in memory it has at once.
     pub(crate) fn begin_read(&mut self, block: u32) -> Result<(), Trouble> {
         let value = self.history.now()[block as usize];
+        let written = self.history.written_at(block);
         let reading = match self.volume.locate(block) {
             Found::Zeros => return self.compare(block, &[value], Some(Value::Zero)),
             Found::Memory(kind) => {
                 let Some(page) = self.volume.decoded(kind) else {
-                    return self.lost(block);
+                    return self.lost(block, written);
                 };
                 let found = Value::recognise(block, page);
                 return self.compare(block, &[value], found);
             }
-            Found::Lost => return self.lost(block),
+            Found::Lost => return self.lost(block, written),
             Found::Log(reading) => Some(reading),
             Found::Backing => None,
         };
-        self.readers.push(Reader { block, reading, allowed: vec![value] });
+        self.readers.push(Reader { block, reading, written, allowed: vec![value] });
         Ok(())
     }
 
@@ -368,7 +369,7 @@ impl World<'_> {
                 let found = Value::recognise(block, page);
                 self.compare(block, &reader.allowed, found)
             }
-            None => self.lost(block),
+            None => self.lost(block, reader.written),
         }
     }
 
@@ -405,11 +406,11 @@ impl World<'_> {
         }
     }
 
-    /// A block was reported lost. Only a lie explains that, and none explains it of what was
-    /// written later.
-    pub(crate) fn lost(&mut self, block: u32) -> Result<(), Trouble> {
+    /// What was written to a block at a position was reported lost. Only a lie explains that, and
+    /// none explains it of what was written later.
+    pub(crate) fn lost(&mut self, block: u32, written: u64) -> Result<(), Trouble> {
         self.stats.lost += 1;
-        if self.lies && self.history.written_at(block) <= self.lied_at {
+        if self.lies && written <= self.lied_at {
             return Ok(());
         }
         Err(Trouble::new(Kind::Lost, format!("block {block}, and nothing explains it")))

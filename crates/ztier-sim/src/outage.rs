@@ -159,7 +159,7 @@ impl World<'_> {
     /// Whether it may hold that; the history goes on from there.
     fn judge(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
         for (block, _) in seen.iter().enumerate().filter(|(_, seen)| **seen == Seen::Lost) {
-            self.lost(block as u32)?;
+            self.lost(block as u32, self.history.written_at(block as u32))?;
         }
         if self.lies && !self.is_secured {
             // The log has failed as well: what it had made durable has no mark behind it.

@@ -77,6 +77,8 @@ pub(crate) struct Reader {
     pub block: u32,
     /// Where on the log; `None`: on the backing store.
     pub reading: Option<Reading>,
+    /// Position of the write that it has located.
+    pub written: u64,
     /// What it may find.
     pub allowed: Vec<Value>,
 }
