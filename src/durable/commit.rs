@@ -387,6 +387,11 @@ impl Core {
 
     fn lay_out_anew(&mut self) -> Result<(), Refused> {
         self.seal_open();
+        if !self.has_room_anew() {
+            // Nothing has changed: what is in memory is still found there.
+            mark("commit.no_room");
+            return Err(Refused::Full);
+        }
         let old: Vec<Sealed> = self.sealed.drain(..).collect();
         self.sealed_bytes = 0;
         self.commit.written.clear();
@@ -410,6 +415,18 @@ impl Core {
             self.push_sealed(moved);
         }
         Ok(())
+    }
+
+    /// Whether the free segments have room for everything that is not durable.
+    fn has_room_anew(&self) -> bool {
+        let (mut segments, mut used) = (self.segments.len() as u64 + 1, 0);
+        for len in self.sealed.iter().map(|sealed| sealed.header.len) {
+            if used + len > self.sb.segment {
+                (segments, used) = (segments + 1, 0);
+            }
+            used += len;
+        }
+        segments <= self.sb.segments
     }
 
     fn seal_open(&mut self) {
