@@ -78,7 +78,7 @@ impl World<'_> {
             }
             self.say(|| "full".into());
             self.begin_window(self.setup.window);
-            if waited >= self.setup.patience {
+            if waited >= self.setup.patience || self.is_stuck {
                 return Ok(false);
             }
             match self.work()? {
@@ -91,6 +91,12 @@ impl World<'_> {
                 }
                 return Err(Trouble::new(Kind::Hang, "the log stays full"));
             }
+        }
+        // A full log that has to say that blocks are lost, and has no room left for that after a
+        // rewrite, tries again and again.
+        self.is_stuck = self.lies;
+        if self.is_stuck {
+            return Ok(false);
         }
         Err(Trouble::new(Kind::Hang, "the log stays full, busily"))
     }

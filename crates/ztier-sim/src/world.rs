@@ -106,6 +106,8 @@ pub struct World<'p> {
     pub(crate) lies: bool,
     /// Position of the last write before the last lie: what was written later cannot be lost.
     pub(crate) lied_at: u64,
+    /// The log stays full, as a lie and an error together explain: writers do not wait any more.
+    pub(crate) is_stuck: bool,
     /// The last flush that somebody waited for has ended well.
     pub(crate) is_secured: bool,
     pub(crate) stats: Stats,
@@ -197,6 +199,7 @@ impl<'p> World<'p> {
             forgiven: 0,
             lies: program.faults.iter().any(|(_, fault)| fault.kind.is_lie()),
             lied_at: 0,
+            is_stuck: false,
             is_secured: false,
             stats: Stats::default(),
             before,
