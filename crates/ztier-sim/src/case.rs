@@ -107,7 +107,7 @@ impl Case {
         let len = program.steps.len();
         // What makes everything durable at the end of these is what makes the rest wrong.
         let end = match self {
-            Self::Corruption(_) => len - program::SECURE.len() - 1..len,
+            Self::Corruption(_) => len - program::SECURE.len() - 2..len,
             _ => len..len,
         };
         Some(shrink(&Kept::all(len), |kept| {

@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn positions_floors_and_restarts() {
         let mut history = History::new(vec![Value::Zero; 3], 0);
-        let mut write = |history: &mut History, block| {
+        let write = |history: &mut History, block| {
             let value = history.draw(block, Flavour::Stamp(9));
             history.write(block, value);
             value

@@ -181,10 +181,10 @@ mod tests {
         for seed in 0..400 {
             let history = some_history(&mut Rng::new(seed), 12);
             let mut state = history.state_at(history.submitted());
-            for block in 0..BLOCKS as usize {
+            for (block, value) in state.iter_mut().enumerate() {
                 let k = rng.between(history.floor(), history.submitted());
                 if rng.chance(300) {
-                    state[block] = history.state_at(k)[block];
+                    *value = history.state_at(k)[block];
                 }
             }
             let any = (history.floor()..=history.submitted()).any(|k| history.state_at(k) == state);

@@ -352,8 +352,9 @@ pub fn cuts(seed: u64, cuts: u32) -> Program {
 }
 
 /// Everything is on the drives, and a mark after it says so: what is missing now is damage.
-pub const SECURE: [Step; 7] = [
+pub const SECURE: [Step; 8] = [
     Step::Sync,
+    Step::Settle,
     // A log that is full has no room for a mark.
     Step::Window(u32::MAX),
     Step::Settle,
