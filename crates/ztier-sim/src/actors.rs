@@ -162,8 +162,11 @@ impl World<'_> {
         Ok(Progressed::No)
     }
 
-    /// Everything that is under way ends, and every flush.
+    /// Everything that is under way ends: reads, commands, and every flush.
     pub(crate) fn settle(&mut self) -> Result<(), Trouble> {
+        while !self.readers.is_empty() {
+            self.end_read(0)?;
+        }
         self.take(self.setup.depth);
         while !self.flying.is_empty() {
             self.finish_any()?;

@@ -183,9 +183,6 @@ impl World<'_> {
     pub(crate) fn close(&mut self) -> Result<(), Trouble> {
         self.sync()?;
         self.settle()?;
-        while !self.readers.is_empty() {
-            self.end_read(0)?;
-        }
         if self.is_troubled() {
             return Ok(());
         }
