@@ -352,12 +352,14 @@ pub fn cuts(seed: u64, cuts: u32) -> Program {
 }
 
 /// Everything is on the drives, and a mark after it says so: what is missing now is damage.
-pub const SECURE: [Step; 8] = [
+pub const SECURE: [Step; 9] = [
     Step::Sync,
     Step::Settle,
     // A log that is full has no room for a mark.
     Step::Window(u32::MAX),
     Step::Settle,
+    // A mark that is misdirected into the data takes the sign of the damage along.
+    Step::Repair,
     Step::Tick(1_000_000),
     Step::Settle,
     Step::Sync,
