@@ -178,6 +178,11 @@ impl Commit {
         self.health == Health::Well && self.data > self.marked
     }
 
+    /// Something else than a header will say that everything is durable.
+    pub(super) fn note_marked(&mut self) {
+        self.marked = self.durable;
+    }
+
     pub(super) fn sealed(&mut self, sealed: &Sealed) {
         self.written.push_back(false);
         self.marked = self.marked.max(sealed.header.durable);
@@ -335,6 +340,9 @@ impl Core {
     }
 
     fn flushed(&mut self, covers: u64) {
+        if covers > self.commit.durable + 1 {
+            mark("flush.covers_several");
+        }
         while self.commit.durable < covers {
             let Some(chunk) = self.sealed.pop_front() else { break };
             self.sealed_bytes -= u64::from(chunk.header.len);

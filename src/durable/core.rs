@@ -15,7 +15,7 @@ use super::format::{Data, Entry, Epoch, Kind, Stamp, Superblock};
 use super::holes::{Hole, Holes};
 use super::map::{Map, Place};
 use super::planted::mark;
-use super::window::Window;
+use super::window::{After, Window};
 use crate::media::Buffer;
 use std::collections::VecDeque;
 
@@ -306,6 +306,9 @@ impl Core {
         if let Some(last) = self.segments.back_mut() {
             last.finished = true;
         }
+        if self.first + self.segments.len() as u64 >= self.sb.segments {
+            mark("segment.next_lap");
+        }
         let (epoch, chunk, prev) = (self.epoch(), self.next_chunk, self.prev);
         self.segments.push_back(Segment { epoch, chunk, prev, used: 0, pins: 0, finished: false });
         Ok(self.first + self.segments.len() as u64 - 1)
@@ -370,12 +373,19 @@ impl Core {
         let Some(place) = self.map.get(block) else {
             return match self.holes.get(block).map(|hole| hole.kind) {
                 None => Found::Backing,
-                Some(Kind::Lost) => Found::Lost,
-                Some(_) => Found::Zeros,
+                Some(Kind::Lost) => {
+                    mark("read.lost");
+                    Found::Lost
+                }
+                Some(_) => {
+                    mark("read.zeros");
+                    Found::Zeros
+                }
             };
         };
         let segment = self.segment_of(place.slot);
         if let Some(payload) = self.in_memory(segment, place.offset, place.len) {
+            mark("read.memory");
             out.clear();
             out.extend_from_slice(payload);
             return Found::Memory(place.kind);
@@ -413,9 +423,11 @@ impl Core {
         if self.open.as_ref().is_some_and(|open| !open.is_empty()) || !self.sealed.is_empty() {
             mark("tick.commit");
             self.flush();
-        } else if self.commit.lacks_mark() {
-            // Nothing is lost if there is no room for a mark.
-            let _ = self.seal_mark();
+        } else if self.commit.lacks_mark() && self.seal_mark().is_err() {
+            // A full log has no room for a mark; the superblock says it as well.
+            mark("tick.marked_by_superblock");
+            self.commit.note_marked();
+            self.write_superblock(After::Identity);
         }
     }
 }

@@ -238,6 +238,9 @@ pub fn open(
     if mended {
         mark("recover.superblock_mended");
     }
+    if !sb.open {
+        mark("recover.closed");
+    }
     sb.generation += 1;
     sb.open = true;
     let mut core = Core::new(sb, options, next, prev);
@@ -338,6 +341,9 @@ impl<'a> Walk<'a> {
     fn accept(&mut self, header: Header, sum: u32, entries: Vec<Entry>) {
         if header.segment > self.segment {
             mark("recover.next_segment");
+        }
+        if header.segment > self.segment + 1 {
+            mark("recover.segments_skipped");
         }
         self.durable = self.durable.max(header.durable);
         (self.next, self.prev) = (header.chunk + 1, sum);

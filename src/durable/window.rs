@@ -328,7 +328,10 @@ impl Core {
         let fresh = Copying { copy: 0, stage: Stage::Due, serial: 0, more: true, again: false };
         self.window.copying = Some(match self.window.copying {
             None => fresh,
-            Some(now) if now.stage == Stage::Writing => Copying { again: true, ..now },
+            Some(now) if now.stage == Stage::Writing => {
+                mark("superblock.again");
+                Copying { again: true, ..now }
+            }
             // The copy that is not durable yet comes first.
             Some(now) => Copying { copy: now.copy, ..fresh },
         });

@@ -1,7 +1,7 @@
 //! A run's name: one word from which the same run can be made again.
 //!
-//! `cuts:SEED:CUTS`, `corruption:SEED`, `errors:WORKLOAD:DRIVE:KIND:NTH`, and `exhaustive:…`. What a
-//! seed means changes with the generator in `program.rs`; a recorded run that should survive that
+//! `cuts:SEED:CUTS`, `corruption:SEED`, `errors:WORKLOAD:DRIVE:KIND:NTH`, and `exhaustive:…`. What
+//! a seed means changes with the generator in `program.rs`; a recorded run that should survive that
 //! becomes a test of its own.
 
 use crate::exhaustive::{self, Sequence};

@@ -25,7 +25,8 @@ enum Shape {
     AllButOne,
     /// One is kept.
     One,
-    /// All up to one are kept, that one is torn, later ones are dropped: a drive without reordering.
+    /// All up to one are kept, that one is torn, later ones are dropped: a drive without
+    /// reordering.
     Prefix,
 }
 

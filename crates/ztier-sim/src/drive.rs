@@ -1,7 +1,7 @@
 //! A drive that loses what it has not flushed, does commands in any order, fails and lies on order.
 //!
-//! Invariants, those of [`Drive`]: what a write stored is read back at once; it survives a cut when a
-//! flush that began after the write had returned has returned without error. Nothing more is
+//! Invariants, those of [`Drive`]: what a write stored is read back at once; it survives a cut when
+//! a flush that began after the write had returned has returned without error. Nothing more is
 //! promised: a write that no flush covers, and one that has begun and not ended, may survive a cut
 //! whole, in parts, or not at all. After a *failed* flush what it should have covered stays so,
 //! whatever later flushes say.

@@ -1,9 +1,9 @@
 //! Every short sequence of operations, cut at every step, with every subset of what is not flushed.
 //!
-//! Two blocks and seven operations, on a new log and on one that has just wrapped around. Operations
-//! before the last run to their end; the last is cut after each of its events. Of the writes that a
-//! cut may keep, every subset is tried when there are at most [`SUBSETS_OF`] of them; of more, every
-//! subset of the last ones, with the others kept and with them dropped.
+//! Two blocks and seven operations, on a new log and on one that has just wrapped around.
+//! Operations before the last run to their end; the last is cut after each of its events. Of the
+//! writes that a cut may keep, every subset is tried when there are at most [`SUBSETS_OF`] of them;
+//! of more, every subset of the last ones, with the others kept and with them dropped.
 
 use crate::content::Flavour;
 use crate::cut::{Tearing, keep};

@@ -1,8 +1,8 @@
 //! What can go wrong with an operation of a drive while the power is on.
 //!
-//! Operations of one drive are counted from 0, in the order in which it carries them out; a fault is
-//! tied to that count, so that a sweep can try every position. Honest faults report an error, and
-//! may have stored something; lies report success.
+//! Operations of one drive are counted from 0, in the order in which it carries them out; a fault
+//! is tied to that count, so that a sweep can try every position. Honest faults report an error,
+//! and may have stored something; lies report success.
 
 use std::fmt;
 use ztier::media::Action;

@@ -1,7 +1,7 @@
 //! What a drive holds: pages that are shared until one of them changes.
 //!
-//! A copy of an image costs one counter a page, so a run can keep one for every cut. A page that was
-//! never written, or was zeroed, takes nothing.
+//! A copy of an image costs one counter a page, so a run can keep one for every cut. A page that
+//! was never written, or was zeroed, takes nothing.
 
 use std::sync::Arc;
 

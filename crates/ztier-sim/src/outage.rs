@@ -1,8 +1,8 @@
 //! The power goes, and comes back: what recovery must find then.
 //!
 //! After every cut the volume is read, block by block, through the recovered core, and must be the
-//! state after some prefix of the block writes that covers every acknowledged flush. The power may go
-//! again during the recovery, up to three times; that changes nothing of what is found.
+//! state after some prefix of the block writes that covers every acknowledged flush. The power may
+//! go again during the recovery, up to three times; that changes nothing of what is found.
 
 use crate::drive::{Power, SimDrive};
 use crate::image::PAGE;
@@ -76,8 +76,8 @@ impl World<'_> {
         self.backing.cut(rng, &self.setup.backing_tearing);
     }
 
-    /// Opens a log that misses durable chunks, as somebody does who accepts that: what is found then
-    /// is old, or reported lost, and never anything that was not written.
+    /// Opens a log that misses durable chunks, as somebody does who accepts that: what is found
+    /// then is old, or reported lost, and never anything that was not written.
     pub(crate) fn salvage(&mut self) -> Result<(), Trouble> {
         self.log.repair();
         let mut volume = match Volume::open(self.setup, &self.log, self.setup.seed ^ 3, true) {

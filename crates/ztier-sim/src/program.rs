@@ -1,7 +1,8 @@
 //! A run, written down before it begins: the devices, what goes wrong, and every step.
 //!
-//! A step carries the choices that it needs as plain numbers, which are taken modulo what there is to
-//! choose from. So any subset of the steps is a program too, which is what makes shrinking possible.
+//! A step carries the choices that it needs as plain numbers, which are taken modulo what there is
+//! to choose from. So any subset of the steps is a program too, which is what makes shrinking
+//! possible.
 
 use crate::content::Flavour;
 use crate::cut::Tearing;

@@ -1,7 +1,8 @@
 //! Runs many cases on all processors, and says what came of it.
 //!
 //! Each case is deterministic, and so is the one that is reported: the first, in the order of the
-//! cases, of those that failed before the run stopped. The clock serves progress and a watchdog only.
+//! cases, of those that failed before the run stopped. The clock serves progress and a watchdog
+//! only.
 
 use crate::case::Case;
 use crate::trouble::{Trouble, WORKER};

@@ -60,8 +60,8 @@ impl FromStr for Kept {
 /// Runs that a shrink makes at most.
 const RUNS_MAX: usize = 3000;
 
-/// The shortest list found that still fails. `fails` runs with only these positions; when it fails in
-/// the same way as before, it says how many of them it took.
+/// The shortest list found that still fails. `fails` runs with only these positions; when it fails
+/// in the same way as before, it says how many of them it took.
 pub fn shrink(all: &Kept, mut fails: impl FnMut(&Kept) -> Option<usize>) -> Kept {
     let mut kept = all.clone();
     let mut runs = 0;

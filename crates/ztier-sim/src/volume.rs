@@ -1,8 +1,8 @@
 //! The product's code as a run drives it: a log's core, writeback, and the codec around them.
 //!
 //! What a volume's threads do around the core is done here in the same way: blocks are compressed
-//! before they are appended, zeros are a discard of one block, payloads are verified before they are
-//! decoded. Nothing here decides anything.
+//! before they are appended, zeros are a discard of one block, payloads are verified before they
+//! are decoded. Nothing here decides anything.
 
 use crate::content::Value;
 use crate::drive::SimDrive;

@@ -1,8 +1,8 @@
 //! A volume on simulated drives, the actors around it, and what they know.
 //!
 //! The state of a run and its way through a program; what each actor does is in `actors.rs`, what
-//! happens when the power goes in `outage.rs`. Nothing here is random: every choice is in the program,
-//! or follows from its seed.
+//! happens when the power goes in `outage.rs`. Nothing here is random: every choice is in the
+//! program, or follows from its seed.
 
 use crate::content::Value;
 use crate::drive::{Power, SimDrive};
