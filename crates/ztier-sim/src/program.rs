@@ -189,11 +189,11 @@ pub struct Swarm {
 }
 
 impl Swarm {
-    /// The swarm of a seed's generator.
-    pub fn choose(rng: &mut Rng) -> Self {
+    /// What a seed's drives are like.
+    fn choose_setup(rng: &mut Rng) -> Setup {
         let segment = rng.pick(&[32 << 10, 64 << 10]);
         let blocks = rng.pick(&[256, 256, 512, 1024]);
-        let setup = Setup {
+        Setup {
             seed: rng.bits(),
             log: DATA_MIN + u64::from(segment) * rng.pick(&[8, 9, 12, 16, 30, 60]),
             segment,
@@ -222,7 +222,13 @@ impl Swarm {
             depth: rng.pick(&[1, 2, 4, 16, 32]),
             log_tearing: Tearing::choose(rng),
             backing_tearing: Tearing::choose(rng),
-        };
+        }
+    }
+
+    /// The swarm of a seed's generator.
+    pub fn choose(rng: &mut Rng) -> Self {
+        let mut setup = Self::choose_setup(rng);
+        let blocks = setup.blocks;
         let mut weights = [0; 13];
         let choices: [&[u32]; 13] = [
             &[100, 200, 400],
@@ -247,7 +253,6 @@ impl Swarm {
             *weight = rng.pick(&[0, 1, 3]);
         }
         flavours[4] += 1;
-        let (mut setup, mut weights) = (setup, weights);
         if rng.chance(100) {
             // A small log that incompressible data fills again and again, faster than its tail
             // moves: slots are used again as soon as they may be.
