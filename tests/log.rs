@@ -9,6 +9,8 @@ mod support {
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+use std::time::Duration;
 use support::disk::Disk;
 use support::sandbox::Sandbox;
 
@@ -89,44 +91,83 @@ fn the_backing_store_is_the_volume_before_and_after() {
     assert!(check.contains("log closed in order: 0 changes"), "{check}");
 }
 
-#[test]
-fn what_was_flushed_survives_kills() {
-    let place = Place::new();
-    let mut flushed = vec![0u64; BLOCKS as usize];
-    let mut written: Vec<Vec<u64>> = vec![Vec::new(); BLOCKS as usize];
-    let mut version = 0;
-    for round in 0..6u64 {
-        place.sandbox.ztier(&place.up()).ok();
-        let mut disk = place.connect();
+/// What a writer has asked for: the version of each block that a flush covers, and newer ones.
+struct Asked {
+    flushed: Vec<u64>,
+    newer: Vec<Vec<u64>>,
+    version: u64,
+}
+
+impl Asked {
+    /// Every block has its flushed version or a newer one, whole; that is where it goes on.
+    fn check(&mut self, disk: &mut Disk) {
         for block in 0..BLOCKS {
             let found = disk.read(block * BLOCK, BLOCK as usize);
             let now = u64::from_le_bytes(found[8..16].try_into().unwrap());
-            let known = now == flushed[block as usize] || written[block as usize].contains(&now);
-            assert!(known, "block {block} has version {now}, flushed {}", flushed[block as usize]);
+            let (flushed, newer) =
+                (&mut self.flushed[block as usize], &mut self.newer[block as usize]);
+            let known = now == *flushed || newer.contains(&now);
+            assert!(
+                known,
+                "block {block} has version {now}, {flushed} was flushed, then {newer:?}"
+            );
             assert!(now == 0 || found == content(block, now), "block {block} is whole");
-            flushed[block as usize] = now;
-            written[block as usize].clear();
+            *flushed = now;
+            newer.clear();
         }
-        for step in 0..1500u64 {
-            version += 1;
-            let block = (step * 37 + round * 11) % BLOCKS;
-            disk.write(block * BLOCK, &content(block, version));
-            written[block as usize].push(version);
-            if step % 50 == 49 {
-                disk.flush();
-                for (flushed, written) in flushed.iter_mut().zip(&mut written) {
-                    *flushed = written.pop().unwrap_or(*flushed);
-                    written.clear();
-                }
-            }
-            if step == 1000 + round * 71 {
-                break;
-            }
+    }
+
+    fn flush_returned(&mut self) {
+        for (flushed, newer) in self.flushed.iter_mut().zip(&mut self.newer) {
+            *flushed = newer.pop().unwrap_or(*flushed);
+            newer.clear();
         }
-        place.sandbox.kill("vol");
-        drop(disk);
+    }
+}
+
+/// Writes and flushes until the daemon is gone.
+fn write_until_killed(mut disk: Disk, asked: &Mutex<Asked>, round: u64) {
+    for step in 0u64.. {
+        let block = (step * 37 + round * 11) % BLOCKS;
+        let version = {
+            let mut asked = asked.lock().unwrap();
+            asked.version += 1;
+            let version = asked.version;
+            asked.newer[block as usize].push(version);
+            version
+        };
+        if !disk.try_write(block * BLOCK, &content(block, version)) {
+            return;
+        }
+        if step % 23 == 22 {
+            if !disk.try_flush() {
+                return;
+            }
+            asked.lock().unwrap().flush_returned();
+        }
+    }
+}
+
+/// `ZTIER_KILLS` says how often.
+#[test]
+fn what_was_flushed_survives_kills_in_the_midst_of_writes() {
+    let place = Place::new();
+    let kills = std::env::var("ZTIER_KILLS").map_or(20, |text| text.parse().unwrap());
+    let blocks = BLOCKS as usize;
+    let asked =
+        Mutex::new(Asked { flushed: vec![0; blocks], newer: vec![vec![]; blocks], version: 0 });
+    for round in 0..kills {
+        place.sandbox.ztier(&place.up()).ok();
+        let mut disk = place.connect();
+        asked.lock().unwrap().check(&mut disk);
+        std::thread::scope(|scope| {
+            scope.spawn(|| write_until_killed(disk, &asked, round));
+            std::thread::sleep(Duration::from_millis(5 + round * 79 % 300));
+            place.sandbox.kill("vol");
+        });
         place.sandbox.ztier(&["down", "vol"]).ok();
     }
+    assert!(asked.lock().unwrap().version > kills);
     place.sandbox.ztier(&["log", "check", &place.log]).ok();
 }
 

@@ -1,7 +1,8 @@
 //! A volume opened over NBD, for tests that have other things in mind than the protocol.
 #![allow(clippy::unwrap_used, dead_code)]
 
-use super::nbd::{Client, go};
+use super::nbd::{Client, go, request};
+use std::io::{Read, Write};
 use std::path::Path;
 use ztier::export::nbd::proto;
 
@@ -29,6 +30,29 @@ impl Disk {
 
     pub fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
         self.client.read(offset, u32::try_from(len).unwrap()).unwrap()
+    }
+
+    /// Whether the write was acknowledged; not if the server is gone.
+    pub fn try_write(&mut self, offset: u64, data: &[u8]) -> bool {
+        let request = request(proto::cmd::WRITE, 0, 79, offset, data.len() as u32);
+        let sent = self.client.stream.write_all(&[&request, data].concat());
+        sent.is_ok() && self.acknowledged()
+    }
+
+    /// Whether the flush was acknowledged; not if the server is gone.
+    pub fn try_flush(&mut self) -> bool {
+        let request = request(proto::cmd::FLUSH, 0, 79, 0, 0);
+        self.client.stream.write_all(&request).is_ok() && self.acknowledged()
+    }
+
+    /// Takes a simple reply; an error in it fails the test.
+    fn acknowledged(&mut self) -> bool {
+        let mut reply = [0; 16];
+        if self.client.stream.read_exact(&mut reply).is_err() {
+            return false;
+        }
+        assert_eq!(reply[4..8], [0; 4], "an error while the server lives");
+        true
     }
 
     pub fn flush(&mut self) {
