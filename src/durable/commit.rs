@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Writes of chunks that are in flight at once.
-const DEPTH: usize = 8;
+const DEPTH: usize = 32;
 /// Buffers that are kept for new chunks.
 const SPARE: usize = 16;
 /// Times that chunks are written elsewhere before the log is given up.

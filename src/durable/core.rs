@@ -39,7 +39,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { memory: 32 << 20, window: 64 << 20, idle_ms: 1000 }
+        Self { memory: 64 << 20, window: 64 << 20, idle_ms: 1000 }
     }
 }
 

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Writes of the log that are in flight at once.
-const DEPTH: u32 = 8;
+const DEPTH: u32 = 32;
 /// Threads that carry out a window.
 const MOVERS: usize = 4;
 /// How often the clock of the core is moved.

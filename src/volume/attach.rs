@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Requests to the log's drive that are in flight at once.
-const DEPTH: u32 = 16;
+const DEPTH: u32 = 32;
 
 /// Which drives, and what may be done to them.
 #[derive(Clone, Debug)]
