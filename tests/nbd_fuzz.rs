@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{Read, Write};
 use std::net::Shutdown;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use support::{Client, Fixture, contexts, go, request, volume};
 use ztier::export::nbd::proto::{self, cmd, opt};
@@ -134,21 +134,22 @@ fn anything() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 48,
-        failure_persistence: None,
-        ..Default::default()
-    })]
+fn config() -> ProptestConfig {
+    ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() }
+}
 
-    #[test]
-    fn handshakes(
-        flags in prop_oneof![8 => 0u32..4, 1 => any::<u32>()],
-        options in proptest::collection::vec(option(), 0..12),
-        tail in noise(60),
-    ) {
-        let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        watch_panics();
+/// Held for a whole test, because inputs are made by allocating, too.
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[test]
+fn handshakes() {
+    let _alone = alone();
+    watch_panics();
+    let flags = prop_oneof![8 => 0u32..4, 1 => any::<u32>()];
+    let options = proptest::collection::vec(option(), 0..12);
+    proptest!(config(), |(flags in flags, options in options, tail in noise(60))| {
         let f = Fixture::new(volume(SIZE));
         let mut bytes = flags.to_be_bytes().to_vec();
         options.iter().for_each(|o| bytes.extend(o));
@@ -156,29 +157,29 @@ proptest! {
         // The test's own bytes are the largest thing around, or else the server's buffers.
         let own = bytes.capacity().max(512 << 10);
         survives(&f, f.connect(), bytes, own);
-    }
+    });
+}
 
-    #[test]
-    fn transmissions(
-        structured in any::<bool>(),
-        requests in proptest::collection::vec(anything(), 0..24),
-        tail in noise(60),
-    ) {
-        let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        watch_panics();
+#[test]
+fn transmissions() {
+    let _alone = alone();
+    watch_panics();
+    let structured = any::<bool>();
+    let requests = proptest::collection::vec(anything(), 0..24);
+    proptest!(config(), |(structured in structured, requests in requests, tail in noise(60))| {
         let f = Fixture::new(volume(SIZE));
         let client = f.transmit(structured);
         let mut bytes: Vec<u8> = requests.concat();
         bytes.extend(tail);
         // No request of more than the device is carried out, so no buffer grows beyond that.
         survives(&f, client, bytes, (1 << 20) + SIZE as usize);
-    }
+    });
 }
 
 /// The bound of a single request is the payload that the protocol allows, whatever the device is.
 #[test]
 fn the_largest_buffer_is_that_of_the_largest_payload() {
-    let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = alone();
     let f = Fixture::new(volume(1 << 40));
     let max = proto::MAX_PAYLOAD;
     let mut c = f.transmit(false);
