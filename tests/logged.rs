@@ -298,3 +298,54 @@ fn logs_that_cannot_be_opened_say_why() {
     assert!(refused.to_string().contains("power of two"), "{refused}");
     assert!(small.size() > 0);
 }
+
+/// What the golden image holds: each kind of record, a discard, and a block written twice.
+fn golden_blocks() -> Vec<(u64, Vec<u8>)> {
+    let mut blocks: Vec<_> = (0..12).map(|i| (i * 3, bytes(i * 5 + 1, 4096))).collect();
+    blocks.push((100, vec![0; 4096]));
+    blocks.push((101, vec![0; 4096]));
+    blocks
+}
+
+/// An image of each version of the format stays readable. `ZTIER_GOLDEN=write` makes this version's.
+#[test]
+fn the_first_format_stays_readable() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v1.img");
+    let size = 384 << 10;
+    let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
+    if std::env::var("ZTIER_GOLDEN").is_ok_and(|what| what == "write") {
+        let log = Arc::new(RamDrive::new(size));
+        durable::format(&*log, [1; 16], [2; 64], BLOCKS, 32 << 10).unwrap();
+        let (drive, before) = (Arc::clone(&log), Arc::clone(&backing));
+        let volume = LogVolume::open(drive, before, LogOptions::default(), 77).unwrap();
+        let mut channel = Arc::clone(&volume).channel();
+        write(&mut *channel, 101 * BLOCK, &bytes(7, 4096)).unwrap();
+        for (block, data) in golden_blocks() {
+            write(&mut *channel, block * BLOCK, &bytes(block + 2, 4096)).unwrap();
+            write(&mut *channel, block * BLOCK, &data).unwrap();
+            channel.submit(Request::Flush, Instant::now()).unwrap();
+        }
+        let (offset, len) = (101 * BLOCK, BLOCK);
+        channel.submit(Request::Discard { offset, len }, Instant::now()).unwrap();
+        channel.submit(Request::Flush, Instant::now()).unwrap();
+        std::fs::write(path, log.content()).unwrap();
+    }
+    let log = Arc::new(RamDrive::new(size));
+    log.write(0, &std::fs::read(path).unwrap()).unwrap();
+    let found = durable::inspect(&*log, false, true).unwrap();
+    assert!(found.damaged.is_empty() && found.report.chunks >= 14, "{:?}", found.report);
+    let volume = LogVolume::open(log, Arc::clone(&backing) as _, LogOptions::default(), 78);
+    let volume = volume.unwrap();
+    volume.start(None).unwrap();
+    let mut channel = Arc::clone(&volume).channel();
+    for (block, data) in golden_blocks() {
+        assert!(read(&mut *channel, block * BLOCK, 4096).unwrap() == data, "block {block}");
+    }
+    drain(&volume);
+    let drained = backing.content();
+    for (block, data) in golden_blocks() {
+        assert!(drained[(block * BLOCK) as usize..][..4096] == data, "block {block}");
+    }
+    drop(channel);
+    volume.close().unwrap();
+}
