@@ -307,7 +307,8 @@ fn golden_blocks() -> Vec<(u64, Vec<u8>)> {
     blocks
 }
 
-/// An image of each version of the format stays readable. `ZTIER_GOLDEN=write` makes this version's.
+/// An image of each version of the format stays readable. `ZTIER_GOLDEN=write` makes one of this
+/// version.
 #[test]
 fn the_first_format_stays_readable() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v1.img");
