@@ -157,9 +157,10 @@ fn signature(path: &Path) -> Option<Signature> {
     Signature::of(&FileDrive::open(path, Access::ReadOnly).unwrap()).unwrap()
 }
 
-/// Not a test: the process that has a drive while the tests try to get it.
+/// Not a test by itself: the process that has a drive while the tests try to get it, and that they
+/// kill. It is in this program because only a test's own program is sure to be built with it.
 #[test]
-#[ignore = "a helper of the other tests"]
+#[ignore = "the second process of the exclusive-open tests, which start it by name (Holder::of)"]
 fn holder() {
     let Some(path) = std::env::var_os("ZTIER_TEST_HOLD") else { return };
     // With requests under way: what they hold ends a little after the process.
@@ -174,9 +175,10 @@ fn holder() {
     std::thread::sleep(Duration::from_secs(60));
 }
 
-/// Not a test: a process that can't have io_uring, for want of a descriptor.
+/// Not a test by itself: it takes every descriptor from its process, so that there is no io_uring, and
+/// would take them from the tests that run beside it.
 #[test]
-#[ignore = "a helper of the other tests"]
+#[ignore = "needs a process of its own; started by threads_take_over_where_io_uring_is_refused"]
 fn without_io_uring() {
     let Some(path) = std::env::var_os("ZTIER_TEST_NO_RING") else { return };
     let drive = Arc::new(exclusive(Path::new(&path)));

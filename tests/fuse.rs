@@ -591,7 +591,7 @@ fn a_mount_in_another_namespace_is_a_holder() {
 
 /// Serves a device in a process of its own until it is killed; started by the tests below.
 #[test]
-#[ignore = "the other half of the kill -9 tests, which start it"]
+#[ignore = "the server process that the kill -9 tests start by name and kill; alone nobody would"]
 fn child_that_serves() {
     let Some(dir) = std::env::var_os("ZTIER_TEST_DIR").map(PathBuf::from) else { return };
     let device = Recorder::new(16 * MIB);

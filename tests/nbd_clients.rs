@@ -302,7 +302,7 @@ fn socket_activation() {
 
 /// Serves the inherited socket until the parent, which is a client, ends this process.
 #[test]
-#[ignore = "the server side of socket_activation, started there"]
+#[ignore = "the server process that the socket activation test starts by name; it needs that test's socket"]
 fn activated_child() {
     let options =
         Options { name: "disk".into(), listen: vec![Listen::Inherited], max_connections: 4 };
