@@ -175,8 +175,8 @@ fn holder() {
     std::thread::sleep(Duration::from_secs(60));
 }
 
-/// Not a test by itself: it takes every descriptor from its process, so that there is no io_uring, and
-/// would take them from the tests that run beside it.
+/// Not a test by itself: it takes every descriptor from its process, so that there is no io_uring,
+/// and would take them from the tests that run beside it.
 #[test]
 #[ignore = "needs a process of its own; started by threads_take_over_where_io_uring_is_refused"]
 fn without_io_uring() {

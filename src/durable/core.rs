@@ -17,6 +17,7 @@ use super::map::{Map, Place};
 use super::planted::mark;
 use super::window::{After, Window};
 use crate::media::Buffer;
+use crate::stats::LogStats;
 use std::collections::VecDeque;
 
 /// Segments that only the core itself may open: for what it appends to make room.
@@ -124,30 +125,7 @@ pub struct Core {
     pub(super) prev: u32,
     pub(super) commit: Commit,
     pub(super) window: Window,
-    pub(super) counts: Counts,
-}
-
-/// What a log has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Blocks appended.
-    pub blocks: u64,
-    /// Bytes of blocks appended, before compression.
-    pub asked_bytes: u64,
-    /// Bytes of chunks and superblocks written to the drive.
-    pub written_bytes: u64,
-    /// Chunks closed.
-    pub chunks: u64,
-    /// Flushes asked of the log.
-    pub flushes: u64,
-    /// Flushes of the drive.
-    pub drive_flushes: u64,
-    /// Actions of the log's drive that failed.
-    pub errors: u64,
-    /// Passes of writeback that ended well, and that failed.
-    pub windows: [u64; 2],
-    /// Records that were appended again because their content is nowhere else.
-    pub repeated: u64,
+    pub(super) counts: LogStats,
 }
 
 impl Core {
@@ -168,7 +146,7 @@ impl Core {
             next_chunk,
             prev,
             window: Window::default(),
-            counts: Counts::default(),
+            counts: LogStats::default(),
         }
     }
 
@@ -182,19 +160,27 @@ impl Core {
         &self.sb
     }
 
-    /// What it has done so far.
-    pub fn counts(&self) -> Counts {
-        self.counts
+    /// What it holds and has done, now.
+    pub fn stats(&self) -> LogStats {
+        LogStats {
+            segments: self.sb.segments,
+            segments_used: self.segments.len() as u64,
+            blocks_dirty: self.map.len() as u64,
+            index_bytes: self.map.memory() as u64,
+            failed: self.is_failed(),
+            clean: self.is_clean(),
+            ..self.counts
+        }
+    }
+
+    /// Chunks closed so far.
+    pub fn chunks(&self) -> u64 {
+        self.counts.chunks
     }
 
     /// Segments in use, and how many there are.
     pub fn fullness(&self) -> (u64, u64) {
         (self.segments.len() as u64, self.sb.segments)
-    }
-
-    /// Blocks in the index, and the memory that it takes, in bytes.
-    pub fn index_size(&self) -> (usize, usize) {
-        (self.map.len(), self.map.memory())
     }
 
     /// Whether nothing in the log is missing from the backing store, but that blocks are lost.
@@ -222,7 +208,7 @@ impl Core {
         open.push(data, payload);
         let segment = open.segment;
         self.index(segment, &Entry::Data(data));
-        self.counts.blocks += 1;
+        self.counts.blocks_appended += 1;
         self.counts.asked_bytes += crate::BLOCK_SIZE as u64;
         Ok(())
     }

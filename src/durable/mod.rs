@@ -15,7 +15,7 @@ mod recover;
 mod window;
 mod writeback;
 
-pub use self::core::{Core, Counts, Found, Options, Reading, Refused};
+pub use self::core::{Core, Found, Options, Reading, Refused};
 pub use commit::{Command, Device, Op, Outcome, Progress, Ticket};
 pub use recover::{
     Inspection, OpenError, Report, format, inspect, least_size, open, read_superblock,

@@ -185,29 +185,37 @@ pub fn read_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), Ope
     Ok((sb, newest, mended))
 }
 
-/// A look at a log.
+/// A look at a log: all that is needed to open it.
 #[derive(Clone, Debug)]
 pub struct Inspection {
     /// What its superblock says.
     pub superblock: Superblock,
-    /// What opening it would find.
+    /// What was found.
     pub report: Report,
     /// The chunks that count, with what they change.
     pub chunks: Vec<(Header, Vec<Entry>)>,
     /// Blocks with a damaged record, and in which chunk; empty unless payloads were looked at.
     pub damaged: Vec<(u64, u64)>,
+    /// Which copy of the superblock is the newest.
+    newest: usize,
+    segments: Vec<Segment>,
+    /// Number of the chunk that comes next.
+    next: u64,
+    /// CRC of the header before.
+    prev: u32,
 }
 
-/// Finds what counts in a log, and changes nothing. With `payloads` every record is verified.
+/// Finds what counts in a log, and changes nothing. With `accept_loss` chunks that are missing are
+/// passed over and reported; with `payloads` every record is verified.
 ///
 /// # Errors
-/// As [`open`].
+/// The drive fails, there is no log, it cannot be used, or durable chunks are missing.
 pub fn inspect(
     log: &dyn Drive,
     accept_loss: bool,
     payloads: bool,
 ) -> Result<Inspection, OpenError> {
-    let (superblock, _, mended) = read_superblock(log)?;
+    let (superblock, newest, mended) = read_superblock(log)?;
     let mut walk = Walk::new(log, &superblock, accept_loss);
     walk.run()?;
     let mut damaged = Vec::new();
@@ -215,50 +223,59 @@ pub fn inspect(
         let chunk = walk.chunks[i].0.chunk;
         damaged.extend(walk.unfit(i)?.into_iter().map(|block| (block, chunk)));
     }
-    let (report, chunks) = (walk.report(mended), walk.chunks);
-    Ok(Inspection { superblock, report, chunks, damaged })
+    let report = walk.report(mended);
+    let Walk { chunks, segments, next, prev, .. } = walk;
+    Ok(Inspection { superblock, report, chunks, damaged, newest, segments, next, prev })
 }
 
-/// Opens a log: finds what counts, and makes it ready for work in a new `epoch`, which must be a
-/// random number. With `accept_loss` chunks that are missing are passed over and reported.
+impl Inspection {
+    /// Makes the log that was looked at ready for work in a new `epoch`, which must be a random
+    /// number. Nobody may have written to it since.
+    ///
+    /// # Errors
+    /// The drive fails.
+    pub fn open(self, log: &dyn Drive, options: Options, epoch: u64) -> Result<Core, OpenError> {
+        if self.report.mended {
+            mark("recover.superblock_mended");
+        }
+        if self.report.closed {
+            mark("recover.closed");
+        }
+        let (mut sb, next) = (self.superblock, self.next);
+        sb.generation += 1;
+        sb.open = true;
+        let mut core = Core::new(sb, options, next, self.prev);
+        core.segments = self.segments.into();
+        for (header, entries) in &self.chunks {
+            for entry in entries {
+                core.index(header.segment, entry);
+            }
+        }
+        if !planted::on(Bug::KeepEpoch) || core.sb.epochs.is_empty() {
+            core.begin_epoch(next, epoch);
+        }
+        core.sb.durable = next;
+        // After a mere end of the process, what was read may still be in the drive's cache.
+        log.flush()?;
+        // The copy that holds what is known so far is written last.
+        write_superblock(log, &core.sb, 1 - self.newest)?;
+        Ok(core)
+    }
+}
+
+/// Looks at a log and opens it at once: see [`inspect`] and [`Inspection::open`].
 ///
 /// # Errors
-/// The drive fails, there is no log, it cannot be used, or durable chunks are missing.
+/// Those of both.
 pub fn open(
     log: &dyn Drive,
     options: Options,
     epoch: u64,
     accept_loss: bool,
 ) -> Result<(Core, Report), OpenError> {
-    let (mut sb, newest, mended) = read_superblock(log)?;
-    let mut walk = Walk::new(log, &sb, accept_loss);
-    walk.run()?;
-    let report = walk.report(mended);
-    let Walk { chunks, next, prev, segments, .. } = walk;
-    if mended {
-        mark("recover.superblock_mended");
-    }
-    if !sb.open {
-        mark("recover.closed");
-    }
-    sb.generation += 1;
-    sb.open = true;
-    let mut core = Core::new(sb, options, next, prev);
-    core.segments = segments.into();
-    for (header, entries) in &chunks {
-        for entry in entries {
-            core.index(header.segment, entry);
-        }
-    }
-    if !planted::on(Bug::KeepEpoch) || core.sb.epochs.is_empty() {
-        core.begin_epoch(next, epoch);
-    }
-    core.sb.durable = next;
-    // After a mere end of the process, what was read may still be in the drive's cache.
-    log.flush()?;
-    // The copy that holds what is known so far is written last.
-    write_superblock(log, &core.sb, 1 - newest)?;
-    Ok((core, report))
+    let found = inspect(log, accept_loss, false)?;
+    let report = found.report.clone();
+    Ok((found.open(log, options, epoch)?, report))
 }
 
 /// The way along the chain.

@@ -181,7 +181,7 @@ impl Core {
         let Step::Away { end } = self.window.step else { return };
         let Ended::Well { blocks, damaged, unreadable } = ended else {
             mark("window.failed");
-            self.counts.windows[1] += 1;
+            self.counts.windows_failed += 1;
             self.window.step = Step::Idle;
             return;
         };
@@ -189,7 +189,7 @@ impl Core {
         if self.secure(end, &damaged, &unreadable).is_err() {
             // No room to say what is lost: the window is taken again later.
             mark("window.no_room");
-            self.counts.windows[1] += 1;
+            self.counts.windows_failed += 1;
             self.window.step = Step::Idle;
             return;
         }
@@ -313,7 +313,7 @@ impl Core {
         }
         self.segments.drain(..count);
         self.first = end;
-        self.counts.windows[0] += 1;
+        self.counts.windows += 1;
         mark("window.ended");
         self.window.step = Step::Idle;
     }

@@ -148,6 +148,8 @@ pub struct LogStats {
     pub windows: u64,
     /// Windows of writeback that failed and are tried again.
     pub windows_failed: u64,
+    /// Records appended again, because their content was nowhere else when their segment was freed.
+    pub repeated: u64,
     /// Whether the log's drive failed for good.
     pub failed: bool,
     /// Whether the backing store alone is the volume, but for lost blocks.

@@ -137,11 +137,16 @@ impl Logged {
         }
     }
 
+    /// Says what the superblock has of the backing store's identity: from now on it is kept true.
+    pub fn watch(&self, identity: Identity, id: StableId) {
+        *self.identity.lock() = Some((identity, id));
+    }
+
     /// Notes on the log's drive what identifies the backing store.
     ///
     /// # Errors
     /// The log has failed.
-    pub fn identify(&self, identity: Identity, id: StableId) -> Result<(), Fault> {
+    fn identify(&self, identity: Identity, id: StableId) -> Result<(), Fault> {
         *self.identity.lock() = Some((identity, id));
         self.core.lock().identify(identity.encode());
         self.settle(|core| match (core.is_written(), core.is_failed()) {
@@ -337,7 +342,7 @@ impl Logged {
         }
         let mut done = 0;
         self.settle(|core| {
-            let before = core.counts().chunks;
+            let before = core.chunks();
             while let Some((kind, payload)) = payloads.get(done) {
                 let block = first + done as u64;
                 let taken = match kind {
@@ -350,7 +355,7 @@ impl Logged {
                     Err(Refused::Failed) => return Some(Err(Fault::Failed)),
                 }
             }
-            if core.counts().chunks > before {
+            if core.chunks() > before {
                 self.wake();
             }
             Some(Ok(()))

@@ -110,22 +110,25 @@ impl Pair {
     /// One line: what does not fit, on what, and what to do.
     pub fn open(&self, options: LogOptions) -> Result<Arc<LogVolume>> {
         let claimed = self.claim()?;
-        match durable::inspect(&claimed.log, options.accept_loss, false) {
-            Ok(found) => self.check(&claimed, &found.superblock, &found.report)?,
+        let look = || durable::inspect(&claimed.log, options.accept_loss, false);
+        let found = match look() {
             Err(OpenError::NoLog) => {
                 self.may_overwrite(&claimed.log)?;
                 self.make(&claimed)?;
+                look()
             }
-            Err(e) => return Err(cannot_use(&self.log, &e)),
-        }
+            found => found,
+        };
+        let mut found = found.map_err(|e| cannot_use(&self.log, &e))?;
+        self.check(&claimed, &found.superblock, &found.report)?;
         let Claimed { log, backing, identity } = claimed;
-        let epoch = u64::from_le_bytes(random()?);
-        let id = StableId::of(&backing);
-        let log = Arc::new(log);
+        found.superblock.identity = identity.encode();
+        let (log, id) = (Arc::new(log), StableId::of(&backing));
         let ring = Ring::new(Arc::clone(&log), DEPTH)?;
-        let opened = LogVolume::open(log, Arc::new(backing), options, epoch)
+        let epoch = u64::from_le_bytes(random()?);
+        let opened = LogVolume::open_found(found, log, Arc::new(backing), options, epoch)
             .map_err(|e| cannot_use(&self.log, &e))?;
-        opened.watch(identity, id)?;
+        opened.watch(identity, id);
         opened.start(Some(ring))?;
         Ok(opened)
     }

@@ -8,10 +8,10 @@ use super::counters::{Counters, Kind, Outcome, Totals};
 use super::split::{Piece, pieces};
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
 use crate::BLOCK_SIZE;
-use crate::durable::{self, Core, OpenError};
+use crate::durable::{self, Inspection, OpenError};
 use crate::error::{Context, Error, Result};
 use crate::media::{Drive, Identity, Ring, StableId};
-use crate::stats::{LogStats, Stats};
+use crate::stats::Stats;
 use crate::store::codec::Algorithm;
 use crate::tiers::{Fault, LogHand, Logged, Policy, Tending};
 use parking_lot::Mutex;
@@ -58,7 +58,23 @@ impl LogVolume {
         options: LogOptions,
         epoch: u64,
     ) -> std::result::Result<Arc<Self>, OpenError> {
-        let (core, report) = durable::open(&*log, options.log, epoch, options.accept_loss)?;
+        let found = durable::inspect(&*log, options.accept_loss, false)?;
+        Self::open_found(found, log, backing, options, epoch)
+    }
+
+    /// The same with a log that was looked at already, and not written to since.
+    ///
+    /// # Errors
+    /// The drive fails.
+    pub(super) fn open_found(
+        found: Inspection,
+        log: Arc<dyn Drive>,
+        backing: Arc<dyn Drive>,
+        options: LogOptions,
+        epoch: u64,
+    ) -> std::result::Result<Arc<Self>, OpenError> {
+        let report = found.report.clone();
+        let core = found.open(&*log, options.log, epoch)?;
         let (blocks, discards) = (core.blocks(), backing.zeroes_quickly());
         Ok(Arc::new(Self {
             logged: Arc::new(Logged::new(core, log, backing)),
@@ -81,13 +97,9 @@ impl LogVolume {
         Ok(())
     }
 
-    /// Notes on the log's drive what identifies the backing store, and from now on what of that
-    /// changes.
-    ///
-    /// # Errors
-    /// The log's drive fails.
-    pub fn watch(&self, identity: Identity, id: StableId) -> Result<()> {
-        self.logged.identify(identity, id).context("cannot note the backing store in the log")
+    /// Says what the superblock has of the backing store's identity: from now on it is kept true.
+    pub(super) fn watch(&self, identity: Identity, id: StableId) {
+        self.logged.watch(identity, id);
     }
 
     /// What opening found.
@@ -95,8 +107,8 @@ impl LogVolume {
         &self.report
     }
 
-    /// Begins to bring everything to the backing store, or stops hurrying to; [`LogStats::clean`]
-    /// says when it is done.
+    /// Begins to bring everything to the backing store, or stops hurrying to. It is done when
+    /// [`crate::stats::LogStats::clean`] says so.
     pub fn drain(&self, on: bool) {
         if let Some(tending) = &*self.tending.lock() {
             tending.drain(on);
@@ -131,32 +143,9 @@ impl LogVolume {
             write_zeroes: totals.requests(Kind::WriteZeroes),
             invalid_io: totals.invalid,
             corrupt_records: self.logged.damaged_reads(),
-            log: Some(log_stats(&self.logged.core())),
+            log: Some(self.logged.core().stats()),
             ..Stats::default()
         }
-    }
-}
-
-fn log_stats(core: &Core) -> LogStats {
-    let counts = core.counts();
-    let (used, segments) = core.fullness();
-    let (blocks, memory) = core.index_size();
-    LogStats {
-        segments,
-        segments_used: used,
-        blocks_dirty: blocks as u64,
-        index_bytes: memory as u64,
-        blocks_appended: counts.blocks,
-        asked_bytes: counts.asked_bytes,
-        written_bytes: counts.written_bytes,
-        chunks: counts.chunks,
-        flushes: counts.flushes,
-        drive_flushes: counts.drive_flushes,
-        errors: counts.errors,
-        windows: counts.windows[0],
-        windows_failed: counts.windows[1],
-        failed: core.is_failed(),
-        clean: core.is_clean(),
     }
 }
 
