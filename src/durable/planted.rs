@@ -39,10 +39,12 @@ pub enum Bug {
     SuperblocksTogether,
     /// Slots are used again while a read from them is under way.
     IgnorePins,
+    /// The index forgets the blocks of a window before the zeroed ranges under them.
+    ForgetBeforeRetiring,
 }
 
 /// All of them.
-pub const BUGS: [Bug; 16] = [
+pub const BUGS: [Bug; 17] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -59,6 +61,7 @@ pub const BUGS: [Bug; 16] = [
     Bug::RewriteInOldEpoch,
     Bug::SuperblocksTogether,
     Bug::IgnorePins,
+    Bug::ForgetBeforeRetiring,
 ];
 
 #[cfg(sim)]

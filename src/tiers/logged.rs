@@ -429,6 +429,8 @@ impl Logged {
                     core.complete(command.id, &outcome);
                     self.news.notify_all();
                 }
+                // In steps, so that others have their turn between them.
+                None if core.is_forgetting() => MutexGuard::bump(&mut core),
                 None => {
                     self.news.wait_for(&mut core, Duration::from_millis(50));
                 }

@@ -158,6 +158,9 @@ impl World<'_> {
             self.end_read(0)?;
             return Ok(Progressed::Yes);
         }
+        if self.volume.core.is_forgetting() {
+            return Ok(Progressed::Yes);
+        }
         self.tick(500);
         Ok(Progressed::No)
     }
