@@ -11,7 +11,7 @@ use ram_drive::RamDrive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use ztier::durable;
+use ztier::durable::{self, format::data_at};
 use ztier::media::Drive;
 use ztier::volume::{Channel, Device, IoError, LogOptions, LogVolume, Request};
 
@@ -236,7 +236,7 @@ fn a_damaged_record_is_an_error_and_no_other_block_suffers() {
     }
     channel.submit(Request::Flush, Instant::now()).unwrap();
     // The first payload of the first chunk.
-    pair.log.damage((128 << 10) + 200);
+    pair.log.damage(data_at(pair.log.size(), SEGMENT) + 200);
     assert_eq!(read(&mut *channel, 0, 4096), Err(IoError::Corrupt(0)));
     assert!(read(&mut *channel, BLOCK, 4096).unwrap() == bytes(7, 4096));
     drain(&volume);

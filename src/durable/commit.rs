@@ -95,10 +95,11 @@ enum Health {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Flight {
+pub(super) enum Flight {
     Chunk(u64),
-    Flush { covers: u64, superblock: u64 },
+    Flush { covers: u64, superblock: u64, checkpoint: bool },
     Superblock,
+    Sheet,
 }
 
 /// The state of commits.
@@ -211,7 +212,7 @@ impl Commit {
         self.flushing || !self.wanted.is_empty()
     }
 
-    fn launch(&mut self, flight: Flight) -> u64 {
+    pub(super) fn launch(&mut self, flight: Flight) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         self.flights.insert(id, flight);
@@ -260,6 +261,9 @@ impl Core {
         if matches!(self.commit.health, Health::Broken | Health::Failed) {
             return None;
         }
+        if self.commit.health == Health::Well {
+            self.step_checkpoint();
+        }
         if let Some((at, bytes)) = self.next_superblock() {
             let id = self.commit.launch(Flight::Superblock);
             self.counts.written_bytes += bytes.len() as u64;
@@ -271,7 +275,7 @@ impl Core {
         {
             return Some(command);
         }
-        self.next_flush()
+        self.next_flush().or_else(|| self.next_sheet())
     }
 
     fn next_chunk_write(&mut self) -> Option<Command> {
@@ -299,12 +303,13 @@ impl Core {
         }
         let wanted = self.commit.wanted.front().is_some_and(|&target| target <= covers);
         let superblock = std::mem::take(&mut self.commit.superblock_unflushed);
-        if !wanted && superblock == 0 {
+        let checkpoint = self.checkpoint.take_unflushed();
+        if !wanted && superblock == 0 && !checkpoint {
             return None;
         }
         self.commit.flushing = true;
         self.counts.drive_flushes += 1;
-        let id = self.commit.launch(Flight::Flush { covers, superblock });
+        let id = self.commit.launch(Flight::Flush { covers, superblock, checkpoint });
         Some(Command { id, device: Device::Log, at: 0, op: Op::Flush })
     }
 
@@ -317,8 +322,12 @@ impl Core {
         }
         match flight {
             Flight::Chunk(chunk) => self.chunk_written(chunk, well),
-            Flight::Flush { covers, superblock } => {
+            Flight::Sheet => self.sheet_written(well),
+            Flight::Flush { covers, superblock, checkpoint } => {
                 self.commit.flushing = false;
+                if checkpoint && well {
+                    self.checkpoint.flushed();
+                }
                 if superblock > 0 {
                     self.superblock_flushed(superblock, well);
                 }
@@ -370,6 +379,8 @@ impl Core {
         if self.commit.health == Health::Well {
             self.commit.health = Health::Broken;
         }
+        // What it knows of may be laid out anew.
+        self.checkpoint.abort();
     }
 
     /// Gives the log up: nothing more is taken, and nobody waits for ever.
@@ -414,6 +425,8 @@ impl Core {
         self.open_segment(0)?;
         for chunk in old {
             let (segment, offset) = self.place_for(chunk.header.len)?;
+            // These chunks are full as they are.
+            self.summaries.take();
             let closing =
                 Closing { chunk: self.next_chunk, prev: self.prev, durable: self.commit.durable };
             let moved = chunk.moved(segment, offset, self.epoch(), closing);

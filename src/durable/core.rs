@@ -9,12 +9,14 @@
 //! a slot holds is used until nothing names it: its changes are in the backing store, that is
 //! durable, a durable superblock says so, and no reader holds a pin.
 
+use super::checkpoint::Checkpoint;
 use super::chunk::{CHUNK_MAX, CHUNK_MIN, Closing, Open, Sealed};
 use super::commit::Commit;
-use super::format::{Data, Entry, Epoch, Kind, Stamp, Superblock};
+use super::format::{Data, Entry, Epoch, Kind, Stamp, Superblock, crc};
 use super::holes::{Hole, Holes};
 use super::map::{Map, Place};
 use super::planted::mark;
+use super::summary::Summaries;
 use super::window::{After, Window};
 use crate::media::Buffer;
 use crate::stats::LogStats;
@@ -36,11 +38,13 @@ pub struct Options {
     pub window: u64,
     /// Milliseconds without a change after which what is there is committed.
     pub idle_ms: u64,
+    /// Least bytes of chunks between two checkpoints; 0 for no checkpoints.
+    pub checkpoint: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { memory: 64 << 20, window: 64 << 20, idle_ms: 1000 }
+        Self { memory: 64 << 20, window: 64 << 20, idle_ms: 1000, checkpoint: 64 << 20 }
     }
 }
 
@@ -125,6 +129,8 @@ pub struct Core {
     pub(super) prev: u32,
     pub(super) commit: Commit,
     pub(super) window: Window,
+    pub(super) checkpoint: Checkpoint,
+    pub(super) summaries: Summaries,
     pub(super) counts: LogStats,
 }
 
@@ -146,6 +152,8 @@ impl Core {
             next_chunk,
             prev,
             window: Window::default(),
+            checkpoint: Checkpoint::new(),
+            summaries: Summaries::default(),
             counts: LogStats::default(),
         }
     }
@@ -167,6 +175,7 @@ impl Core {
             segments_used: self.segments.len() as u64,
             blocks_dirty: self.map.len() as u64,
             index_bytes: self.map.memory() as u64,
+            checkpoints: self.checkpoint.made,
             failed: self.is_failed(),
             clean: self.is_clean(),
             ..self.counts
@@ -201,11 +210,7 @@ impl Core {
     ) -> Result<(), Refused> {
         self.commit.check_health()?;
         let open = self.open_for(payload.len(), RESERVE)?;
-        let offset = open.next_offset();
-        let stamp = Stamp { epoch: open.epoch, segment: open.segment, offset, block };
-        let check = stamp.check(crc);
-        let data = Data { block, kind, len: payload.len() as u32, offset, check };
-        open.push(data, payload);
+        let data = open.append(block, kind, payload, crc);
         let segment = open.segment;
         self.index(segment, &Entry::Data(data));
         self.counts.blocks_appended += 1;
@@ -241,6 +246,7 @@ impl Core {
     /// Makes the index say what an entry of a segment says.
     pub(super) fn index(&mut self, segment: u64, entry: &Entry) {
         match *entry {
+            Entry::Data(Data { kind: Kind::Summary, .. }) => {}
             Entry::Data(Data { block, kind, len, offset, check }) => {
                 let slot = (segment % self.sb.segments) as u32;
                 self.map.insert(block, Place { slot, offset, len, kind, check });
@@ -279,7 +285,13 @@ impl Core {
             _ => (self.open_segment(reserve)?, 0),
         };
         let capacity = (size - offset).min(CHUNK_MAX);
-        Ok(Open::new(segment, offset, self.epoch(), capacity, self.spare.pop()))
+        let mut open = Open::new(segment, offset, self.epoch(), capacity, self.spare.pop());
+        if let Some(summary) = self.summaries.take() {
+            for (block, piece) in (0..).zip(summary.chunks(crate::BLOCK_SIZE)) {
+                open.append(block, Kind::Summary, piece, crc(piece));
+            }
+        }
+        Ok(open)
     }
 
     /// Takes a free segment into use.
@@ -296,8 +308,10 @@ impl Core {
             mark("segment.next_lap");
         }
         let (epoch, chunk, prev) = (self.epoch(), self.next_chunk, self.prev);
+        let number = self.first + self.segments.len() as u64;
+        self.summaries.begin(number, epoch, chunk, prev, self.sb.segment);
         self.segments.push_back(Segment { epoch, chunk, prev, used: 0, pins: 0, finished: false });
-        Ok(self.first + self.segments.len() as u64 - 1)
+        Ok(number)
     }
 
     /// The epoch that new chunks have.
@@ -326,6 +340,8 @@ impl Core {
         if let Some(at) = self.segment_mut(sealed.header.segment) {
             at.used = sealed.header.offset + sealed.header.len;
         }
+        self.summaries.add(&sealed, self.sb.segment);
+        self.checkpoint.grow(sealed.header.len);
         self.prev = sealed.sum;
         self.next_chunk = sealed.header.chunk + 1;
         self.commit.sealed(&sealed);

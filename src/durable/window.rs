@@ -18,8 +18,8 @@ use std::sync::Arc;
 /// Times that writing the superblock is tried.
 const TRIES: u32 = 3;
 /// Index entries that go in one step;
-/// few for the simulator, whose windows are small.
-const STEP: usize = if cfg!(sim) { 3 } else { 1024 };
+/// one for the simulator, whose windows are small.
+const STEP: usize = if cfg!(sim) { 1 } else { 1024 };
 
 /// What a superblock is written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub(super) enum After {
     Close,
     /// What is known of the backing store changes.
     Identity,
+    /// There is a newer checkpoint.
+    Checkpoint,
 }
 
 /// Segments to write back, and what is known of them.
@@ -173,6 +175,11 @@ impl Core {
     /// command again at once.
     pub fn is_forgetting(&self) -> bool {
         matches!(self.window.step, Step::Forgetting { .. })
+    }
+
+    /// Whether the index forgets what the superblock still counts as part of the log.
+    pub(super) fn is_moving_tail(&self) -> bool {
+        matches!(self.window.step, Step::Forgetting { .. } | Step::Moving { .. })
     }
 
     /// Lets the next window take the segment that is being filled: no chunk comes to it any more.
@@ -403,6 +410,7 @@ impl Core {
             match purpose {
                 After::Rewrite => self.rewrite_may_begin(),
                 After::Identity => {}
+                After::Checkpoint => self.checkpoint.named(),
                 After::Close => self.window.closed = true,
                 After::Tail => {
                     if let Step::Moving { end } = self.window.step {
@@ -424,6 +432,7 @@ impl Core {
     /// when everything is durable, and take nothing more.
     pub fn close(&mut self) {
         self.sb.open = false;
+        self.checkpoint.abort();
         self.write_superblock(After::Close);
     }
 

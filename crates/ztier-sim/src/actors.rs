@@ -16,6 +16,8 @@ use ztier::media::Buffer;
 
 /// Events that somebody waits for at most, and times that nothing happens meanwhile.
 const WAIT_MAX: u32 = 100_000;
+/// The same where a drive is broken.
+const TROUBLED_MAX: u32 = 1000;
 const IDLE_MAX: u32 = 20;
 /// Windows until everything is in the backing store, at most.
 const DRAIN_MAX: u32 = 20;
@@ -81,6 +83,9 @@ impl World<'_> {
             if waited >= self.setup.patience || self.is_stuck {
                 return Ok(false);
             }
+            if waited > TROUBLED_MAX && self.is_troubled() {
+                break;
+            }
             match self.work()? {
                 Progressed::Yes => idle = 0,
                 Progressed::No => idle += 1,
@@ -93,8 +98,8 @@ impl World<'_> {
             }
         }
         // A full log that has to say that blocks are lost, and has no room left for that after a
-        // rewrite, tries again and again.
-        self.is_stuck = self.lies;
+        // rewrite, tries again and again; so does a window that a broken drive does not let read.
+        self.is_stuck = self.lies || self.is_troubled();
         if self.is_stuck {
             return Ok(false);
         }

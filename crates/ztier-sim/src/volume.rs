@@ -58,8 +58,12 @@ impl Volume {
         epoch: u64,
         accept_loss: bool,
     ) -> Result<Self, OpenError> {
-        let options =
-            Options { memory: setup.memory, window: setup.window, idle_ms: setup.idle_ms };
+        let options = Options {
+            memory: setup.memory,
+            window: setup.window,
+            idle_ms: setup.idle_ms,
+            checkpoint: setup.checkpoint,
+        };
         log.power().begin();
         let (core, report) = durable::open(log, options, epoch, accept_loss)?;
         Ok(Self {
