@@ -8,6 +8,7 @@ pub mod fio;
 pub mod nbdkit;
 pub mod plain;
 pub mod ramdisk;
+pub mod raw;
 pub mod zram;
 pub mod ztier;
 
