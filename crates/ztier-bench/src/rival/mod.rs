@@ -9,6 +9,7 @@ pub mod nbdkit;
 pub mod plain;
 pub mod ramdisk;
 pub mod raw;
+pub mod served;
 pub mod zram;
 pub mod ztier;
 

@@ -115,6 +115,22 @@ impl Source {
         Ok(source)
     }
 
+    /// The file or device, if it is one.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.spec {
+            Spec::Path(path) => Some(path),
+            Spec::Model(_) => None,
+        }
+    }
+
+    /// Takes a log off it that a run left.
+    ///
+    /// # Errors
+    /// It can't be opened or written.
+    pub fn clear(&self) -> Result<()> {
+        self.path().map_or(Ok(()), forget)
+    }
+
     /// Opens its first `most` bytes.
     ///
     /// # Errors
@@ -156,7 +172,7 @@ impl Drop for Source {
     }
 }
 
-/// Leaves no log on a drive of the user's, so that it can be used again.
+/// Leaves no log on a drive, so that it can be used again.
 fn forget(path: &Path) -> Result<()> {
     let drive = FileDrive::open(path, Access::Exclusive)?;
     if read_superblock(&drive).is_err() {
@@ -287,7 +303,7 @@ mod tests {
     fn a_made_file_is_full_and_goes() {
         let dir = WorkDir::new("made").unwrap();
         let source = Source::make(dir.path(), "log", 5 << 20).unwrap();
-        let path = PathBuf::from(source.to_string());
+        let path = source.path().unwrap().to_owned();
         use std::os::unix::fs::MetadataExt;
         assert!(std::fs::metadata(&path).unwrap().blocks() * 512 >= 5 << 20);
         let other = Source::make(dir.path(), "huge", 1 << 60).err().unwrap().to_string();

@@ -6,6 +6,8 @@
 
 mod compact;
 mod drives;
+mod everyday;
+mod export;
 mod full;
 mod own;
 mod recovery;
@@ -37,6 +39,10 @@ pub enum Section {
     Full,
     /// Opening a log that was left by a cut of power, by its size and what filled it.
     Recovery,
+    /// The source's job through `ztier up` on files: NBD, FUSE and a loop device, in process.
+    Export,
+    /// SQLite commits and a tar that is unpacked, on ext4 on the exported device.
+    Everyday,
 }
 
 /// Which drives, as the command line says.
@@ -89,7 +95,7 @@ impl Plan {
             span: drives.span()?,
             drives,
             rounds: context.pick(1, 3),
-            time: Duration::from_millis(context.pick(1500, 6000)),
+            time: Duration::from_millis(context.pick(1000, 6000)),
             log_bytes: context.pick(2 << 30, 4 << 30),
         })
     }
@@ -110,6 +116,8 @@ impl Section {
             Self::Synced => plan.synced(report),
             Self::Full => plan.full(report, context.quick),
             Self::Recovery => plan.recovery(report, context.quick),
+            Self::Export => plan.export(report, context.quick),
+            Self::Everyday => plan.everyday(report, context.quick),
         }
     }
 }

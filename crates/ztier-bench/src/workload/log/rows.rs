@@ -134,7 +134,7 @@ impl Plan {
         let alone = |source: &Source, job: &Job| -> Result<f64> {
             let opened = source.open(SPAN)?;
             let job = Job { span: job.span.min(opened.drive.size()), ..*job };
-            let times = (Duration::from_secs(1), self.time);
+            let times = (self.time.min(Duration::from_secs(1)) / 2, self.time);
             Ok(job::measure(&*opened.drive, &job, times, SEED)?.bytes_per_second / 1e6)
         };
         line.runs.push(match &line.load {
