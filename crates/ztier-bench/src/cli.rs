@@ -13,6 +13,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+use ztier::config::size;
+use ztier::durable::format::{SEGMENT_MAX, SEGMENT_MIN};
 use ztier::error::{Error, Result};
 
 /// Reproduces the tables of the source documents: ours and its rivals, in turn, in one run.
@@ -93,6 +95,12 @@ struct LogArgs {
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = log::REAL_DIR,
         conflicts_with_all = ["log", "backing"])]
     real: Option<PathBuf>,
+    /// Data of all sections but rows, which has both: 1:1 (random, the default), 2:1, …
+    #[arg(long, value_name = "DATA", default_value = "1:1")]
+    data: Kind,
+    /// Bytes in a segment of all sections but rows, which has two sizes.
+    #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = size::parse_bytes)]
+    segment: u64,
     /// Only these sections (all by default).
     #[arg(long, value_name = "SECTION", value_delimiter = ',')]
     only: Vec<log::Section>,
@@ -287,7 +295,17 @@ fn durable_log(args: LogArgs) -> Result<()> {
     warn_if_busy()?;
     let mut context =
         Context { report: Report::new("log"), quick: args.quick, data: vec![], modes: vec![] };
-    let choice = log::Choice { log: args.log, backing: args.backing, real: args.real };
+    let segment = u32::try_from(args.segment)
+        .ok()
+        .filter(|s| s.is_power_of_two() && (SEGMENT_MIN..=SEGMENT_MAX).contains(s))
+        .ok_or_else(|| Error::usage("--segment must be a power of two from 32K to 16M"))?;
+    let choice = log::Choice {
+        log: args.log,
+        backing: args.backing,
+        real: args.real,
+        data: args.data,
+        segment,
+    };
     let sections =
         if args.only.is_empty() { log::Section::value_variants().to_vec() } else { args.only };
     let wanted = sections.iter().map(|s| (name_of(s), *s)).collect();
@@ -340,7 +358,7 @@ mod tests {
             "zram --stress-quick",
             "log --quick --json a --only rows,full --keep-going",
             "log --backing /dev/sdb --log sim:ssd-840pro:16G",
-            "log --real --quick",
+            "log --real --quick --data 2:1 --segment 32K",
             "log --real /mnt --only synced",
             "soak --minutes 60",
             "models --real-time --drive sim:hdd-7200,sim:ssd-840pro:16G --json a",

@@ -27,13 +27,23 @@ impl Up {
         Self::with(&["--size", &size.to_string(), "--export", export])
     }
 
-    /// `ztier up NAME --backing DEV --log DEV --export EXPORT`.
+    /// `ztier up NAME --backing DEV --log DEV --segment BYTES --export EXPORT`.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn with_log(log: &Path, backing: &Path, export: &str) -> Result<Self> {
+    pub fn with_log(log: &Path, backing: &Path, segment: u32, export: &str) -> Result<Self> {
+        let segment = segment.to_string();
         let (log, backing) = (log.to_string_lossy(), backing.to_string_lossy());
-        Self::with(&["--log", &log, "--backing", &backing, "--export", export])
+        Self::with(&[
+            "--log",
+            &log,
+            "--backing",
+            &backing,
+            "--segment",
+            &segment,
+            "--export",
+            export,
+        ])
     }
 
     fn with(args: &[&str]) -> Result<Self> {

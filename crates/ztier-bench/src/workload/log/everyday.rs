@@ -133,7 +133,7 @@ impl Plan {
             let alone: Arc<dyn Device> = Arc::new(RawDevice(backing));
             on_ext4(alone, "alone", &tasks, times.iter_mut().map(|t| &mut t[0]))?;
             let backing = self.drives.backing.open(size)?.drive;
-            let log = OwnLog::on(&self.drives.log.open(self.log_bytes)?, backing, 1 << 20)?;
+            let log = OwnLog::on(&self.drives.log.open(self.log_bytes)?, backing, self.segment)?;
             on_ext4(log.device(), "ours", &tasks, times.iter_mut().map(|t| &mut t[1]))?;
             say(&format!("round {} of {}", round + 1, self.rounds));
         }

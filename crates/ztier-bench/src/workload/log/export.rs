@@ -97,7 +97,8 @@ impl Plan {
             &made
         };
         report.note(SECTION, "drives here", format!("{}, {}", drives.log, drives.backing));
-        let mut pools = small_pools(Kind::Ratio(1.0), 2)?;
+        let mut pools = small_pools(self.data, 2)?;
+        report.note(SECTION, "data", &pools[0]);
         let ways =
             Way::ALL.into_iter().filter(|way| match (way, ztier::export::fuse::available(true)) {
                 (Way::Fuse, Err(reason)) => {
@@ -140,7 +141,7 @@ impl Plan {
                 depth,
                 size,
                 time: Some(time),
-                shrinks: false,
+                shrinks: self.data != Kind::Ratio(1.0),
                 flush_after,
                 ..fio::LIKE
             };
@@ -148,7 +149,7 @@ impl Plan {
         };
         let up = |export| {
             drives.log.clear()?;
-            Up::with_log(log, backing, export)
+            Up::with_log(log, backing, self.segment, export)
         };
         let (mb, p999) = match way {
             Way::Backing => fio(Target::Direct(backing), size)?,
@@ -156,7 +157,7 @@ impl Plan {
                 let size = drives.log.open(size)?.drive.size();
                 fio(Target::Direct(log), size)?
             }
-            Way::InProcess => in_process(load, drives, time, pools, round)?,
+            Way::InProcess => in_process(load, drives, self.segment, time, pools, round)?,
             Way::Nbd => fio(Target::Nbd(&up("nbd")?.endpoint()), size)?,
             Way::Fuse => fio(Target::Direct(Path::new(&*up("fuse")?.endpoint())), size)?,
         };
@@ -171,11 +172,12 @@ impl Plan {
 fn in_process(
     load: Load,
     drives: &Drives,
+    segment: u32,
     time: Duration,
     pools: &mut [Pool],
     round: u32,
 ) -> Result<(f64, f64)> {
-    let log = OwnLog::new(drives, u64::MAX, 1 << 20)?;
+    let log = OwnLog::new(drives, u64::MAX, segment)?;
     if load.flush_after == 0 {
         return Ok((log.write(pools, time, round)?, f64::NAN));
     }

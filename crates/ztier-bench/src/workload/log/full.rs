@@ -7,7 +7,7 @@
 use super::own::{Latencies, OwnLog, small_pools};
 use super::watched::Watched;
 use super::{BLOCK, Plan};
-use crate::data::{Kind, Pool, Rng};
+use crate::data::{Pool, Rng};
 use crate::report::{Report, Row, Table, Target as Goal, median, print, say};
 use crate::rival::raw::RawDevice;
 use crate::sys::interrupt;
@@ -83,7 +83,8 @@ impl Plan {
             (4 * window) >> 20
         );
         report.note(SECTION, "load", text);
-        let mut pools = small_pools(Kind::Ratio(1.0), WRITERS)?;
+        let mut pools = small_pools(self.data, WRITERS)?;
+        report.note(SECTION, "data", &pools[0]);
         let (mut ours, mut sorted) = (Vec::new(), [Vec::new(), Vec::new()]);
         let mut idle = Vec::new();
         for round in 0..self.rounds {
@@ -120,7 +121,7 @@ impl Plan {
         let policy = Policy { window: fill.window, ..Policy::default() };
         let options = LogOptions { algorithm: Algorithm::Lz4, policy, ..LogOptions::default() };
         let opened = self.drives.log.open(fill.log_bytes)?;
-        let log = OwnLog::with(&opened, Arc::clone(&backing) as _, 1 << 20, options)?;
+        let log = OwnLog::with(&opened, Arc::clone(&backing) as _, self.segment, options)?;
         let device = log.device();
         let blocks = fill.span / BLOCK;
         let (done, counts, stop) =

@@ -18,6 +18,7 @@ mod watched;
 pub use drives::{Drives, REAL_DIR, Source, Spec};
 
 use super::Context;
+use crate::data::Kind;
 use crate::model::Kind as Model;
 use clap::ValueEnum;
 use std::path::PathBuf;
@@ -45,8 +46,8 @@ pub enum Section {
     Everyday,
 }
 
-/// Which drives, as the command line says.
-#[derive(Clone, Debug, Default)]
+/// What the command line says.
+#[derive(Clone, Debug)]
 pub struct Choice {
     /// `--log`.
     pub log: Option<Spec>,
@@ -54,6 +55,10 @@ pub struct Choice {
     pub backing: Option<Spec>,
     /// `--real`: files in this directory.
     pub real: Option<PathBuf>,
+    /// `--data`.
+    pub data: Kind,
+    /// `--segment`.
+    pub segment: u32,
 }
 
 impl Choice {
@@ -87,11 +92,17 @@ struct Plan {
     rounds: u32,
     time: Duration,
     log_bytes: u64,
+    /// Data and segments of all sections but the rows.
+    data: Kind,
+    segment: u32,
 }
 
 impl Plan {
-    fn new(context: &Context, drives: Drives) -> Result<Self> {
+    fn new(context: &Context, choice: &Choice) -> Result<Self> {
+        let drives = choice.drives(context.quick)?;
         Ok(Self {
+            data: choice.data,
+            segment: choice.segment,
             span: drives.span()?,
             drives,
             rounds: context.pick(1, 3),
@@ -107,7 +118,7 @@ impl Section {
     /// # Errors
     /// A drive fails; interrupted.
     pub fn run(self, context: &mut Context, choice: &Choice) -> Result<()> {
-        let plan = Plan::new(context, choice.drives(context.quick)?)?;
+        let plan = Plan::new(context, choice)?;
         let text = format!("log {}, backing {}", plan.drives.log, plan.drives.backing);
         let (name, report) = (format!("{self:?}").to_lowercase(), &mut context.report);
         report.note(&name, "drives", text);

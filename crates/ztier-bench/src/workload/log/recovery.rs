@@ -184,11 +184,12 @@ fn fill_lane(volume: &Arc<LogVolume>, load: Load, n: u64) -> Result<()> {
     let mut data = [0; BLOCK_SIZE];
     let blocks = volume.size() / BLOCK;
     for i in 0u64.. {
-        if i % 64 == 0 {
+        // Counting takes as long as the index is large.
+        if i % 1024 == 0 {
             interrupt::check()?;
             let stats = volume.stats().log.unwrap_or_default();
             // What is in memory must still fit.
-            let room = durable::Options::default().memory / SEGMENT + 16;
+            let room = durable::Options::default().memory / SEGMENT + 32;
             if stats.segments_used + room >= stats.segments {
                 return Ok(());
             }

@@ -3,7 +3,6 @@
 
 use super::Plan;
 use super::own::{Flushed, OwnLog, Synced, small_pools};
-use crate::data::Kind;
 use crate::report::{Report, Row, Table, Target as Goal, median, print};
 use crate::rival::raw::RawDevice;
 use std::sync::Arc;
@@ -54,7 +53,7 @@ impl Plan {
     /// The table of all loads.
     pub(super) fn synced(&self, report: &mut Report) -> Result<()> {
         let most = WRITERS.into_iter().max().unwrap_or(1);
-        let mut pools = small_pools(Kind::Ratio(1.0), most)?;
+        let mut pools = small_pools(self.data, most)?;
         let time = self.time.min(Duration::from_secs(2)) / 3;
         report.note(SECTION, "data", &pools[0]);
         let table = Table::new(&[
@@ -80,7 +79,7 @@ impl Plan {
                     let span = load.span.min(alone.size());
                     raw.push(Synced { span, ..load }.run(&alone, &mut pools, round)?);
                     drop(alone);
-                    let log = OwnLog::new(&self.drives, NEAR, 1 << 20)?;
+                    let log = OwnLog::new(&self.drives, NEAR, self.segment)?;
                     ours.push(load.run(&log.device(), &mut pools, round)?);
                     written.push(log.amplification());
                 }
