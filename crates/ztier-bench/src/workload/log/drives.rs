@@ -7,7 +7,7 @@
 
 use super::SPAN;
 use crate::data::Rng;
-use crate::model::{ModelDrive, Name};
+use crate::model::{Model, ModelDrive, Name};
 use crate::report::warn;
 use std::fmt;
 use std::fs::File;
@@ -120,6 +120,14 @@ impl Source {
         match &self.spec {
             Spec::Path(path) => Some(path),
             Spec::Model(_) => None,
+        }
+    }
+
+    /// The model, if it is one, of its first `most` bytes.
+    pub fn model(&self, most: u64) -> Option<Model> {
+        match &self.spec {
+            Spec::Model(name) => Some(Model::new(Name { size: name.size.min(most), ..*name })),
+            Spec::Path(_) => None,
         }
     }
 

@@ -1,10 +1,12 @@
 //! Synced writes: one flush after 1, 8 and 64 blocks, by 1, 4 and 16 writers, on the log and on its
 //! drive alone.
 
-use super::Plan;
 use super::own::{Flushed, OwnLog, Synced, small_pools};
+use super::{BLOCK, Plan};
+use crate::model::job::{self, Action, Job};
 use crate::report::{Report, Row, Table, Target as Goal, median, print};
 use crate::rival::raw::RawDevice;
+use crate::workload::SEED;
 use std::sync::Arc;
 use std::time::Duration;
 use ztier::error::Result;
@@ -50,6 +52,21 @@ impl Side {
 }
 
 impl Plan {
+    /// What the drive alone would reach if waking threads took no time.
+    fn modelled(&self, load: Synced) -> Option<f64> {
+        let mut model = self.drives.log.model(NEAR)?;
+        let job = Job {
+            action: Action::SyncWrite(load.each),
+            random: true,
+            block: BLOCK,
+            depth: load.writers as u64,
+            span: load.span,
+            warm_up: 1000,
+            count: 10_000,
+        };
+        Some(job::simulate(&mut model, &job, SEED).bytes_per_second / BLOCK as f64)
+    }
+
     /// The table of all loads.
     pub(super) fn synced(&self, report: &mut Report) -> Result<()> {
         let most = WRITERS.into_iter().max().unwrap_or(1);
@@ -60,6 +77,7 @@ impl Plan {
             ("writers", 7),
             ("writes a flush", 14),
             ("drive alone, IOPS", 17),
+            ("(its model)", 11),
             ("ztier, IOPS", 11),
             ("ratio", 7),
             ("target", 8),
@@ -102,6 +120,7 @@ impl Plan {
                     writers.to_string(),
                     each.to_string(),
                     format!("{:.0}", median(&raw.blocks)),
+                    self.modelled(load).map_or(String::new(), |iops| format!("{iops:.0}")),
                     format!("{:.0}", median(&ours.blocks)),
                     format!("{ratio:.2}"),
                     goal.short(),
