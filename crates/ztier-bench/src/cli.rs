@@ -306,10 +306,12 @@ fn durable_log(args: LogArgs) -> Result<()> {
         data: args.data,
         segment,
     };
+    let drives = choice.drives(args.quick)?;
     let sections =
         if args.only.is_empty() { log::Section::value_variants().to_vec() } else { args.only };
     let wanted = sections.iter().map(|s| (name_of(s), *s)).collect();
-    let failed = each(wanted, args.keep_going, &mut context, |section, c| section.run(c, &choice));
+    let failed =
+        each(wanted, args.keep_going, &mut context, |section, c| section.run(c, &choice, &drives));
     finish(&context.report, args.json.as_deref(), args.csv.as_deref(), &failed)
 }
 

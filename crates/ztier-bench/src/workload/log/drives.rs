@@ -15,13 +15,14 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use ztier::durable::read_superblock;
 use ztier::error::{Context as _, Error, Result};
 use ztier::media::{Access, Buffer, Drive, DriveError, FileDrive, Ring, Signature};
 
 /// Requests in flight on a log's drive, as the product has them.
 const DEPTH: u32 = 32;
-/// Bytes of a log's drive that can hold a superblock.
+/// Bytes from the beginning that can hold a superblock of a log or of a file system.
 const HEAD: u64 = 128 << 10;
 /// Where `--real` makes its files, unless told: by convention on a disk, and large.
 pub const REAL_DIR: &str = "/var/tmp";
@@ -63,6 +64,8 @@ pub struct Source {
     spec: Spec,
     /// Removed at the end.
     made: bool,
+    /// Overwritten, or about to be.
+    used: AtomicBool,
 }
 
 impl Source {
@@ -83,7 +86,7 @@ impl Source {
                 return Err(Error::failure(text).mend(mend));
             }
         }
-        Ok(Self { spec, made: false })
+        Ok(Self { spec, made: false, used: AtomicBool::new(false) })
     }
 
     /// A file in `dir`, each byte of it written once, so that later writes allocate nothing.
@@ -104,7 +107,7 @@ impl Source {
         }
         let file = File::create_new(&path).context(format!("cannot make {}", path.display()))?;
         // From here on the guard removes it.
-        let source = Self { spec: Spec::Path(path), made: true };
+        let source = Self { spec: Spec::Path(path), made: true, used: AtomicBool::new(true) };
         let mut data = vec![0; 4 << 20];
         Rng::new(bytes).fill(&mut data);
         for at in (0..bytes).step_by(data.len()) {
@@ -131,12 +134,12 @@ impl Source {
         }
     }
 
-    /// Takes a log off it that a run left.
+    /// Takes off it what a run left.
     ///
     /// # Errors
     /// It can't be opened or written.
     pub fn clear(&self) -> Result<()> {
-        self.path().map_or(Ok(()), forget)
+        self.path().map_or(Ok(()), empty)
     }
 
     /// Opens its first `most` bytes.
@@ -144,6 +147,7 @@ impl Source {
     /// # Errors
     /// It can't be opened.
     pub fn open(&self, most: u64) -> Result<Opened> {
+        self.used.store(true, Ordering::Relaxed);
         Ok(match &self.spec {
             Spec::Model(name) => {
                 let size = name.size.min(most);
@@ -169,10 +173,10 @@ impl fmt::Display for Source {
 impl Drop for Source {
     fn drop(&mut self) {
         let Spec::Path(path) = &self.spec else { return };
-        let done = if self.made {
-            std::fs::remove_file(path).context("cannot remove it")
-        } else {
-            forget(path)
+        let done = match self.made {
+            true => std::fs::remove_file(path).context("cannot remove it"),
+            false if self.used.load(Ordering::Relaxed) => empty(path),
+            false => Ok(()),
         };
         if let Err(e) = done {
             warn(&format!("{}: {e}", path.display()));
@@ -180,16 +184,11 @@ impl Drop for Source {
     }
 }
 
-/// Leaves no log on a drive, so that it can be used again.
-fn forget(path: &Path) -> Result<()> {
+/// Leaves no log and no file system on a drive, so that it can be used again.
+fn empty(path: &Path) -> Result<()> {
     let drive = FileDrive::open(path, Access::Exclusive)?;
-    if read_superblock(&drive).is_err() {
-        return Ok(());
-    }
-    drive
-        .write(0, &Buffer::new(HEAD as usize))
-        .and_then(|()| drive.flush())
-        .context("cannot take the log off it")
+    let head = Buffer::new(HEAD.min(drive.size()) as usize);
+    drive.write(0, &head).and_then(|()| drive.flush()).context("cannot empty it")
 }
 
 /// The drives of a run.

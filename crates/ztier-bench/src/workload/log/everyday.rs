@@ -98,7 +98,7 @@ impl Tar {
     }
 }
 
-impl Plan {
+impl Plan<'_> {
     /// Times of the tasks, on the volume and without it.
     pub(super) fn everyday(&self, report: &mut Report, quick: bool) -> Result<()> {
         if let Err(reason) = ztier::export::fuse::available(true) {

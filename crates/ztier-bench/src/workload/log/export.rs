@@ -76,7 +76,7 @@ struct Runs {
     p999: Vec<f64>,
 }
 
-impl Plan {
+impl Plan<'_> {
     /// The figures of all ways.
     pub(super) fn export(&self, report: &mut Report, quick: bool) -> Result<()> {
         if !exists("fio") {
@@ -85,7 +85,7 @@ impl Plan {
         }
         let made;
         let drives = if self.drives.log.path().and(self.drives.backing.path()).is_some() {
-            &self.drives
+            self.drives
         } else {
             // A daemon takes no models.
             let dir = Path::new(REAL_DIR);

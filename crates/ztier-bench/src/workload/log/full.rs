@@ -67,7 +67,7 @@ struct Paced {
     read: Latencies,
 }
 
-impl Plan {
+impl Plan<'_> {
     /// The figures, and what a window did with the backing store.
     pub(super) fn full(&self, report: &mut Report, quick: bool) -> Result<()> {
         // The same density of blocks in a window.

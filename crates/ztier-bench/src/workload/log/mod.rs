@@ -23,7 +23,7 @@ use crate::model::Kind as Model;
 use clap::ValueEnum;
 use std::path::PathBuf;
 use std::time::Duration;
-use ztier::error::Result;
+use ztier::error::{Error, Result};
 
 const BLOCK: u64 = ztier::BLOCK_SIZE as u64;
 /// The source's `size=16GB`.
@@ -74,6 +74,12 @@ impl Choice {
                 backing: Source::make(dir, "backing", backing)?,
             });
         }
+        if let (Some(Spec::Path(log)), Some(Spec::Path(backing))) = (&self.log, &self.backing)
+            && std::fs::canonicalize(log).ok() == std::fs::canonicalize(backing).ok()
+        {
+            let text = format!("{} can't be log and backing store at once", log.display());
+            return Err(Error::usage(text).mend("give two drives"));
+        }
         let or = |spec: &Option<Spec>, kind: Model| {
             Source::new(spec.clone().unwrap_or_else(|| Spec::Model(kind.into())))
         };
@@ -85,8 +91,8 @@ impl Choice {
 }
 
 /// How long and how often.
-struct Plan {
-    drives: Drives,
+struct Plan<'a> {
+    drives: &'a Drives,
     /// Bytes of the volume.
     span: u64,
     rounds: u32,
@@ -97,9 +103,8 @@ struct Plan {
     segment: u32,
 }
 
-impl Plan {
-    fn new(context: &Context, choice: &Choice) -> Result<Self> {
-        let drives = choice.drives(context.quick)?;
+impl<'a> Plan<'a> {
+    fn new(context: &Context, choice: &Choice, drives: &'a Drives) -> Result<Self> {
         Ok(Self {
             data: choice.data,
             segment: choice.segment,
@@ -117,8 +122,8 @@ impl Section {
     ///
     /// # Errors
     /// A drive fails; interrupted.
-    pub fn run(self, context: &mut Context, choice: &Choice) -> Result<()> {
-        let plan = Plan::new(context, choice)?;
+    pub fn run(self, context: &mut Context, choice: &Choice, drives: &Drives) -> Result<()> {
+        let plan = Plan::new(context, choice, drives)?;
         let text = format!("log {}, backing {}", plan.drives.log, plan.drives.backing);
         let (name, report) = (format!("{self:?}").to_lowercase(), &mut context.report);
         report.note(&name, "drives", text);

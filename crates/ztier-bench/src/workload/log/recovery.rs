@@ -57,7 +57,7 @@ struct Opened {
     entries: u64,
 }
 
-impl Plan {
+impl Plan<'_> {
     /// The table over sizes and loads.
     pub(super) fn recovery(&self, report: &mut Report, quick: bool) -> Result<()> {
         let sizes: &[u64] = if quick { &[1, 2] } else { &[1, 4, 16, 100] };

@@ -102,7 +102,7 @@ fn lines(span: u64) -> Vec<Line> {
     .into()
 }
 
-impl Plan {
+impl Plan<'_> {
     /// Runs the rows in turn, and shows them beside the source's.
     pub(super) fn rows(&self, report: &mut Report) -> Result<()> {
         let mut lines = lines(self.span);
@@ -117,7 +117,7 @@ impl Plan {
         for line in &lines {
             figures.push(report.row(Row {
                 section: SECTION.into(),
-                system: line.system(&self.drives),
+                system: line.system(self.drives),
                 case: line.case(),
                 unit: "MB/s",
                 runs: line.runs.clone(),
@@ -130,7 +130,7 @@ impl Plan {
     }
 
     fn run_line(&self, line: &mut Line, data: &mut [Vec<Pool>; 2], round: u32) -> Result<()> {
-        let drives = &self.drives;
+        let drives = self.drives;
         let alone = |source: &Source, job: &Job| -> Result<f64> {
             let opened = source.open(SPAN)?;
             let job = Job { span: job.span.min(opened.drive.size()), ..*job };

@@ -51,7 +51,7 @@ impl Side {
     }
 }
 
-impl Plan {
+impl Plan<'_> {
     /// What the drive alone would reach if waking threads took no time.
     fn modelled(&self, load: Synced) -> Option<f64> {
         let mut model = self.drives.log.model(NEAR)?;
@@ -97,7 +97,7 @@ impl Plan {
                     let span = load.span.min(alone.size());
                     raw.push(Synced { span, ..load }.run(&alone, &mut pools, round)?);
                     drop(alone);
-                    let log = OwnLog::new(&self.drives, NEAR, self.segment)?;
+                    let log = OwnLog::new(self.drives, NEAR, self.segment)?;
                     ours.push(load.run(&log.device(), &mut pools, round)?);
                     written.push(log.amplification());
                 }
