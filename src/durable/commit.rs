@@ -5,8 +5,13 @@
 //! arrives while another is at work shares the next one. A drive whose write or flush failed is not
 //! asked to flush the same again: what was not durable is written to other segments, in a new
 //! epoch.
+//!
+//! Who has just been served comes back soon: where several flush again and again, a commit that
+//! began with the first of them would leave the others to the next one, in turns for ever. So the
+//! next chunk stays open until all are back whom the last commit served, or who came meanwhile; but
+//! no longer than a part of the time that commit took, and never for somebody who is alone.
 
-use super::chunk::{CHUNK_MAX, Closing, Sealed};
+use super::chunk::{CHUNK_MAX, Closing, Open, Sealed};
 use super::core::{Core, Refused, Segment};
 use super::format::{EPOCHS_MAX, Epoch, Header};
 use super::planted::{self, Bug, mark};
@@ -20,6 +25,8 @@ use std::sync::Arc;
 const DEPTH: usize = 32;
 /// Buffers that are kept for new chunks.
 const SPARE: usize = 16;
+/// Longest time that a commit waits for others.
+const GATHER_MAX_US: u64 = 10_000;
 /// Times that chunks are written elsewhere before the log is given up.
 const REWRITES: u32 = 3;
 
@@ -73,6 +80,13 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub(super) u64);
 
+impl Ticket {
+    /// Whether it is done, if chunks below this number are durable.
+    pub fn is_done(self, durable: u64) -> bool {
+        durable >= self.0
+    }
+}
+
 /// How a flush stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
@@ -117,17 +131,27 @@ pub(super) struct Commit {
     issued: u64,
     /// Chunks from `durable` on: whether each is written.
     written: VecDeque<bool>,
-    /// What flushes wait for, ascending.
-    wanted: VecDeque<u64>,
-    /// The open chunk is closed when the commit at work has ended.
+    /// What flushes wait for, ascending, and how many do.
+    wanted: VecDeque<(u64, u32)>,
+    /// The open chunk is closed when the commit at work has ended, and those are back that it
+    /// served.
     seal_next: bool,
+    /// Flushes that wait for that.
+    joined: u32,
+    /// How many are expected, and until when.
+    expected: u32,
+    gather_until_us: u64,
+    /// Somebody looks at the clock for those that wait.
+    watched: bool,
+    /// When the last chunk was closed for a flush.
+    began_us: u64,
     flights: BTreeMap<u64, Flight>,
     flushing: bool,
     next_id: u64,
     /// Which write of a superblock waits for a flush; 0 for none.
     pub(super) superblock_unflushed: u64,
-    now_ms: u64,
-    touched_ms: u64,
+    now_us: u64,
+    touched_us: u64,
 }
 
 impl Commit {
@@ -143,12 +167,17 @@ impl Commit {
             written: VecDeque::new(),
             wanted: VecDeque::new(),
             seal_next: false,
+            joined: 0,
+            expected: 0,
+            gather_until_us: 0,
+            watched: false,
+            began_us: 0,
             flights: BTreeMap::new(),
             flushing: false,
             next_id: 0,
             superblock_unflushed: 0,
-            now_ms: 0,
-            touched_ms: 0,
+            now_us: 0,
+            touched_us: 0,
         }
     }
 
@@ -161,16 +190,12 @@ impl Commit {
         if self.health == Health::Failed { Err(Refused::Failed) } else { Ok(()) }
     }
 
-    pub(super) fn clock(&mut self, now_ms: u64) {
-        self.now_ms = now_ms;
-    }
-
     pub(super) fn touch(&mut self) {
-        self.touched_ms = self.now_ms;
+        self.touched_us = self.now_us;
     }
 
     pub(super) fn is_idle(&self, idle_ms: u64) -> bool {
-        self.now_ms.saturating_sub(self.touched_ms) >= idle_ms
+        self.now_us.saturating_sub(self.touched_us) >= idle_ms * 1000
     }
 
     /// Whether everything is durable and the drive does not say so yet.
@@ -186,19 +211,27 @@ impl Commit {
     pub(super) fn sealed(&mut self, sealed: &Sealed) {
         self.written.push_back(false);
         self.marked = self.marked.max(sealed.header.durable);
-        if std::mem::take(&mut self.seal_next) {
-            self.want(sealed.header.chunk + 1);
-        }
         if !sealed.entries.is_empty() {
             self.data = sealed.header.chunk + 1;
         }
     }
 
-    /// Asks for a commit up to a chunk.
+    /// Asks for a commit up to a chunk, on behalf of nobody.
     pub(super) fn want(&mut self, target: u64) {
-        if target > self.durable && self.wanted.back().is_none_or(|&last| last < target) {
-            self.wanted.push_back(target);
+        self.want_for(target, 0);
+    }
+
+    fn want_for(&mut self, target: u64, flushes: u32) {
+        match self.wanted.back_mut() {
+            _ if target <= self.durable => {}
+            Some((last, count)) if *last >= target => *count += flushes,
+            _ => self.wanted.push_back((target, flushes)),
         }
+    }
+
+    /// Whether somebody is expected to share the commit that others wait for.
+    fn gathers(&self) -> bool {
+        self.joined < self.expected && self.now_us < self.gather_until_us
     }
 
     /// Chunks below this are written, durable or not.
@@ -222,22 +255,51 @@ impl Commit {
 impl Core {
     /// Makes everything that was taken so far durable; the ticket says when that is done.
     pub fn flush(&mut self) -> Ticket {
+        self.flush_for(1)
+    }
+
+    /// The same on behalf of so many.
+    pub(super) fn flush_for(&mut self, flushes: u32) -> Ticket {
         self.counts.flushes += 1;
         if self.commit.health == Health::Failed {
             // What was taken and never became durable may be forgotten: no number stands for it.
             return Ticket(u64::MAX);
         }
-        let waiting = self.open.as_ref().is_some_and(|open| !open.is_empty());
-        if waiting && self.commit.is_busy() {
+        if self.open.as_ref().is_none_or(Open::is_empty) {
+            self.commit.want_for(self.next_chunk, flushes);
+            return Ticket(self.next_chunk);
+        }
+        self.commit.seal_next = true;
+        self.commit.joined += flushes;
+        let ticket = Ticket(self.next_chunk + 1);
+        if self.commit.is_busy() {
             mark("flush.shares_next");
-            self.commit.seal_next = true;
-            return Ticket(self.next_chunk + 1);
+        } else if self.commit.gathers() {
+            mark("flush.waits_for_others");
+        } else {
+            self.seal_for_flushes();
         }
-        if waiting {
-            self.seal();
+        ticket
+    }
+
+    /// Chunks below this are durable.
+    pub fn durable(&self) -> u64 {
+        self.commit.durable
+    }
+
+    /// Says what time it is: microseconds that never fall.
+    pub fn clock(&mut self, now_us: u64) {
+        self.commit.now_us = now_us;
+    }
+
+    /// Microseconds after which the caller, whose flush is pending, must ask for commands although
+    /// nothing has ended; one caller is enough.
+    pub fn patience_us(&mut self) -> Option<u64> {
+        let commit = &mut self.commit;
+        if !commit.seal_next || commit.is_busy() || std::mem::replace(&mut commit.watched, true) {
+            return None;
         }
-        self.commit.want(self.next_chunk);
-        Ticket(self.next_chunk)
+        Some(commit.gather_until_us.saturating_sub(commit.now_us))
     }
 
     /// How a flush stands.
@@ -257,6 +319,7 @@ impl Core {
     pub fn next_command(&mut self) -> Option<Command> {
         self.mend();
         self.step_window();
+        self.end_gathering();
         if matches!(self.commit.health, Health::Broken | Health::Failed) {
             return None;
         }
@@ -297,7 +360,7 @@ impl Core {
         if planted::on(Bug::FlushBeforeWritten) {
             covers = self.commit.issued;
         }
-        let wanted = self.commit.wanted.front().is_some_and(|&target| target <= covers);
+        let wanted = self.commit.wanted.front().is_some_and(|&(target, _)| target <= covers);
         let superblock = std::mem::take(&mut self.commit.superblock_unflushed);
         if !wanted && superblock == 0 {
             return None;
@@ -308,9 +371,10 @@ impl Core {
         Some(Command { id, device: Device::Log, at: 0, op: Op::Flush })
     }
 
-    /// Says what became of a command. An `id` that is not out is ignored.
-    pub fn complete(&mut self, id: u64, outcome: &Outcome) {
-        let Some(flight) = self.commit.flights.remove(&id) else { return };
+    /// Says what became of a command; whether somebody may have waited for it. An `id` that is not
+    /// out is ignored.
+    pub fn complete(&mut self, id: u64, outcome: &Outcome) -> bool {
+        let Some(flight) = self.commit.flights.remove(&id) else { return false };
         let well = !matches!(outcome, Outcome::Failed(_));
         if !well {
             self.counts.errors += 1;
@@ -326,6 +390,7 @@ impl Core {
             }
             Flight::Superblock => self.superblock_written(well),
         }
+        matches!(flight, Flight::Flush { .. }) || !well
     }
 
     fn chunk_written(&mut self, chunk: u64, well: bool) {
@@ -357,13 +422,45 @@ impl Core {
             self.commit.rewrites = 0;
         }
         self.commit.issued = self.commit.issued.max(self.commit.durable);
-        while self.commit.wanted.front().is_some_and(|&target| target <= self.commit.durable) {
+        let mut served = 0;
+        while let Some(&(target, flushes)) = self.commit.wanted.front()
+            && target <= self.commit.durable
+        {
+            served += flushes;
             self.commit.wanted.pop_front();
         }
-        if self.commit.seal_next {
-            mark("flush.sealed_next");
-            self.seal();
+        self.gather(served);
+    }
+
+    /// Those that a commit served are expected back.
+    fn gather(&mut self, served: u32) {
+        let commit = &mut self.commit;
+        if let Some(took) = commit.now_us.checked_sub(commit.began_us)
+            && served > 0
+        {
+            commit.expected = served + commit.joined;
+            let part = took.checked_div(self.options.gather_part).unwrap_or(0);
+            commit.gather_until_us = commit.now_us + part.min(GATHER_MAX_US);
         }
+        self.end_gathering();
+    }
+
+    /// Closes the chunk that flushes wait for, if nobody else is expected any more.
+    fn end_gathering(&mut self) {
+        if self.commit.seal_next && !self.commit.is_busy() && !self.commit.gathers() {
+            mark("flush.sealed_next");
+            self.seal_for_flushes();
+        }
+    }
+
+    /// Closes the open chunk, and asks for a commit on behalf of all that wait for it.
+    fn seal_for_flushes(&mut self) {
+        self.seal();
+        let commit = &mut self.commit;
+        (commit.seal_next, commit.watched) = (false, false);
+        commit.began_us = commit.now_us;
+        let joined = std::mem::take(&mut commit.joined);
+        commit.want_for(self.next_chunk, joined);
     }
 
     fn broken(&mut self) {
@@ -504,4 +601,104 @@ fn next_epoch(epoch: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::core::Options;
+    use super::super::format::{DATA_MIN, IDENTITY, Kind, Superblock, Tail};
+    use super::*;
+
+    fn core() -> Core {
+        let sb = Superblock {
+            uuid: [0; 16],
+            generation: 1,
+            segment: 1 << 20,
+            segments: 16,
+            data_at: DATA_MIN,
+            blocks: 1000,
+            open: true,
+            tail: Tail::default(),
+            durable: 0,
+            identity: [0; IDENTITY],
+            epochs: vec![Epoch { from: 0, id: 7 }],
+        };
+        Core::new(sb, Options::default(), 0, 0)
+    }
+
+    /// A writer writes a block and flushes.
+    fn sync(core: &mut Core, block: u64) -> Ticket {
+        core.append(block, Kind::Raw, &[1; 4096], 0).unwrap();
+        core.flush()
+    }
+
+    /// Ends all commands that there are at a time, and those that follow; how many.
+    fn carry_out(core: &mut Core, now_us: u64) -> usize {
+        core.clock(now_us);
+        let commands = std::iter::from_fn(|| {
+            let command = core.next_command()?;
+            core.complete(command.id, &Outcome::Done);
+            Some(())
+        });
+        commands.count()
+    }
+
+    #[test]
+    fn nobody_who_is_alone_waits() {
+        let mut core = core();
+        for n in 0..10 {
+            core.clock(n * 1000);
+            let ticket = sync(&mut core, n);
+            assert_eq!(core.patience_us(), None);
+            assert_eq!(carry_out(&mut core, n * 1000 + 900), 2, "a write and a flush");
+            assert_eq!(core.progress(ticket), Progress::Done);
+        }
+    }
+
+    /// Two writers of whom one came too late for the other's commit, which has just ended.
+    fn two() -> (Core, Ticket) {
+        let mut core = core();
+        sync(&mut core, 0);
+        let write = core.next_command().unwrap();
+        let late = sync(&mut core, 1);
+        core.complete(write.id, &Outcome::Done);
+        assert_eq!(core.next_command().map(|c| matches!(c.op, Op::Flush)), Some(true));
+        core.clock(800);
+        core.complete(write.id + 1, &Outcome::Done);
+        (core, late)
+    }
+
+    #[test]
+    fn a_commit_waits_for_whom_the_last_one_served() {
+        let (mut core, late) = two();
+        assert_eq!(carry_out(&mut core, 850), 0);
+        assert_eq!(core.patience_us(), Some(50), "a part of 800");
+        assert_eq!(core.patience_us(), None, "one who looks at the clock is enough");
+        let back = sync(&mut core, 2);
+        assert_eq!(carry_out(&mut core, 1650), 2, "one commit for both");
+        assert!([late, back].iter().all(|t| core.progress(*t) == Progress::Done));
+        // Both are expected now, whoever comes first.
+        let first = sync(&mut core, 3);
+        assert_eq!(carry_out(&mut core, 1660), 0);
+        sync(&mut core, 4);
+        assert_eq!(carry_out(&mut core, 1670), 2);
+        assert_eq!(core.progress(first), Progress::Done);
+    }
+
+    #[test]
+    fn a_commit_does_not_wait_long_for_whom_does_not_come() {
+        let (mut core, late) = two();
+        assert_eq!(carry_out(&mut core, 899), 0);
+        assert_eq!(carry_out(&mut core, 900), 2);
+        assert_eq!(core.progress(late), Progress::Done);
+        // A chunk that is full does not end the waiting, and what waits for it is not forgotten.
+        let (mut core, late) = two();
+        for block in 0..300 {
+            core.append(block, Kind::Raw, &[1; 4096], 0).unwrap();
+        }
+        assert_eq!(carry_out(&mut core, 899), 1, "a full chunk is written, and not flushed");
+        assert_eq!(carry_out(&mut core, 900), 2);
+        assert_eq!(core.progress(late), Progress::Done);
+    }
 }

@@ -36,11 +36,14 @@ pub struct Options {
     pub window: u64,
     /// Milliseconds without a change after which what is there is committed.
     pub idle_ms: u64,
+    /// Which part of a commit's time the next one waits at most for those that it served: one in
+    /// so many; 0 for not at all.
+    pub gather_part: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { memory: 64 << 20, window: 64 << 20, idle_ms: 1000 }
+        Self { memory: 64 << 20, window: 64 << 20, idle_ms: 1000, gather_part: 8 }
     }
 }
 
@@ -402,13 +405,13 @@ impl Core {
 
     /// Time passes. `now_ms` never falls.
     pub fn tick(&mut self, now_ms: u64) {
-        self.commit.clock(now_ms);
+        self.clock(now_ms * 1000);
         if !self.commit.is_idle(self.options.idle_ms) || self.commit.check_health().is_err() {
             return;
         }
         if self.open.as_ref().is_some_and(|open| !open.is_empty()) || !self.sealed.is_empty() {
             mark("tick.commit");
-            self.flush();
+            self.flush_for(0);
         } else if self.commit.lacks_mark() && self.seal_mark().is_err() {
             // A full log has no room for a mark; the superblock says it as well.
             mark("tick.marked_by_superblock");

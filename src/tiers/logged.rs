@@ -6,6 +6,7 @@
 //! read of a read-modify-write to its append; who takes several takes them in order; none of the
 //! log's own threads takes one.
 
+use super::news::News;
 use crate::BLOCK_SIZE;
 use crate::durable::format::{Kind, crc};
 use crate::durable::{
@@ -15,13 +16,15 @@ use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId, Waker};
 use crate::store::GROUP;
 use crate::store::codec::{Algorithm, Codec, Encoded};
 use crate::store::format::Coding;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const STRIPES: usize = 256;
+/// How long to wait for news before looking again.
+const WAIT: Duration = Duration::from_millis(50);
 
 /// Why a request on a logged volume failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -84,7 +87,9 @@ impl LogHand {
 pub struct Logged {
     core: Mutex<Core>,
     /// Something was completed, or there is something to do.
-    news: Condvar,
+    news: News,
+    /// Chunks below this are durable; never ahead of the core.
+    durable: AtomicU64,
     log: Arc<dyn Drive>,
     backing: Arc<dyn Drive>,
     stripes: Vec<Mutex<()>>,
@@ -104,7 +109,8 @@ impl Logged {
     pub fn new(core: Core, log: Arc<dyn Drive>, backing: Arc<dyn Drive>) -> Self {
         Self {
             core: Mutex::new(core),
-            news: Condvar::new(),
+            news: News::default(),
+            durable: AtomicU64::new(0),
             log,
             backing,
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
@@ -127,8 +133,15 @@ impl Logged {
 
     /// Says what became of a command of the core.
     pub(super) fn completed(&self, id: u64, outcome: &Outcome) {
-        self.core.lock().complete(id, outcome);
-        self.news.notify_all();
+        self.note(&mut self.core.lock(), id, outcome);
+    }
+
+    fn note(&self, core: &mut Core, id: u64, outcome: &Outcome) {
+        core.clock(self.now_us());
+        if core.complete(id, outcome) {
+            self.durable.store(core.durable(), Ordering::Release);
+            self.news.tell();
+        }
     }
 
     fn wake(&self) {
@@ -202,6 +215,10 @@ impl Logged {
         self.began.elapsed().as_millis() as u64
     }
 
+    fn now_us(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
+    }
+
     /// How long nobody has asked for anything.
     pub(super) fn idle(&self) -> Duration {
         let last = self.last_request_ms.load(Ordering::Relaxed);
@@ -219,7 +236,7 @@ impl Logged {
     pub(super) fn stop_threads(&self) {
         self.stopping.store(true, Ordering::Release);
         let _core = self.core.lock();
-        self.news.notify_all();
+        self.news.tell();
         self.wake();
     }
 
@@ -408,33 +425,65 @@ impl Logged {
     /// # Errors
     /// The log has failed.
     pub fn flush(&self) -> Result<(), Fault> {
-        let ticket = self.core.lock().flush();
-        self.settle(|core| match core.progress(ticket) {
-            Progress::Pending => None,
-            Progress::Done => Some(Ok(())),
-            Progress::Failed => Some(Err(Fault::Failed)),
-        })
+        let mut core = self.core.lock();
+        core.clock(self.now_us());
+        let ticket = core.flush();
+        let mut worked = false;
+        loop {
+            match core.progress(ticket) {
+                Progress::Pending => {}
+                progress => {
+                    self.hand_over(worked);
+                    return if progress == Progress::Done { Ok(()) } else { Err(Fault::Failed) };
+                }
+            }
+            worked = self.act(&mut core);
+            if !worked {
+                let soon = core.patience_us().map_or(WAIT, Duration::from_micros);
+                let seen = self.news.seen();
+                drop(core);
+                self.news.wait(seen, soon.min(WAIT));
+                if ticket.is_done(self.durable.load(Ordering::Acquire)) {
+                    return Ok(());
+                }
+                core = self.core.lock();
+            }
+        }
     }
 
     /// Carries out the core's commands until `ready` says something.
     pub(super) fn settle<T>(&self, mut ready: impl FnMut(&mut Core) -> Option<T>) -> T {
         let mut core = self.core.lock();
+        let mut worked = false;
         loop {
             if let Some(value) = ready(&mut core) {
+                self.hand_over(worked);
                 return value;
             }
-            match core.next_command() {
-                Some(command) => {
-                    let outcome = MutexGuard::unlocked(&mut core, || self.carry_out(&command));
-                    core.complete(command.id, &outcome);
-                    self.news.notify_all();
-                }
+            worked = self.act(&mut core);
+            if !worked && core.is_forgetting() {
                 // In steps, so that others have their turn between them.
-                None if core.is_forgetting() => MutexGuard::bump(&mut core),
-                None => {
-                    self.news.wait_for(&mut core, Duration::from_millis(50));
-                }
+                MutexGuard::bump(&mut core);
+            } else if !worked {
+                let seen = self.news.seen();
+                MutexGuard::unlocked(&mut core, || self.news.wait(seen, WAIT));
             }
+        }
+    }
+
+    /// Carries out a command of the core; `false` if there is none.
+    fn act(&self, core: &mut MutexGuard<'_, Core>) -> bool {
+        core.clock(self.now_us());
+        let Some(command) = core.next_command() else { return false };
+        let outcome = MutexGuard::unlocked(core, || self.carry_out(&command));
+        self.note(core, command.id, &outcome);
+        true
+    }
+
+    /// Who has worked and goes may leave something to do of which nobody has been told.
+    fn hand_over(&self, worked: bool) {
+        if worked {
+            self.news.tell();
         }
     }
 
