@@ -23,7 +23,8 @@ use std::sync::Arc;
 
 /// Writes of chunks that are in flight at once.
 const DEPTH: usize = 32;
-/// Buffers that are kept for new chunks.
+/// Buffers that are kept for new chunks while nothing happens; under load, as many as there may be
+/// in memory at all: to get new memory from the system costs more than to fill it.
 const SPARE: usize = 16;
 /// Longest time that a commit waits for others.
 const GATHER_MAX_US: u64 = 10_000;
@@ -408,12 +409,13 @@ impl Core {
         if covers > self.commit.durable + 1 {
             mark("flush.covers_several");
         }
+        let most = SPARE.max(self.options.memory as usize / CHUNK_MAX as usize);
         while self.commit.durable < covers {
             let Some(chunk) = self.sealed.pop_front() else { break };
             self.sealed_bytes -= u64::from(chunk.header.len);
             self.commit.written.pop_front();
             self.commit.durable_prev = chunk.sum;
-            if self.spare.len() < SPARE
+            if self.spare.len() < most
                 && chunk.bytes.len() >= CHUNK_MAX.min(self.sb.segment) as usize
             {
                 self.spare.extend(Arc::try_unwrap(chunk.bytes).ok());
@@ -582,6 +584,12 @@ impl Core {
             self.commit.health = Health::Well;
             self.commit.want(self.next_chunk);
         }
+    }
+
+    /// Gives memory back that an idle log does not need.
+    pub(super) fn rest(&mut self) {
+        self.spare.truncate(SPARE);
+        self.spare.shrink_to_fit();
     }
 
     /// Whether the log's drive failed for good.

@@ -409,6 +409,7 @@ impl Core {
         if !self.commit.is_idle(self.options.idle_ms) || self.commit.check_health().is_err() {
             return;
         }
+        self.rest();
         if self.open.as_ref().is_some_and(|open| !open.is_empty()) || !self.sealed.is_empty() {
             mark("tick.commit");
             self.flush_for(0);

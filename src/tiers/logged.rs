@@ -14,7 +14,7 @@ use crate::durable::{
 };
 use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId, Waker};
 use crate::store::GROUP;
-use crate::store::codec::{Algorithm, Codec, Encoded};
+use crate::store::codec::{self, Algorithm, Codec, Encoded};
 use crate::store::format::Coding;
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::Range;
@@ -23,6 +23,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const STRIPES: usize = 256;
+/// After so many blocks in a row that did not shrink, only one in [`RETRY`] is tried.
+const HOPELESS: u32 = 16;
+/// See [`HOPELESS`].
+const RETRY: u32 = 16;
 /// How long to wait for news before looking again.
 const WAIT: Duration = Duration::from_millis(50);
 
@@ -43,8 +47,10 @@ pub enum Fault {
 /// One thread's memory for requests.
 pub struct LogHand {
     codec: Codec,
-    /// Payloads of a group, each with its kind.
+    /// Payloads of a group, each with its kind; empty where the block is its own.
     payloads: Vec<(Kind, Vec<u8>)>,
+    /// Blocks in a row that did not shrink, or were not tried.
+    unshrunk: u32,
     found: Vec<Found>,
     buffer: Buffer,
     block: Box<[u8; BLOCK_SIZE]>,
@@ -56,27 +62,34 @@ impl LogHand {
         Self {
             codec: Codec::new(algorithm),
             payloads: (0..GROUP).map(|_| (Kind::Raw, Vec::with_capacity(BLOCK_SIZE))).collect(),
+            unshrunk: 0,
             found: Vec::with_capacity(GROUP),
             buffer: Buffer::new(2 * ALIGN),
             block: Box::new([0; BLOCK_SIZE]),
         }
     }
 
-    /// Encodes a block as the `i`-th payload.
+    /// Encodes a block as the `i`-th payload. One that is kept as it is, is not copied.
     fn encode(&mut self, i: usize, block: &[u8; BLOCK_SIZE]) {
         let (kind, out) = &mut self.payloads[i];
         out.resize(BLOCK_SIZE, 0);
-        let (now, len) = match self.codec.encode(block, out) {
-            Encoded::Same(0) => (Kind::Zeros, 0),
-            Encoded::Same(word) => {
+        let encoded = codec::fold(block, out).or_else(|| {
+            let tries = self.unshrunk < HOPELESS || self.unshrunk.is_multiple_of(RETRY);
+            let shrunk = if tries { self.codec.shrink(block, out) } else { None };
+            self.unshrunk = if shrunk.is_some() { 0 } else { self.unshrunk.wrapping_add(1) };
+            shrunk
+        });
+        let (now, len) = match encoded {
+            Some(Encoded::Same(0)) => (Kind::Zeros, 0),
+            Some(Encoded::Same(word)) => {
                 let word = u64::from(word) << 32 | u64::from(word);
                 out[..8].copy_from_slice(&word.to_le_bytes());
                 (Kind::Same, 8)
             }
-            Encoded::Payload(len, Coding::Raw) => (Kind::Raw, len),
-            Encoded::Payload(len, Coding::Lz4) => (Kind::Lz4, len),
-            Encoded::Payload(len, Coding::Zstd) => (Kind::Zstd, len),
-            Encoded::Payload(len, Coding::Fill) => (Kind::Same, len),
+            Some(Encoded::Payload(len, Coding::Lz4)) => (Kind::Lz4, len),
+            Some(Encoded::Payload(len, Coding::Zstd)) => (Kind::Zstd, len),
+            Some(Encoded::Payload(len, Coding::Fill)) => (Kind::Same, len),
+            None | Some(Encoded::Payload(_, Coding::Raw)) => (Kind::Raw, 0),
         };
         *kind = now;
         out.truncate(len);
@@ -349,22 +362,29 @@ impl Logged {
             hand.encode(i, block);
         }
         let _stripe = self.stripe(first).lock();
-        self.append(&hand.payloads[..blocks.len()], first)
+        self.append(hand, first, blocks)
     }
 
-    fn append(&self, payloads: &[(Kind, Vec<u8>)], first: u64) -> Result<(), Fault> {
+    /// Appends blocks that were encoded.
+    fn append(&self, hand: &LogHand, first: u64, blocks: &[[u8; BLOCK_SIZE]]) -> Result<(), Fault> {
+        let payloads = || {
+            hand.payloads.iter().zip(blocks).map(|((kind, payload), block)| match kind {
+                Kind::Raw => (*kind, &block[..]),
+                _ => (*kind, &payload[..]),
+            })
+        };
         let mut sums = [0; GROUP];
-        for (sum, (_, payload)) in sums.iter_mut().zip(payloads) {
+        for (sum, (_, payload)) in sums.iter_mut().zip(payloads()) {
             *sum = crc(payload);
         }
         let mut done = 0;
         self.settle(|core| {
             let before = core.chunks();
-            while let Some((kind, payload)) = payloads.get(done) {
+            for (kind, payload) in payloads().skip(done) {
                 let block = first + done as u64;
                 let taken = match kind {
                     Kind::Zeros => core.discard(block, 1),
-                    _ => core.append(block, *kind, payload, sums[done]),
+                    _ => core.append(block, kind, payload, sums[done]),
                 };
                 match taken {
                     Ok(()) => done += 1,
@@ -395,7 +415,7 @@ impl Logged {
         let result = read.and_then(|()| {
             change(&mut content);
             hand.encode(0, &content);
-            self.append(&hand.payloads[..1], block)
+            self.append(hand, block, std::slice::from_ref(&content))
         });
         hand.block = content;
         result
