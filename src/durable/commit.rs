@@ -23,6 +23,11 @@ use std::sync::Arc;
 
 /// Writes of chunks that are in flight at once.
 const DEPTH: usize = 32;
+/// Bytes of them after which no more begin: a flush may have to wait for all of them, and meanwhile
+/// memory fills up.
+const IN_FLIGHT: usize = 8 << 20;
+/// Most bytes of neighbouring chunks that are written as one.
+const JOINED: usize = 1 << 20;
 /// Buffers that are kept for new chunks while nothing happens; under load, as many as there may be
 /// in memory at all: to get new memory from the system costs more than to fill it.
 const SPARE: usize = 16;
@@ -40,6 +45,9 @@ pub enum Device {
     Backing,
 }
 
+/// Beginnings of buffers, each of so many bytes.
+pub type Parts = Vec<(Arc<Buffer>, usize)>;
+
 /// What a drive shall do.
 #[derive(Clone, Debug)]
 pub enum Op {
@@ -47,10 +55,23 @@ pub enum Op {
     Read(usize),
     /// Write these bytes of the buffer.
     Write(Arc<Buffer>, Range<usize>),
+    /// Write these, one after the other.
+    Join(Parts),
     /// Make so many bytes read as zeros.
     Zero(u64),
     /// Make all writes durable that have ended.
     Flush,
+}
+
+/// The bytes of [`Op::Join`] in one buffer.
+pub fn join(parts: &[(Arc<Buffer>, usize)]) -> Buffer {
+    let mut whole = Buffer::new(parts.iter().map(|(_, len)| len).sum());
+    let mut at = 0;
+    for (bytes, len) in parts {
+        whole[at..at + len].copy_from_slice(&bytes[..*len]);
+        at += len;
+    }
+    whole
 }
 
 /// Something to do; commands that are out at the same time may be done in any order.
@@ -111,7 +132,7 @@ enum Health {
 
 #[derive(Clone, Copy, Debug)]
 enum Flight {
-    Chunk(u64),
+    Chunks { first: u64, count: usize, bytes: usize },
     Flush { covers: u64, superblock: u64 },
     Superblock,
 }
@@ -241,7 +262,7 @@ impl Commit {
     }
 
     /// Whether a commit is at work: somebody waits for chunks that are closed.
-    fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         self.flushing || !self.wanted.is_empty()
     }
 
@@ -339,18 +360,47 @@ impl Core {
     }
 
     fn next_chunk_write(&mut self) -> Option<Command> {
-        let at = (self.commit.issued - self.commit.durable) as usize;
-        let writing = |f: &&Flight| matches!(f, Flight::Chunk(_));
-        if self.commit.flights.values().filter(writing).count() >= DEPTH {
+        let (mut writes, mut in_flight) = (0, 0);
+        for flight in self.commit.flights.values() {
+            if let Flight::Chunks { bytes, .. } = flight {
+                (writes, in_flight) = (writes + 1, in_flight + bytes);
+            }
+        }
+        if writes >= DEPTH || in_flight >= IN_FLIGHT {
             return None;
         }
-        let chunk = self.sealed.get(at)?;
-        let place = self.sb.place(chunk.header.segment) + u64::from(chunk.header.offset);
-        let (bytes, len) = (Arc::clone(&chunk.bytes), chunk.header.len as usize);
-        let id = self.commit.launch(Flight::Chunk(chunk.header.chunk));
-        self.commit.issued += 1;
-        self.counts.written_bytes += len as u64;
-        Some(Command { id, device: Device::Log, at: place, op: Op::Write(bytes, 0..len) })
+        let (first, at, mut parts) = self.next_neighbours()?;
+        let (count, bytes) = (parts.len(), parts.iter().map(|(_, len)| len).sum());
+        let op = match parts.pop() {
+            Some((bytes, len)) if count == 1 => Op::Write(bytes, 0..len),
+            last => {
+                mark("commit.joined");
+                parts.extend(last);
+                Op::Join(parts)
+            }
+        };
+        let id = self.commit.launch(Flight::Chunks { first, count, bytes });
+        self.commit.issued += count as u64;
+        self.counts.written_bytes += bytes as u64;
+        Some(Command { id, device: Device::Log, at, op })
+    }
+
+    /// The oldest closed chunk that was not given to the drive, and those after it that are to be
+    /// right behind it: number, place, bytes.
+    fn next_neighbours(&self) -> Option<(u64, u64, Parts)> {
+        let from = (self.commit.issued - self.commit.durable) as usize;
+        let place = |h: &Header| self.sb.place(h.segment) + u64::from(h.offset);
+        let first = &self.sealed.get(from)?.header;
+        let (mut end, mut total) = (place(first), 0);
+        let parts = self.sealed.range(from..).map_while(|Sealed { header, bytes, .. }| {
+            let len = header.len as usize;
+            if place(header) != end || (total > 0 && total + len > JOINED) {
+                return None;
+            }
+            (end, total) = (end + len as u64, total + len);
+            Some((Arc::clone(bytes), len))
+        });
+        Some((first.chunk, place(first), parts.collect()))
     }
 
     fn next_flush(&mut self) -> Option<Command> {
@@ -381,7 +431,7 @@ impl Core {
             self.counts.errors += 1;
         }
         match flight {
-            Flight::Chunk(chunk) => self.chunk_written(chunk, well),
+            Flight::Chunks { first, count, .. } => self.chunks_written(first, count, well),
             Flight::Flush { covers, superblock } => {
                 self.commit.flushing = false;
                 if superblock > 0 {
@@ -394,13 +444,13 @@ impl Core {
         matches!(flight, Flight::Flush { .. }) || !well
     }
 
-    fn chunk_written(&mut self, chunk: u64, well: bool) {
+    fn chunks_written(&mut self, first: u64, count: usize, well: bool) {
         if !well {
             mark("commit.write_failed");
             return self.broken();
         }
-        let Some(at) = chunk.checked_sub(self.commit.durable) else { return };
-        if let Some(written) = self.commit.written.get_mut(at as usize) {
+        let Some(at) = first.checked_sub(self.commit.durable) else { return };
+        for written in self.commit.written.iter_mut().skip(at as usize).take(count) {
             *written = true;
         }
     }

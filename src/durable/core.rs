@@ -319,7 +319,9 @@ impl Core {
         let (sealed, spare) = open.close(closing);
         self.spare.extend(spare);
         self.push_sealed(sealed);
-        if self.sealed_bytes * 2 >= self.options.memory {
+        // One flush for as much as possible, but before nothing more fits; while one is on its way
+        // the next is not asked for, or there would be one for each chunk.
+        if self.sealed_bytes * 2 >= self.options.memory && !self.commit.is_busy() {
             mark("seal.self_commit");
             self.commit.want(self.next_chunk);
         }

@@ -10,7 +10,7 @@ use super::news::News;
 use crate::BLOCK_SIZE;
 use crate::durable::format::{Kind, crc};
 use crate::durable::{
-    Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, decode,
+    Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, decode, join,
 };
 use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId, Waker};
 use crate::store::GROUP;
@@ -522,6 +522,7 @@ impl Logged {
                 };
             }
             Op::Write(bytes, range) => drive.write(command.at, &bytes[range.clone()]),
+            Op::Join(parts) => drive.write(command.at, &join(parts)),
             Op::Zero(len) => drive.zero(command.at, *len),
             Op::Flush => drive.flush(),
         };

@@ -8,6 +8,7 @@ use crate::content::Flavour;
 use crate::cut::Tearing;
 use crate::fault::{Fault, Kind};
 use crate::rng::Rng;
+use std::ops::Range;
 use ztier::durable::format::DATA_MIN;
 use ztier::store::codec::Algorithm;
 
@@ -428,15 +429,15 @@ fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
     swarm.setup.patience = 0;
     swarm.setup.depth = 1;
     // Seven such blocks fill a segment; two segments are kept free of them.
-    let blocks = |count| (0..count).map(|block| Step::Write(block, Flavour::Stamp(255)));
-    let mut steps: Vec<Step> = blocks(28).chain([Step::Sync]).chain(blocks(14)).collect();
+    let blocks = |blocks: Range<u32>| blocks.map(|block| Step::Write(block, Flavour::Stamp(255)));
+    let mut steps: Vec<Step> = blocks(0..28).chain([Step::Sync]).chain(blocks(28..42)).collect();
     steps.push(Step::Sync);
     steps.extend((0..4).map(|_| Step::Flip(Side::Log, rng.bits())));
     steps.extend([Step::Window(32 << 10), Step::Settle]);
     steps.extend(SECURE);
     steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
-    // Four writes and a flush come before.
-    let faults = vec![(Side::Log, Fault { nth: 5, kind: Kind::Once })];
+    // One write of four chunks and a flush come before.
+    let faults = vec![(Side::Log, Fault { nth: 2, kind: Kind::Once })];
     Program { setup: swarm.setup(), faults, steps }
 }
 
