@@ -207,12 +207,13 @@ fn more_is_written_than_the_log_holds_by_several_threads() {
 fn flushes_of_several_threads_share_commits() {
     let mut pair = Pair::new(4 << 20);
     let volume = pair.open();
+    pair.log.flush_ms.store(40, Ordering::SeqCst);
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let volume = &volume;
             scope.spawn(move || {
                 let mut channel = Arc::clone(volume).channel();
-                for i in 0..200 {
+                for i in 0..15 {
                     let block = (thread * 200 + i) * BLOCK;
                     write(&mut *channel, block, &bytes(i, 4096)).unwrap();
                     channel.submit(Request::Flush, Instant::now()).unwrap();
@@ -221,8 +222,9 @@ fn flushes_of_several_threads_share_commits() {
         }
     });
     let stats = volume.stats().log.unwrap();
-    assert_eq!(stats.flushes, 800);
-    assert!(stats.drive_flushes <= 801, "{stats:?}");
+    assert_eq!(stats.flushes, 60);
+    // 15 commits of all four; in turns, one and then three, there would be 30.
+    assert!(stats.drive_flushes <= 22, "{stats:?}");
     volume.close().unwrap();
 }
 

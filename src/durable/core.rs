@@ -40,11 +40,20 @@ pub struct Options {
     pub idle_ms: u64,
     /// Least bytes of chunks between two checkpoints; 0 for no checkpoints.
     pub checkpoint: u64,
+    /// Which part of a commit's time the next one waits at most for those that it served: one in
+    /// so many; 0 for not at all.
+    pub gather_part: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { memory: 64 << 20, window: 64 << 20, idle_ms: 1000, checkpoint: 64 << 20 }
+        Self {
+            memory: 64 << 20,
+            window: 64 << 20,
+            idle_ms: 1000,
+            checkpoint: 64 << 20,
+            gather_part: 8,
+        }
     }
 }
 
@@ -330,7 +339,9 @@ impl Core {
         let (sealed, spare) = open.close(closing);
         self.spare.extend(spare);
         self.push_sealed(sealed);
-        if self.sealed_bytes * 2 >= self.options.memory {
+        // One flush for as much as possible, but before nothing more fits; while one is on its way
+        // the next is not asked for, or there would be one for each chunk.
+        if self.sealed_bytes * 2 >= self.options.memory && !self.commit.is_busy() {
             mark("seal.self_commit");
             self.commit.want(self.next_chunk);
         }
@@ -418,13 +429,14 @@ impl Core {
 
     /// Time passes. `now_ms` never falls.
     pub fn tick(&mut self, now_ms: u64) {
-        self.commit.clock(now_ms);
+        self.clock(now_ms * 1000);
         if !self.commit.is_idle(self.options.idle_ms) || self.commit.check_health().is_err() {
             return;
         }
+        self.rest();
         if self.open.as_ref().is_some_and(|open| !open.is_empty()) || !self.sealed.is_empty() {
             mark("tick.commit");
-            self.flush();
+            self.flush_for(0);
         } else if self.commit.lacks_mark() && self.seal_mark().is_err() {
             // A full log has no room for a mark; the superblock says it as well.
             mark("tick.marked_by_superblock");

@@ -19,7 +19,7 @@ mod window;
 mod writeback;
 
 pub use self::core::{Core, Found, Options, Reading, Refused};
-pub use commit::{Command, Device, Op, Outcome, Progress, Ticket};
+pub use commit::{Command, Device, Op, Outcome, Progress, Ticket, join};
 pub use recover::{
     Inspection, OpenError, Report, format, inspect, least_size, open, read_superblock,
 };

@@ -4,7 +4,7 @@
 //! ends does it hold it.
 
 use super::logged::{Fault, Logged};
-use crate::durable::{Command, Ended, Op, Outcome, Writeback};
+use crate::durable::{Command, Ended, Op, Outcome, Writeback, join};
 use crate::error::{Context, Result};
 use crate::media::{Buffer, Completion, Ring, Submission, ring};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -124,12 +124,17 @@ fn commit(logged: &Logged, mut ring: Ring) {
             let mut core = logged.core();
             core.tick(logged.now_ms());
             while let Some(Command { id, at, op, .. }) = core.next_command() {
-                let action = match op {
+                let action = MutexGuard::unlocked(&mut core, || match op {
                     Op::Read(len) => ring::Op::Read(Buffer::new(len)),
                     Op::Write(bytes, range) => ring::Op::Write(bytes, range),
+                    Op::Join(parts) => {
+                        let whole = join(&parts);
+                        let len = whole.len();
+                        ring::Op::Write(Arc::new(whole), 0..len)
+                    }
                     Op::Zero(len) => ring::Op::Zero { len },
                     Op::Flush => ring::Op::Flush,
-                };
+                });
                 ring.submit(Submission { id, action, at });
             }
         }

@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 use ztier::media::{Action, Drive, DriveError};
 
 /// Bytes in memory. Nothing is lost but by its end.
@@ -12,6 +13,8 @@ pub struct RamDrive {
     pub broken: AtomicBool,
     /// Flushes so far.
     pub flushes: AtomicU64,
+    /// Milliseconds that a flush takes.
+    pub flush_ms: AtomicU64,
 }
 
 impl RamDrive {
@@ -22,6 +25,7 @@ impl RamDrive {
             size,
             broken: AtomicBool::new(false),
             flushes: AtomicU64::new(0),
+            flush_ms: AtomicU64::new(0),
         }
     }
 
@@ -71,6 +75,7 @@ impl Drive for RamDrive {
     fn flush(&self) -> Result<(), DriveError> {
         self.check(Action::Flush, 0, 0)?;
         self.flushes.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(self.flush_ms.load(Ordering::SeqCst)));
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use crate::rng::mix;
 use crate::trouble::{Kind, Trouble};
 use crate::world::{Flying, Reader, World, image_of};
 use ztier::durable::format::DATA_MIN;
-use ztier::durable::{Device, Found, Op, Outcome, Progress, Refused, Ticket};
+use ztier::durable::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
 use ztier::media::Buffer;
 
 /// Events that somebody waits for at most, and times that nothing happens meanwhile.
@@ -248,6 +248,7 @@ impl World<'_> {
             let request = match &command.op {
                 Op::Read(len) => Request::Read(command.at, *len),
                 Op::Write(bytes, range) => Request::write(command.at, &bytes[range.clone()]),
+                Op::Join(parts) => Request::write(command.at, &join(parts)),
                 Op::Zero(len) => Request::zero(command.at, *len),
                 Op::Flush => Request::Flush,
             };

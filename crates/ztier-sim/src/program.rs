@@ -481,8 +481,8 @@ fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
     steps.extend([Step::Window(32 << 10), Step::Settle]);
     steps.extend(SECURE);
     steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
-    // Four writes and a flush come before.
-    let faults = vec![(Side::Log, Fault { nth: 5, kind: Kind::Once })];
+    // One write of four chunks and a flush come before.
+    let faults = vec![(Side::Log, Fault { nth: 2, kind: Kind::Once })];
     Program { setup: swarm.setup(), faults, steps }
 }
 

@@ -63,6 +63,8 @@ impl Volume {
             window: setup.window,
             idle_ms: setup.idle_ms,
             checkpoint: setup.checkpoint,
+            // Not a choice of its own, so that seeds mean what they meant.
+            gather_part: [0, 1, 8][(setup.seed % 3) as usize],
         };
         log.power().begin();
         let (core, report) = durable::open(log, options, epoch, accept_loss)?;
@@ -144,7 +146,7 @@ impl Volume {
     /// Says what became of a command.
     pub fn complete(&mut self, source: Source, id: u64, outcome: Outcome) {
         match (source, &mut self.writeback) {
-            (Source::Core, _) => self.core.complete(id, &outcome),
+            (Source::Core, _) => _ = self.core.complete(id, &outcome),
             (Source::Writeback, Some(writeback)) => writeback.complete(id, outcome),
             (Source::Writeback, None) => {}
         }
