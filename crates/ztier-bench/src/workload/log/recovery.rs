@@ -3,7 +3,7 @@
 //! The log is the product's own work: requests through a volume, then the volume ends without
 //! closing the log, as when power goes. Its drive is memory that keeps what is not zeros, because
 //! payloads do not matter; so what is measured is the processor's part, and what the reads take a
-//! modelled drive, one after the other, stands beside it.
+//! modelled drive stands beside it.
 
 use super::BLOCK;
 use super::Plan;
@@ -137,7 +137,7 @@ fn rows(report: &mut Report, size: u64, what: &str, opened: &Opened) {
         });
     };
     row("processor", "s", opened.seconds.clone());
-    row("drive, reads one after the other", "s", vec![opened.reads.drive as f64 / 1e9]);
+    row("drive", "s", vec![opened.reads.drive as f64 / 1e9]);
     row("reads", "", vec![opened.reads.requests as f64]);
     row("read", "MiB", vec![(opened.reads.bytes >> 20) as f64]);
     row("blocks found", "", vec![opened.named as f64]);
