@@ -33,6 +33,9 @@ const MEMORY_PER_GIB: u64 = 100 << 20;
 /// Memory that is left for others.
 const SPARE: u64 = 2 << 30;
 
+/// Seconds of opening after which a log is not opened again.
+const LONG: f64 = 20.0;
+
 /// What filled the log.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Load {
@@ -93,7 +96,7 @@ impl Plan<'_> {
                     continue;
                 }
                 let left = fill(size * GIB, load)?;
-                let opened = left.open(self.rounds.max(2), size >= 100)?;
+                let opened = left.open(self.rounds.max(2))?;
                 let seconds = median(&opened.seconds);
                 let drive = opened.reads.drive as f64 / 1e9;
                 let scale = 100.0 / size as f64;
@@ -208,11 +211,14 @@ fn fill_lane(volume: &Arc<LogVolume>, load: Load, n: u64) -> Result<()> {
 }
 
 impl Left {
-    /// Opens it some times, or once if that takes long, and never closes it.
-    fn open(&self, times: u32, once: bool) -> Result<Opened> {
+    /// Opens it some times, fewer if that takes long, and never closes it.
+    fn open(&self, times: u32) -> Result<Opened> {
         let mut opened = Opened { seconds: Vec::new(), reads: Reads::default(), named: 0 };
-        for _ in 0..if once { 1 } else { times } {
+        for _ in 0..times {
             interrupt::check()?;
+            if opened.seconds.iter().sum::<f64>() > LONG {
+                break;
+            }
             self.drive.count();
             let log = Arc::clone(&self.drive) as Arc<dyn Drive>;
             let start = Instant::now();
@@ -239,7 +245,7 @@ mod tests {
     fn what_filled_a_log_is_found_again() {
         for load in [Load::Speed, Load::Synced] {
             let left = fill(128 << 20, load).unwrap();
-            let opened = left.open(2, false).unwrap();
+            let opened = left.open(2).unwrap();
             assert!(opened.named > left.blocks / 2);
             assert_eq!(opened.seconds.len(), 2);
             // Nearly all of what was written is zeros.
