@@ -6,7 +6,9 @@
 //! read of a read-modify-write to its append; who takes several takes them in order; none of the
 //! log's own threads takes one.
 
+use super::brake::Brake;
 use super::news::News;
+use super::tending::MOVERS;
 use crate::BLOCK_SIZE;
 use crate::durable::format::{Kind, crc};
 use crate::durable::{
@@ -113,6 +115,8 @@ pub struct Logged {
     damaged_reads: AtomicU64,
     /// What identifies the backing store, as the log's superblock has it.
     identity: Mutex<Option<(Identity, StableId)>>,
+    /// Lets writeback give way to reads of the backing store.
+    brake: Brake,
     /// Ends the sleep of the thread that writes what nobody waits for.
     waker: OnceLock<Waker>,
 }
@@ -132,6 +136,7 @@ impl Logged {
             began: Instant::now(),
             damaged_reads: AtomicU64::new(0),
             identity: Mutex::new(None),
+            brake: Brake::new(MOVERS),
             waker: OnceLock::new(),
         }
     }
@@ -155,6 +160,10 @@ impl Logged {
             self.durable.store(core.durable(), Ordering::Release);
             self.news.tell();
         }
+    }
+
+    pub(super) fn brake(&self) -> &Brake {
+        &self.brake
     }
 
     fn wake(&self) {
@@ -306,7 +315,10 @@ impl Logged {
             Found::Zeros => out.as_flattened_mut().fill(0),
             Found::Lost => return Err(self.damaged(block)),
             Found::Backing => {
-                self.backing.read(block * BLOCK_SIZE as u64, out.as_flattened_mut())?
+                let (began, moving) = (Instant::now(), self.brake.is_moving());
+                self.backing.read(block * BLOCK_SIZE as u64, out.as_flattened_mut())?;
+                let moving = moving || self.brake.is_moving();
+                self.brake.note(began.elapsed(), moving, self.now_ms());
             }
             Found::Memory(kind) => {
                 let (_, payload) = &hand.payloads[i];
