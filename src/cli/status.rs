@@ -11,6 +11,9 @@ use crate::stats::{LogStats, Stats};
 use clap::Args;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// Ranges of lost blocks that are named.
+const LOST_SHOWN: usize = 20;
+
 /// Show one running volume, or all
 #[derive(Args)]
 pub struct Status {
@@ -96,10 +99,10 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         0 => String::new(),
         asked => format!(", {:.2} × what was asked", log.written_bytes as f64 / asked as f64),
     };
-    let health = match (log.failed, log.errors + log.windows_failed) {
-        (true, _) => "the log's drive has failed: nothing more is taken".into(),
-        (false, 0) => errors(&status.stats),
-        (false, n) => format!("{}; {n} of the drives, mended so far", errors(&status.stats)),
+    let health = match log.errors + log.windows_failed {
+        0 => errors(&status.stats),
+        n if log.failed => format!("{}; {n} of the drives", errors(&status.stats)),
+        n => format!("{}; {n} of the drives, mended so far", errors(&status.stats)),
     };
     output::pairs(&[
         ("volume", status.plan.name.clone()),
@@ -115,9 +118,41 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("commits", format!("{} for {} flushes", log.drive_flushes, log.flushes)),
         ("index", human(log.index_bytes)),
         ("errors", health),
-        ("durable", "in the log when a flush returns".into()),
+        ("lost blocks", lost(&status.stats)),
+        ("durable", durable(log)),
         ("daemon", daemon_of(status)),
     ])
+}
+
+/// Where data is durable, which a log that has failed changes.
+fn durable(log: &LogStats) -> String {
+    let text = match (log.failed, log.rescuing, log.through) {
+        (false, ..) => "in the log when a flush returns",
+        (_, true, _) => {
+            "log failed: what it holds is being brought to the backing store, and flushes wait"
+        }
+        (.., true) => "log failed: writing through; in the backing store when a flush returns",
+        _ => {
+            "log failed, and cannot even be marked as such: nothing more is taken; take the volume \
+             down, and up with another log"
+        }
+    };
+    text.into()
+}
+
+/// The first blocks that nobody can read.
+fn lost(stats: &Stats) -> String {
+    let ranges = &stats.log_lost_blocks;
+    let range = |&(block, count): &(u64, u64)| match count {
+        1 => block.to_string(),
+        _ => format!("{block}-{}", block + count - 1),
+    };
+    let named: Vec<String> = ranges.iter().take(LOST_SHOWN).map(range).collect();
+    match ranges.len() {
+        0 => "none".into(),
+        n if n > LOST_SHOWN => format!("{} and {} ranges more", named.join(", "), n - LOST_SHOWN),
+        _ => named.join(", "),
+    }
 }
 
 fn stored(stats: &Stats) -> String {

@@ -157,8 +157,14 @@ impl Commit {
         self.durable
     }
 
-    pub(super) fn check_health(&self) -> Result<(), Refused> {
-        if self.health == Health::Failed { Err(Refused::Failed) } else { Ok(()) }
+    /// The number of the first chunk that is not durable, and the CRC of the header before it.
+    pub(super) fn durable_end(&self) -> (u64, u32) {
+        (self.durable, self.durable_prev)
+    }
+
+    /// Whether nothing is in flight.
+    pub(super) fn is_still(&self) -> bool {
+        self.flights.is_empty()
     }
 
     pub(super) fn clock(&mut self, now_ms: u64) {
@@ -244,8 +250,13 @@ impl Core {
     pub fn progress(&self, ticket: Ticket) -> Progress {
         if self.commit.durable >= ticket.0 {
             Progress::Done
-        } else if self.commit.health == Health::Failed {
-            Progress::Failed
+        } else if self.is_failed() {
+            // Everything that was taken is in the backing store when it is the volume.
+            match self.rescue.refusal() {
+                Refused::Through => Progress::Done,
+                Refused::Full => Progress::Pending,
+                Refused::Failed => Progress::Failed,
+            }
         } else if planted::on(Bug::AcknowledgeUnflushed) && self.commit.written_to() >= ticket.0 {
             Progress::Done
         } else {
@@ -257,7 +268,7 @@ impl Core {
     pub fn next_command(&mut self) -> Option<Command> {
         self.mend();
         self.step_window();
-        if matches!(self.commit.health, Health::Broken | Health::Failed) {
+        if self.commit.health == Health::Broken {
             return None;
         }
         if let Some((at, bytes)) = self.next_superblock() {
@@ -297,7 +308,11 @@ impl Core {
         if planted::on(Bug::FlushBeforeWritten) {
             covers = self.commit.issued;
         }
-        let wanted = self.commit.wanted.front().is_some_and(|&target| target <= covers);
+        let mut wanted = self.commit.wanted.front().is_some_and(|&target| target <= covers);
+        if self.is_failed() {
+            // A flush for a superblock makes no chunk durable that was written before the failure.
+            (covers, wanted) = (self.commit.durable, false);
+        }
         let superblock = std::mem::take(&mut self.commit.superblock_unflushed);
         if !wanted && superblock == 0 {
             return None;
@@ -372,10 +387,16 @@ impl Core {
         }
     }
 
-    /// Gives the log up: nothing more is taken, and nobody waits for ever.
+    /// Gives the log up: what it holds is brought to the backing store.
     pub(super) fn fail(&mut self) {
         mark("commit.failed");
         self.commit.health = Health::Failed;
+        self.give_windows_up();
+    }
+
+    /// Whether the log takes anything.
+    pub(super) fn check_health(&self) -> Result<(), Refused> {
+        if self.is_failed() { Err(self.rescue.refusal()) } else { Ok(()) }
     }
 
     /// When what was in flight has ended after a failure: lays out anew what is not durable.
@@ -437,7 +458,7 @@ impl Core {
         segments <= self.sb.segments
     }
 
-    fn seal_open(&mut self) {
+    pub(super) fn seal_open(&mut self) {
         match &self.open {
             Some(open) if open.is_empty() => self.open = None,
             _ => self.seal(),
@@ -473,7 +494,7 @@ impl Core {
     pub(super) fn begin_epoch(&mut self, from: u64, id: u64) {
         let epochs = &mut self.sb.epochs;
         epochs.retain(|epoch| epoch.from < from);
-        if epochs.len() >= EPOCHS_MAX {
+        if epochs.len() + self.sb.lost.len() >= EPOCHS_MAX {
             epochs.remove(0);
         }
         epochs.push(Epoch { from, id });
@@ -499,7 +520,7 @@ impl Core {
 }
 
 /// A number that is as random as the epoch that it is made of (`SplitMix64`).
-fn next_epoch(epoch: u64) -> u64 {
+pub(super) fn next_epoch(epoch: u64) -> u64 {
     let mut z = epoch.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

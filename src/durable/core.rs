@@ -15,6 +15,7 @@ use super::format::{Data, Entry, Epoch, Kind, Stamp, Superblock};
 use super::holes::{Hole, Holes};
 use super::map::{Map, Place};
 use super::planted::mark;
+use super::rescue::Rescue;
 use super::window::{After, Window};
 use crate::media::Buffer;
 use crate::stats::LogStats;
@@ -47,9 +48,13 @@ impl Default for Options {
 /// Why a change was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Nothing fits until commits or writeback have made room: try again.
+    /// Nothing fits until commits or writeback have made room, or a log that has failed is given
+    /// up in order: try again.
     #[error("the log is full")]
     Full,
+    /// The log has failed and is given up: change the backing store itself.
+    #[error("the log has failed, and writes go to the backing store")]
+    Through,
     /// The log's drive failed; nothing more is taken.
     #[error("the log has failed")]
     Failed,
@@ -125,6 +130,7 @@ pub struct Core {
     pub(super) prev: u32,
     pub(super) commit: Commit,
     pub(super) window: Window,
+    pub(super) rescue: Rescue,
     pub(super) counts: LogStats,
 }
 
@@ -146,6 +152,7 @@ impl Core {
             next_chunk,
             prev,
             window: Window::default(),
+            rescue: Rescue::default(),
             counts: LogStats::default(),
         }
     }
@@ -168,6 +175,8 @@ impl Core {
             blocks_dirty: self.map.len() as u64,
             index_bytes: self.map.memory() as u64,
             failed: self.is_failed(),
+            rescuing: self.is_rescuing(),
+            through: self.is_through(),
             clean: self.is_clean(),
             ..self.counts
         }
@@ -199,7 +208,7 @@ impl Core {
         payload: &[u8],
         crc: u32,
     ) -> Result<(), Refused> {
-        self.commit.check_health()?;
+        self.check_health()?;
         let open = self.open_for(payload.len(), RESERVE)?;
         let offset = open.next_offset();
         let stamp = Stamp { epoch: open.epoch, segment: open.segment, offset, block };
@@ -218,7 +227,7 @@ impl Core {
     /// # Errors
     /// [`Refused`]; then nothing has changed.
     pub fn discard(&mut self, block: u64, count: u64) -> Result<(), Refused> {
-        self.commit.check_health()?;
+        self.check_health()?;
         self.append_range(Kind::Zeros, block, count, RESERVE)
     }
 
@@ -403,7 +412,7 @@ impl Core {
     /// Time passes. `now_ms` never falls.
     pub fn tick(&mut self, now_ms: u64) {
         self.commit.clock(now_ms);
-        if !self.commit.is_idle(self.options.idle_ms) || self.commit.check_health().is_err() {
+        if !self.commit.is_idle(self.options.idle_ms) || self.check_health().is_err() {
             return;
         }
         if self.open.as_ref().is_some_and(|open| !open.is_empty()) || !self.sealed.is_empty() {

@@ -34,8 +34,10 @@ pub const HEADER: usize = 128;
 pub const ENTRY: usize = 16;
 /// Payloads begin at multiples of this, in bytes.
 pub const GRANULE: u32 = 16;
-/// Most epochs that a superblock names.
+/// Most epochs and lost ranges that a superblock names, together.
 pub const EPOCHS_MAX: usize = 200;
+/// Most lost ranges that a superblock names.
+pub const LOST_MAX: usize = 100;
 
 const CHUNK_MAGIC: u32 = u32::from_le_bytes(*b"zCHK");
 const EPOCHS_AT: usize = 256;
@@ -99,8 +101,18 @@ pub struct Superblock {
     pub durable: u64,
     /// Which backing store belongs to this log.
     pub identity: [u8; IDENTITY],
+    /// When the backing store alone was last a past state of the volume, as that state's time at
+    /// the latest, in seconds since 1970; 0 when nobody knows.
+    pub past_s: u64,
+    /// Since when the backing store alone is a mixture of states; 0 while it is none.
+    pub mixture_s: u64,
+    /// The log had failed, and the backing store went on without it.
+    pub spent: bool,
     /// The epochs of the chunks in the log, oldest first.
     pub epochs: Vec<Epoch>,
+    /// Blocks whose content was damaged before it reached the backing store, as first block and
+    /// count: as if the log began with records that say so.
+    pub lost: Vec<(u64, u64)>,
 }
 
 fn get4(bytes: &[u8], at: usize) -> u32 {
@@ -152,10 +164,20 @@ impl Superblock {
         put8(&mut b, 80, self.tail.chunk);
         put4(&mut b, 88, self.tail.prev);
         put8(&mut b, 96, self.durable);
+        put8(&mut b, 104, self.past_s);
+        put8(&mut b, 112, self.mixture_s);
+        put4(&mut b, 120, u32::from(self.spent));
+        put4(&mut b, 124, self.lost.len() as u32);
         b[128..128 + IDENTITY].copy_from_slice(&self.identity);
         for (i, epoch) in self.epochs.iter().take(EPOCHS_MAX).enumerate() {
             put8(&mut b, EPOCHS_AT + 16 * i, epoch.from);
             put8(&mut b, EPOCHS_AT + 16 * i + 8, epoch.id);
+        }
+        let room = EPOCHS_MAX.saturating_sub(self.epochs.len());
+        for (i, (block, count)) in self.lost.iter().take(room).enumerate() {
+            let at = EPOCHS_AT + 16 * (self.epochs.len() + i);
+            put8(&mut b, at, *block);
+            put8(&mut b, at + 8, *count);
         }
         let sum = crc(&b[..SUPER_CRC_AT]);
         put4(&mut b, SUPER_CRC_AT, sum);
@@ -176,7 +198,13 @@ impl Superblock {
         if get4(b, 8) != VERSION {
             return Err(Unfit::Version(get4(b, 8)));
         }
-        let count = get4(b, 68) as usize;
+        let (count, lost) = (get4(b, 68) as usize, get4(b, 124) as usize);
+        if count + lost > EPOCHS_MAX {
+            return Err(Unfit::Damaged);
+        }
+        let pairs = |range: std::ops::Range<usize>| {
+            range.map(|i| EPOCHS_AT + 16 * i).map(|at| (get8(b, at), get8(b, at + 8)))
+        };
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&b[16..32]);
         let mut identity = [0; IDENTITY];
@@ -192,16 +220,20 @@ impl Superblock {
             tail: Tail { segment: get8(b, 72), chunk: get8(b, 80), prev: get4(b, 88) },
             durable: get8(b, 96),
             identity,
-            epochs: (0..count.min(EPOCHS_MAX))
-                .map(|i| EPOCHS_AT + 16 * i)
-                .map(|at| Epoch { from: get8(b, at), id: get8(b, at + 8) })
-                .collect(),
+            past_s: get8(b, 104),
+            mixture_s: get8(b, 112),
+            spent: get4(b, 120) != 0,
+            epochs: pairs(0..count).map(|(from, id)| Epoch { from, id }).collect(),
+            lost: pairs(count..count + lost).collect(),
         };
-        if found.is_sane() && count <= EPOCHS_MAX { Ok(found) } else { Err(Unfit::Damaged) }
+        if found.is_sane() { Ok(found) } else { Err(Unfit::Damaged) }
     }
 
     fn is_sane(&self) -> bool {
         let rising = self.epochs.windows(2).all(|pair| pair[0].from < pair[1].from);
+        let inside = |&(block, count): &(u64, u64)| {
+            count > 0 && block.checked_add(count).is_some_and(|end| end <= self.blocks)
+        };
         self.segment.is_power_of_two()
             && (SEGMENT_MIN..=SEGMENT_MAX).contains(&self.segment)
             && (SEGMENTS_MIN..=SEGMENTS_MAX).contains(&self.segments)
@@ -210,6 +242,7 @@ impl Superblock {
             && self.segments.checked_mul(u64::from(self.segment)).is_some()
             && (1..=BLOCKS_MAX).contains(&self.blocks)
             && rising
+            && self.lost.iter().all(inside)
     }
 
     /// Bytes that the log takes on its drive.
@@ -461,7 +494,11 @@ mod tests {
             tail: Tail { segment: 17, chunk: 99, prev: 0xdead_beef },
             durable: 120,
             identity: [3; IDENTITY],
+            past_s: 1_700_000_000,
+            mixture_s: 1_700_000_001,
+            spent: true,
             epochs: vec![Epoch { from: 5, id: 55 }, Epoch { from: 90, id: 66 }],
+            lost: vec![(3, 1), ((1 << 30) - 1, 1)],
         }
     }
 

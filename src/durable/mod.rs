@@ -12,6 +12,7 @@ mod holes;
 mod map;
 pub mod planted;
 mod recover;
+mod rescue;
 mod window;
 mod writeback;
 

@@ -39,12 +39,14 @@ pub enum Bug {
     SuperblocksTogether,
     /// Slots are used again while a read from them is under way.
     IgnorePins,
+    /// The backing store goes on without a log that has failed before that one says so.
+    ThroughBeforeSpent,
     /// The index forgets the blocks of a window before the zeroed ranges under them.
     ForgetBeforeRetiring,
 }
 
 /// All of them.
-pub const BUGS: [Bug; 17] = [
+pub const BUGS: [Bug; 18] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -62,6 +64,7 @@ pub const BUGS: [Bug; 17] = [
     Bug::SuperblocksTogether,
     Bug::IgnorePins,
     Bug::ForgetBeforeRetiring,
+    Bug::ThroughBeforeSpent,
 ];
 
 #[cfg(sim)]

@@ -10,7 +10,7 @@
 use super::chunk::read_table;
 use super::core::{Core, MEMORY_MAX, Options, Segment};
 use super::format::{
-    DATA_MIN, ENTRY, Entry, HEADER, Header, IDENTITY, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX,
+    DATA_MIN, ENTRY, Entry, HEADER, Header, IDENTITY, Kind, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX,
     SEGMENTS_MIN, SUPER, SUPER_AT, Stamp, Superblock, Tail, Unfit,
 };
 use super::planted::{self, Bug, mark};
@@ -132,7 +132,11 @@ pub fn format(
         tail: Tail::default(),
         durable: 0,
         identity,
+        past_s: 0,
+        mixture_s: 0,
+        spent: false,
         epochs: Vec::new(),
+        lost: Vec::new(),
     };
     write_superblock(log, &sb, 0)
 }
@@ -243,9 +247,13 @@ impl Inspection {
         }
         let (mut sb, next) = (self.superblock, self.next);
         sb.generation += 1;
-        sb.open = true;
+        (sb.open, sb.spent) = (true, false);
         let mut core = Core::new(sb, options, next, self.prev);
         core.segments = self.segments.into();
+        for (block, count) in core.sb.lost.clone() {
+            let entry = Entry::Range { kind: Kind::Lost, block, count };
+            core.index(core.sb.tail.segment, &entry);
+        }
         for (header, entries) in &self.chunks {
             for entry in entries {
                 core.index(header.segment, entry);
@@ -432,11 +440,12 @@ impl<'a> Walk<'a> {
     }
 
     /// A chunk behind the end of the chain that says that the missing one was durable. In the
-    /// segment of the end, and in the next one, which may begin with the missing chunk, it may be
-    /// anywhere; of later ones the first chunk must be there.
+    /// segment of the end, and in the next two, which may begin with the missing chunk and with
+    /// the one that was written in its place, it may be anywhere; of later ones the first chunk
+    /// must be there.
     fn find_evidence(&self) -> Result<Option<(Header, u32, Vec<Entry>)>, OpenError> {
         for segment in self.segment..=self.last_ahead() {
-            let here = segment <= self.segment + 1;
+            let here = segment <= self.segment + 2;
             let mut offset = if segment == self.segment { self.offset } else { 0 };
             while offset < self.sb.segment {
                 match self.look(segment, offset, false)? {

@@ -17,6 +17,9 @@ use std::sync::Arc;
 
 /// Times that writing the superblock is tried.
 const TRIES: u32 = 3;
+/// Windows that may fail in a row because the log cannot be read, before what cannot be read is
+/// given up.
+const READ_TRIES: u32 = 5;
 /// Index entries that go in one step;
 /// few for the simulator, whose windows are small.
 const STEP: usize = if cfg!(sim) { 3 } else { 1024 };
@@ -32,13 +35,21 @@ pub(super) enum After {
     Close,
     /// What is known of the backing store changes.
     Identity,
+    /// The log has failed, and all that was durable in it is in the backing store.
+    Spent,
 }
 
 /// Segments to write back, and what is known of them.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Plan {
     /// The segments, oldest first.
     pub segments: Vec<Planned>,
+    /// Whether a failing read ends the window; else it is done without what cannot be read.
+    pub patient: bool,
+    /// What the segments hold, if it is not on the log's drive; else nothing.
+    pub images: Vec<Buffer>,
+    /// Ranges to be zeroed before anything else, as first block and end.
+    pub zeros: Vec<(u64, u64)>,
 }
 
 /// A segment to write back.
@@ -48,7 +59,9 @@ pub struct Planned {
     pub number: u64,
     /// Where it is on the log's drive, in bytes.
     pub at: u64,
-    /// Bytes of chunks in it.
+    /// Where in it the first chunk begins, in bytes.
+    pub from: u32,
+    /// Where in it the last chunk ends.
     pub used: u32,
     /// Its epoch.
     pub epoch: u64,
@@ -71,7 +84,10 @@ pub enum Ended {
         unreadable: Vec<(u64, Range<u32>)>,
     },
     /// A drive failed; what was in the window is still dirty.
-    Badly,
+    Badly {
+        /// The log could not be read.
+        unread: bool,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +96,8 @@ enum Step {
     Idle,
     /// A writeback works on the segments before `end`.
     Away { end: u64 },
+    /// The same, of a log that has failed.
+    Rescuing { end: u64 },
     /// What had to be appended becomes durable.
     Securing { end: u64, ticket: Ticket, blocks: Vec<u64> },
     /// Index entries go.
@@ -120,6 +138,8 @@ pub(super) struct Window {
     tries: u32,
     serial: u64,
     closed: bool,
+    /// Windows in a row that have failed because the log could not be read.
+    unread: u32,
 }
 
 impl Window {
@@ -132,6 +152,9 @@ impl Core {
     /// The next window: the oldest segments that are durable, at most `bytes` of them (at least
     /// one segment). `None` when there is none, or one is at work.
     pub fn begin_window(&mut self, bytes: u64) -> Option<Plan> {
+        if self.is_failed() {
+            return self.begin_rescue(bytes);
+        }
         if !matches!(self.window.step, Step::Idle) || self.window.copying.is_some() {
             return None;
         }
@@ -150,6 +173,7 @@ impl Core {
         let planned = (self.first..end).zip(&self.segments).map(|(number, s)| Planned {
             number,
             at: self.sb.place(number),
+            from: 0,
             used: s.used,
             epoch: s.epoch,
             chunk: s.chunk,
@@ -161,7 +185,8 @@ impl Core {
         }
         self.window.step = Step::Away { end };
         mark("window.begun");
-        Some(Plan { segments })
+        let (patient, images, zeros) = (self.is_patient(), Vec::new(), Vec::new());
+        Some(Plan { segments, patient, images, zeros })
     }
 
     /// Whether no window is at work.
@@ -185,7 +210,28 @@ impl Core {
 
     /// Takes back a window.
     pub fn end_window(&mut self, ended: Ended) {
-        let Step::Away { end } = self.window.step else { return };
+        match ended {
+            Ended::Badly { unread: true } => {
+                mark("window.unread");
+                self.counts.windows_unread += 1;
+                self.window.unread += 1;
+            }
+            Ended::Badly { unread: false } => {}
+            Ended::Well { .. } => self.window.unread = 0,
+        }
+        let end = match self.window.step {
+            Step::Away { end } if !self.is_failed() => end,
+            Step::Away { .. } => {
+                self.window.step = Step::Idle;
+                return;
+            }
+            Step::Rescuing { end } => {
+                self.window.step = Step::Idle;
+                self.counts.windows_failed += u64::from(matches!(ended, Ended::Badly { .. }));
+                return self.end_rescue(end, ended);
+            }
+            _ => return,
+        };
         let Ended::Well { blocks, damaged, unreadable } = ended else {
             mark("window.failed");
             self.counts.windows_failed += 1;
@@ -297,16 +343,46 @@ impl Core {
                 self.window.step = Step::Leaving { end };
                 self.leave(end);
             }
-            step @ (Step::Idle | Step::Away { .. } | Step::Moving { .. }) => {
-                self.window.step = step
-            }
+            step @ (Step::Idle
+            | Step::Away { .. }
+            | Step::Rescuing { .. }
+            | Step::Moving { .. }) => self.window.step = step,
         }
+    }
+
+    /// The log has failed: of a window that is at work only its return is awaited.
+    pub(super) fn give_windows_up(&mut self) {
+        match self.window.step {
+            Step::Away { .. } | Step::Rescuing { .. } => {}
+            Step::Forgetting { end, .. } | Step::Moving { end } | Step::Leaving { end } => {
+                // The index has begun to rely on the backing store for these.
+                self.rescued(end);
+                self.window.step = Step::Idle;
+            }
+            Step::Idle | Step::Securing { .. } => self.window.step = Step::Idle,
+        }
+        self.window.copying = None;
+        self.window.purposes.clear();
+        self.window.tries = 0;
+        self.commit.superblock_unflushed = 0;
+    }
+
+    /// A window of a log that has failed is at work, up to a segment.
+    pub(super) fn rescue_until(&mut self, end: u64) {
+        self.window.step = Step::Rescuing { end };
+    }
+
+    /// Whether the next window is given up when the log cannot be read.
+    pub(super) fn is_patient(&self) -> bool {
+        self.window.unread < READ_TRIES
     }
 
     fn move_tail(&mut self, end: u64) {
         let after = self.segments.get((end - self.first) as usize);
         let (chunk, prev) = after.map_or((self.next_chunk, self.prev), |s| (s.chunk, s.prev));
         self.sb.tail = Tail { segment: end, chunk, prev };
+        // What is still lost was said again.
+        self.sb.lost.clear();
         // Of epochs that have no chunk left, only the last one before the tail still counts.
         let old = self.sb.epochs.iter().filter(|e| e.from <= chunk).count();
         self.sb.epochs.drain(..old.saturating_sub(1));
@@ -404,6 +480,7 @@ impl Core {
                 After::Rewrite => self.rewrite_may_begin(),
                 After::Identity => {}
                 After::Close => self.window.closed = true,
+                After::Spent => self.spent(),
                 After::Tail => {
                     if let Step::Moving { end } = self.window.step {
                         self.leave(end);
@@ -415,7 +492,10 @@ impl Core {
 
     fn superblock_failed(&mut self) {
         self.window.tries += 1;
-        if self.window.tries > TRIES {
+        if self.window.tries > TRIES && self.is_failed() {
+            self.give_windows_up();
+            self.cannot_mark();
+        } else if self.window.tries > TRIES {
             self.fail();
         }
     }
@@ -427,10 +507,13 @@ impl Core {
         self.write_superblock(After::Close);
     }
 
-    /// Notes what identifies the backing store now; durable when [`Self::is_written`].
+    /// Notes what identifies the backing store now; durable when [`Self::is_written`], unless the
+    /// log has failed.
     pub fn identify(&mut self, identity: [u8; IDENTITY]) {
         self.sb.identity = identity;
-        self.write_superblock(After::Identity);
+        if !self.is_failed() || self.is_rescuing() {
+            self.write_superblock(After::Identity);
+        }
     }
 
     /// Whether the superblock on the drive is the newest.

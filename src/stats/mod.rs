@@ -117,6 +117,10 @@ pub struct Stats {
     /// The durable log, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogStats>,
+    /// Blocks that were damaged in the log before they reached the backing store, as first block
+    /// and count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub log_lost_blocks: Vec<(u64, u64)>,
 }
 
 /// What a durable log holds and has done.
@@ -150,8 +154,17 @@ pub struct LogStats {
     pub windows_failed: u64,
     /// Records appended again, because their content was nowhere else when their segment was freed.
     pub repeated: u64,
+    /// Windows of writeback that failed because the log could not be read.
+    #[serde(default)]
+    pub windows_unread: u64,
     /// Whether the log's drive failed for good.
     pub failed: bool,
+    /// Whether it failed, and what it holds is being brought to the backing store.
+    #[serde(default)]
+    pub rescuing: bool,
+    /// Whether it failed, and writes go to the backing store.
+    #[serde(default)]
+    pub through: bool,
     /// Whether the backing store alone is the volume, but for lost blocks.
     pub clean: bool,
 }

@@ -149,11 +149,8 @@ impl Logged {
     fn identify(&self, identity: Identity, id: StableId) -> Result<(), Fault> {
         *self.identity.lock() = Some((identity, id));
         self.core.lock().identify(identity.encode());
-        self.settle(|core| match (core.is_written(), core.is_failed()) {
-            (true, _) => Some(Ok(())),
-            (false, true) => Some(Err(Fault::Failed)),
-            (false, false) => None,
-        })
+        // Of a log that has failed it is tried: to save its content is worth more.
+        self.settle(|core| core.is_written().then_some(Ok(())))
     }
 
     /// The parts of the backing store that its identity has samples of, as blocks.
@@ -332,10 +329,26 @@ impl Logged {
             hand.encode(i, block);
         }
         let _stripe = self.stripe(first).lock();
-        self.append(&hand.payloads[..blocks.len()], first)
+        if self.append(&hand.payloads[..blocks.len()], first)? {
+            return Ok(());
+        }
+        self.write_through(first, blocks)
     }
 
-    fn append(&self, payloads: &[(Kind, Vec<u8>)], first: u64) -> Result<(), Fault> {
+    /// Writes blocks to the backing store, because the log has failed.
+    fn write_through(&self, first: u64, blocks: &[[u8; BLOCK_SIZE]]) -> Result<(), Fault> {
+        self.refuse_lost(first, blocks.len() as u64)?;
+        Ok(self.backing.write(first * BLOCK_SIZE as u64, blocks.as_flattened())?)
+    }
+
+    /// Nothing durable could say any more that a lost block has been written.
+    fn refuse_lost(&self, first: u64, count: u64) -> Result<(), Fault> {
+        let lost = self.core.lock().first_lost(first, count);
+        lost.map_or(Ok(()), |block| Err(self.damaged(block)))
+    }
+
+    /// Appends blocks to the log; `false` if they must go to the backing store.
+    fn append(&self, payloads: &[(Kind, Vec<u8>)], first: u64) -> Result<bool, Fault> {
         let mut sums = [0; GROUP];
         for (sum, (_, payload)) in sums.iter_mut().zip(payloads) {
             *sum = crc(payload);
@@ -352,13 +365,14 @@ impl Logged {
                 match taken {
                     Ok(()) => done += 1,
                     Err(Refused::Full) => return None,
+                    Err(Refused::Through) => return Some(Ok(false)),
                     Err(Refused::Failed) => return Some(Err(Fault::Failed)),
                 }
             }
             if core.chunks() > before {
                 self.wake();
             }
-            Some(Ok(()))
+            Some(Ok(true))
         })
     }
 
@@ -378,7 +392,10 @@ impl Logged {
         let result = read.and_then(|()| {
             change(&mut content);
             hand.encode(0, &content);
-            self.append(&hand.payloads[..1], block)
+            match self.append(&hand.payloads[..1], block)? {
+                true => Ok(()),
+                false => self.write_through(block, std::slice::from_ref(&content)),
+            }
         });
         hand.block = content;
         result
@@ -396,19 +413,31 @@ impl Logged {
             groups.take(STRIPES).map(|group| group as usize % STRIPES).collect();
         stripes.sort_unstable();
         let _stripes: Vec<_> = stripes.iter().map(|&i| self.stripes[i].lock()).collect();
-        self.settle(|core| match core.discard(first, count) {
-            Ok(()) => Some(Ok(())),
+        let taken = self.settle(|core| match core.discard(first, count) {
+            Ok(()) => Some(Ok(true)),
             Err(Refused::Full) => None,
+            Err(Refused::Through) => Some(Ok(false)),
             Err(Refused::Failed) => Some(Err(Fault::Failed)),
-        })
+        })?;
+        if taken {
+            return Ok(());
+        }
+        self.refuse_lost(first, count)?;
+        Ok(self.backing.zero(first * BLOCK_SIZE as u64, count * BLOCK_SIZE as u64)?)
     }
 
     /// Makes everything durable that was acknowledged before.
     ///
     /// # Errors
-    /// The log has failed.
+    /// The log has failed, and what it held is not in the backing store.
     pub fn flush(&self) -> Result<(), Fault> {
-        let ticket = self.core.lock().flush();
+        let (through, ticket) = {
+            let mut core = self.core.lock();
+            (core.is_through(), core.flush())
+        };
+        if through {
+            return Ok(self.backing.flush()?);
+        }
         self.settle(|core| match core.progress(ticket) {
             Progress::Pending => None,
             Progress::Done => Some(Ok(())),

@@ -4,7 +4,7 @@
 //! ends does it hold it.
 
 use super::logged::{Fault, Logged};
-use crate::durable::{Command, Ended, Op, Outcome, Writeback};
+use crate::durable::{Command, Ended, Op, Outcome, Progress, Writeback};
 use crate::error::{Context, Result};
 use crate::media::{Buffer, Completion, Ring, Submission, ring};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -89,9 +89,20 @@ impl Tending {
     /// # Errors
     /// The log has failed; it is then as after a cut of power.
     pub fn close(mut self) -> std::result::Result<(), Fault> {
+        // If the log has failed, this waits until all is in the backing store.
+        let _ = self.logged.flush();
         self.logged.stop_threads();
         self.join();
-        self.logged.flush()?;
+        if self.logged.core().is_through() {
+            return self.logged.flush();
+        }
+        let ticket = self.logged.core().flush();
+        self.logged.settle(|core| match core.progress(ticket) {
+            Progress::Done => Some(Ok(())),
+            Progress::Pending if !core.is_failed() => None,
+            // There is nobody left who could save what it holds.
+            Progress::Pending | Progress::Failed => Some(Err(Fault::Failed)),
+        })?;
         let end = |done: bool, failed: bool| match (done, failed) {
             (true, _) => Some(Ok(())),
             (false, true) => Some(Err(Fault::Failed)),
@@ -155,7 +166,7 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: Policy) {
         }
         let (used, segments) = logged.core().fullness();
         let percent = used * 100 / segments.max(1);
-        let idle = logged.idle() >= IDLE;
+        let idle = logged.idle() >= IDLE || logged.core().is_rescuing();
         if !hurry && !idle && percent < policy.threshold_percent {
             std::thread::sleep(TICK);
             continue;
@@ -166,7 +177,7 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: Policy) {
             continue;
         };
         let ended = carry(logged, Writeback::new(plan).watching(logged.samples()));
-        let failed = matches!(ended, Ended::Badly);
+        let failed = matches!(ended, Ended::Badly { .. });
         logged.core().end_window(ended);
         logged.settle(|core| (core.is_between_windows() || logged.is_stopping()).then_some(()));
         if failed {
@@ -191,12 +202,12 @@ fn carry(logged: &Logged, writeback: Writeback) -> Ended {
     let held = writeback.lock().is_held();
     if held {
         if logged.forget(|blocks| writeback.lock().changes(blocks)).is_err() {
-            return Ended::Badly;
+            return Ended::Badly { unread: false };
         }
         writeback.lock().proceed();
         move_blocks(logged, &writeback);
     }
-    writeback.into_inner().ended().unwrap_or(Ended::Badly)
+    writeback.into_inner().ended().unwrap_or(Ended::Badly { unread: false })
 }
 
 /// Carries out commands by several threads, until there are no more or it is held.

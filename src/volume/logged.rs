@@ -134,6 +134,10 @@ impl LogVolume {
             }
             totals
         };
+        let (log, lost) = {
+            let core = self.logged.core();
+            (core.stats(), core.lost())
+        };
         Stats {
             disk_size_bytes: self.blocks * BLOCK,
             read: totals.requests(Kind::Read),
@@ -143,7 +147,8 @@ impl LogVolume {
             write_zeroes: totals.requests(Kind::WriteZeroes),
             invalid_io: totals.invalid,
             corrupt_records: self.logged.damaged_reads(),
-            log: Some(self.logged.core().stats()),
+            log: Some(log),
+            log_lost_blocks: lost,
             ..Stats::default()
         }
     }

@@ -246,6 +246,7 @@ impl Volume {
             no_space: self.ram.refusals(),
             corrupt_records: at_least_0(counts.corrupt),
             log: None,
+            log_lost_blocks: Vec::new(),
         }
     }
 

@@ -146,6 +146,8 @@ pub enum Step {
     Miscompress(u32),
     /// A bit of a drive flips: this choice of byte and bit.
     Flip(Side, u64),
+    /// The log takes nothing any more but superblocks.
+    Wear,
     /// The drives work again.
     Repair,
 }
@@ -380,6 +382,9 @@ pub fn corruption(seed: u64) -> Program {
     if rng.chance(30) {
         return cramped(swarm, &mut rng);
     }
+    if rng.chance(30) {
+        return dying(swarm, &mut rng);
+    }
     // Closing and opening ends what the run can find out.
     swarm.weights[CLOSE] = 0;
     let length = rng.between(5, 300);
@@ -438,6 +443,22 @@ fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
     // Four writes and a flush come before.
     let faults = vec![(Side::Log, Fault { nth: 5, kind: Kind::Once })];
     Program { setup: swarm.setup(), faults, steps }
+}
+
+/// A corruption that is found when the log has failed for good and is brought to the backing store.
+fn dying(mut swarm: Swarm, rng: &mut Rng) -> Program {
+    swarm.weights[CLOSE] = 0;
+    swarm.setup.patience = u32::MAX;
+    let length = rng.between(20, 200);
+    let mut steps: Vec<Step> = (0..length).map(|_| swarm.step(rng)).collect();
+    steps.push(Step::Sync);
+    steps.extend((0..4).map(|_| Step::Flip(Side::Log, rng.bits())));
+    steps.push(Step::Wear);
+    steps.extend((0..20).map(|_| swarm.step(rng)));
+    let block = rng.below(u64::from(swarm.setup.blocks)) as u32;
+    steps.extend([Step::Write(block, Flavour::Word), Step::Sync, Step::Read(block), Step::Settle]);
+    steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
+    Program { setup: swarm.setup(), faults: Vec::new(), steps }
 }
 
 /// Workloads of the sweep over I/O errors.
