@@ -418,6 +418,24 @@ fn logs_that_cannot_be_opened_say_why() {
     assert!(small.size() > 0);
 }
 
+#[test]
+fn a_log_that_is_made_over_another_is_empty() {
+    let mut pair = Pair::new(4 << 20);
+    let volume = pair.open();
+    let mut channel = Arc::clone(&volume).channel();
+    write(&mut *channel, 0, &bytes(3, 4096)).unwrap();
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    drop(channel);
+    volume.close().unwrap();
+    durable::format(&*pair.log, [8; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
+    let volume = pair.open();
+    assert_eq!(volume.report().chunks, 0, "{}", volume.report());
+    let mut channel = Arc::clone(&volume).channel();
+    assert!(read(&mut *channel, 0, 4096).unwrap() == [0; 4096]);
+    drop(channel);
+    volume.close().unwrap();
+}
+
 /// What the golden image holds: each kind of record, a discard, and a block written twice.
 fn golden_blocks() -> Vec<(u64, Vec<u8>)> {
     let mut blocks: Vec<_> = (0..12).map(|i| (i * 3, bytes(i * 5 + 1, 4096))).collect();

@@ -7,6 +7,7 @@ use crate::config::size::{exact, human};
 use crate::control::{self, Request};
 use crate::daemon::{self, Found};
 use crate::error::Result;
+use crate::stats::time::rfc3339;
 use crate::stats::{LogStats, Stats};
 use clap::Args;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -114,6 +115,7 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("log", plan.log.display().to_string()),
         ("log used", format!("{} of {} segments", log.segments_used, log.segments)),
         ("not in backing", if log.clean { "nothing".into() } else { dirty }),
+        ("backing alone", alone(log)),
         ("log written", format!("{}{written}", human(log.written_bytes))),
         ("commits", format!("{} for {} flushes", log.drive_flushes, log.flushes)),
         ("index", human(log.index_bytes)),
@@ -124,20 +126,34 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
     ])
 }
 
+/// What the backing store would be without the log.
+fn alone(log: &LogStats) -> String {
+    match (log.clean, log.mixture_since_unix_s, log.past_unix_s) {
+        (true, ..) => "is the volume".into(),
+        (_, 0, 0) => "a past state of the volume".into(),
+        (_, 0, past) => format!("the volume as it was at {} at the latest", rfc3339(past)),
+        (_, since, _) => format!("a mixture of states since {}", rfc3339(since)),
+    }
+}
+
 /// Where data is durable, which a log that has failed changes.
 fn durable(log: &LogStats) -> String {
-    let text = match (log.failed, log.rescuing, log.through) {
-        (false, ..) => "in the log when a flush returns",
-        (_, true, _) => {
-            "log failed: what it holds is being brought to the backing store, and flushes wait"
-        }
-        (.., true) => "log failed: writing through; in the backing store when a flush returns",
-        _ => {
-            "log failed, and cannot even be marked as such: nothing more is taken; take the volume \
-             down, and up with another log"
-        }
-    };
-    text.into()
+    let failed = rfc3339(log.failed_unix_s);
+    match (log.failed, log.rescuing, log.through) {
+        (false, ..) => "in the log when a flush returns".into(),
+        (_, true, _) => format!(
+            "log failed at {failed}: what it holds is being brought to the backing store, and \
+             flushes wait"
+        ),
+        (.., true) => format!(
+            "log failed: writing through since {}; in the backing store when a flush returns",
+            rfc3339(log.through_unix_s)
+        ),
+        _ => format!(
+            "log failed at {failed}, and its superblocks cannot be written: nothing more is taken; \
+             take the volume down, and up with another log and --abandon-log"
+        ),
+    }
 }
 
 /// The first blocks that nobody can read.

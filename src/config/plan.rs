@@ -146,6 +146,9 @@ pub struct LogPlan {
     pub moved: bool,
     /// Go on without durable chunks that are missing.
     pub accept_loss: bool,
+    /// Go on without what a log held that cannot be used any more.
+    #[serde(default)]
+    pub abandon: bool,
 }
 
 impl Plan {
@@ -234,6 +237,8 @@ impl Plan {
             wipe: false,
             moved: false,
             force: false,
+            abandon: false,
+            state: paths.state.clone(),
         };
         Ok(Self {
             name: volume.to_owned(),
@@ -252,6 +257,7 @@ impl Plan {
                 wipe: false,
                 moved: false,
                 accept_loss: false,
+                abandon: false,
             }),
         })
     }
@@ -370,7 +376,7 @@ mod tests {
     use crate::config::Amount;
 
     fn paths() -> Paths {
-        Paths { run: "/run/x".into(), config: "/etc/x".into() }
+        Paths { run: "/run/x".into(), config: "/etc/x".into(), state: "/var/x".into() }
     }
 
     fn sized(bytes: u64) -> Settings {
@@ -421,7 +427,11 @@ mod tests {
         let low = Settings { ram_limit: Some(Amount::Bytes(4096)), ..sized(1 << 30) };
         let found = Plan::resolve("x", &low, false, &paths()).unwrap_err().to_string();
         assert!(found.starts_with("memory limit 4096 (4 KiB) is below the minimum"), "{found}");
-        let deep = Paths { run: format!("/{}", "d".repeat(110)).into(), config: "/".into() };
+        let deep = Paths {
+            run: format!("/{}", "d".repeat(110)).into(),
+            config: "/".into(),
+            state: "/".into(),
+        };
         let found = Plan::resolve("x", &sized(4096), true, &deep).unwrap_err().to_string();
         assert!(found.contains("ZTIER_RUN_DIR"), "{found}");
     }

@@ -32,6 +32,8 @@ pub struct Ready {
     pub pid: u32,
     /// What an earlier daemon of that name had left, and is now removed.
     pub removed: Vec<String>,
+    /// What else whoever asked should know.
+    pub notes: Vec<String>,
 }
 
 /// A volume that is up.
@@ -61,7 +63,7 @@ pub fn run(plan: Plan, paths: &Paths, ready: impl FnOnce(&Ready) -> Result<()>) 
     signals::watch(events.clone())?;
     let removed = clean_before(&files)?;
     let name = plan.name.clone();
-    let (running, control) = match bring_up(plan, paths, &files, events) {
+    let (running, control, notes) = match bring_up(plan, paths, &files, events) {
         Ok(up) => up,
         Err(e) => {
             // The error to tell is the first; whatever can't be removed stays in the state file.
@@ -78,7 +80,7 @@ pub fn run(plan: Plan, paths: &Paths, ready: impl FnOnce(&Ready) -> Result<()>) 
     let pid = std::process::id();
     log::line(&format!("{name} is up: {}", endpoints.join(" ")));
     notify::send(&format!("READY=1\nMAINPID={pid}\nSTATUS={}\n", endpoints.join(" ")));
-    match ready(&Ready { endpoints, pid, removed }) {
+    match ready(&Ready { endpoints, pid, removed, notes }) {
         Ok(()) => wait(&running, &inbox),
         Err(e) => {
             log::line(&e.to_string());
@@ -119,8 +121,8 @@ fn bring_up(
     paths: &Paths,
     files: &VolumeFiles,
     events: Sender<Event>,
-) -> Result<(Arc<Running>, Server)> {
-    let volume = create(&plan)?;
+) -> Result<(Arc<Running>, Server, Vec<String>)> {
+    let (volume, notes) = create(&plan, paths)?;
     let control = Leftover::Socket(files.control.clone());
     let with_control = |mut leftovers: Vec<Leftover>| {
         leftovers.push(control.clone());
@@ -156,12 +158,13 @@ fn bring_up(
         events: Mutex::new(events),
     });
     let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
-    Ok((running, server))
+    Ok((running, server, notes))
 }
 
-fn create(plan: &Plan) -> Result<Arc<dyn Serving>> {
+/// Makes the volume, with what is to be said of it.
+fn create(plan: &Plan, paths: &Paths) -> Result<(Arc<dyn Serving>, Vec<String>)> {
     if let Some(log) = &plan.log {
-        return open_log(plan, log);
+        return open_log(plan, log, paths);
     }
     let mut options = volume::Options {
         size: plan.size_bytes,
@@ -178,13 +181,17 @@ fn create(plan: &Plan) -> Result<Arc<dyn Serving>> {
             options.lock_memory = false;
             let volume = Volume::create(&options)?;
             log::line(&format!("memory is not locked, so don't use the device as swap: {e}"));
-            Ok(volume)
+            Ok((volume, Vec::new()))
         }
-        created => Ok(created?),
+        created => Ok((created?, Vec::new())),
     }
 }
 
-fn open_log(plan: &Plan, log: &plan::LogPlan) -> Result<Arc<dyn Serving>> {
+fn open_log(
+    plan: &Plan,
+    log: &plan::LogPlan,
+    paths: &Paths,
+) -> Result<(Arc<dyn Serving>, Vec<String>)> {
     let pair = volume::Pair {
         log: log.log.clone(),
         backing: log.backing.clone(),
@@ -192,6 +199,8 @@ fn open_log(plan: &Plan, log: &plan::LogPlan) -> Result<Arc<dyn Serving>> {
         wipe: log.wipe,
         moved: log.moved,
         force: false,
+        abandon: log.abandon,
+        state: paths.state.clone(),
     };
     let options = volume::LogOptions {
         algorithm: plan.algorithm,
@@ -203,9 +212,12 @@ fn open_log(plan: &Plan, log: &plan::LogPlan) -> Result<Arc<dyn Serving>> {
         accept_loss: log.accept_loss,
         ..volume::LogOptions::default()
     };
-    let volume = pair.open(options)?;
+    let volume::Opened { volume, abandoned } = pair.open(options)?;
     log::line(&volume.report().to_string());
-    Ok(volume)
+    if let Some(text) = &abandoned {
+        log::line(text);
+    }
+    Ok((volume, abandoned.into_iter().collect()))
 }
 
 /// Waits until the export is stopped: by `down`, or by a signal once nobody holds the device, or by

@@ -391,6 +391,7 @@ impl Core {
     pub(super) fn fail(&mut self) {
         mark("commit.failed");
         self.commit.health = Health::Failed;
+        self.counts.failed_unix_s = self.window.now_s();
         self.give_windows_up();
     }
 

@@ -177,6 +177,8 @@ impl Core {
             failed: self.is_failed(),
             rescuing: self.is_rescuing(),
             through: self.is_through(),
+            past_unix_s: self.past_s(),
+            mixture_since_unix_s: self.sb.mixture_s,
             clean: self.is_clean(),
             ..self.counts
         }
@@ -338,6 +340,7 @@ impl Core {
         self.prev = sealed.sum;
         self.next_chunk = sealed.header.chunk + 1;
         self.commit.sealed(&sealed);
+        self.window.sealed(sealed.header.segment);
         self.counts.chunks += 1;
         self.sealed_bytes += u64::from(sealed.header.len);
         self.sealed.push_back(sealed);

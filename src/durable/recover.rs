@@ -10,8 +10,8 @@
 use super::chunk::read_table;
 use super::core::{Core, MEMORY_MAX, Options, Segment};
 use super::format::{
-    DATA_MIN, ENTRY, Entry, HEADER, Header, IDENTITY, Kind, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX,
-    SEGMENTS_MIN, SUPER, SUPER_AT, Stamp, Superblock, Tail, Unfit,
+    DATA_MIN, ENTRY, Entry, Epoch, HEADER, Header, IDENTITY, Kind, SEGMENT_MAX, SEGMENT_MIN,
+    SEGMENTS_MAX, SEGMENTS_MIN, SUPER, SUPER_AT, Stamp, Superblock, Tail, Unfit,
 };
 use super::planted::{self, Bug, mark};
 use crate::media::{ALIGN, Buffer, Drive, DriveError};
@@ -135,10 +135,16 @@ pub fn format(
         past_s: 0,
         mixture_s: 0,
         spent: false,
-        epochs: Vec::new(),
+        // The chunks of an earlier log on this drive are of another epoch.
+        epochs: vec![Epoch { from: 0, id: first_epoch(&uuid) }],
         lost: Vec::new(),
     };
     write_superblock(log, &sb, 0)
+}
+
+/// The epoch in which a new log is until it is opened: as random as its UUID.
+fn first_epoch(uuid: &[u8; 16]) -> u64 {
+    uuid.iter().fold(0, |id, byte| id << 8 | u64::from(*byte))
 }
 
 /// Writes both copies, the one that matters less first.
@@ -247,9 +253,11 @@ impl Inspection {
         }
         let (mut sb, next) = (self.superblock, self.next);
         sb.generation += 1;
+        let in_order = !sb.open;
         (sb.open, sb.spent) = (true, false);
         let mut core = Core::new(sb, options, next, self.prev);
         core.segments = self.segments.into();
+        core.resume(in_order);
         for (block, count) in core.sb.lost.clone() {
             let entry = Entry::Range { kind: Kind::Lost, block, count };
             core.index(core.sb.tail.segment, &entry);

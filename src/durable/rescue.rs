@@ -235,6 +235,7 @@ impl Core {
             self.rescue.zeros.clear();
         }
         self.rescue.next = end;
+        self.mixed(end);
         for (segment, data) in damaged {
             let slot = (segment % self.sb.segments) as u32;
             let place = self.map.get(data.block);
@@ -314,6 +315,8 @@ impl Core {
     fn go_through(&mut self) {
         mark("rescue.through");
         self.rescue.stage = Stage::Through;
+        self.counts.through_unix_s = self.window.now_s();
+        self.mixed(u64::MAX);
         self.rescue.lost.clear();
         self.map = Map::default();
         self.holes = Holes::default();

@@ -12,6 +12,7 @@ use super::core::{Core, Refused};
 use super::format::{Data, IDENTITY, Kind, SUPER, SUPER_AT, Tail};
 use super::planted::{self, Bug, mark};
 use crate::media::Buffer;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -140,15 +141,81 @@ pub(super) struct Window {
     closed: bool,
     /// Windows in a row that have failed because the log could not be read.
     unread: u32,
+    /// Seconds since 1970, now and when the log was opened.
+    now_s: u64,
+    opened_s: u64,
+    /// Segments, and when their last chunk was closed: those since the opening.
+    times: VecDeque<(u64, u64)>,
+    /// Segments before this have been written back in part, at least.
+    reached: u64,
 }
 
 impl Window {
     pub(super) fn is_idle(&self) -> bool {
         matches!(self.step, Step::Idle) && self.copying.is_none()
     }
+
+    /// A chunk of a segment was closed.
+    pub(super) fn sealed(&mut self, segment: u64) {
+        match self.times.back_mut() {
+            Some((last, time)) if *last == segment => *time = self.now_s,
+            _ => self.times.push_back((segment, self.now_s)),
+        }
+    }
+
+    pub(super) fn now_s(&self) -> u64 {
+        self.now_s
+    }
 }
 
 impl Core {
+    /// It is so many seconds after 1970. Said once after opening, before anything is asked.
+    pub fn wall(&mut self, unix_s: u64) {
+        self.window.now_s = unix_s;
+        if self.window.opened_s == 0 {
+            self.window.opened_s = unix_s;
+            if self.is_clean() {
+                (self.sb.past_s, self.sb.mixture_s) = (unix_s, 0);
+            }
+        }
+    }
+
+    /// Goes on where a volume has left off, in order or not: a window may have been at work.
+    pub(super) fn resume(&mut self, in_order: bool) {
+        if self.segments.is_empty() {
+            self.sb.mixture_s = 0;
+        } else if !in_order || self.sb.mixture_s > 0 {
+            self.sb.mixture_s = self.sb.mixture_s.max(self.sb.past_s).max(1);
+            self.window.reached = self.first + self.segments.len() as u64;
+        }
+    }
+
+    /// The time of the state that the backing store was last in; 0: nobody knows.
+    pub(super) fn past_s(&self) -> u64 {
+        if self.is_clean() { self.window.now_s } else { self.sb.past_s }
+    }
+
+    /// Segments up to this one begin to be written to the backing store.
+    pub(super) fn mixes(&mut self, end: u64) {
+        self.window.reached = self.window.reached.max(end);
+        if self.sb.mixture_s == 0 {
+            self.sb.mixture_s = self.window.now_s.max(1);
+        }
+    }
+
+    /// Segments up to this one have been written to the backing store.
+    pub(super) fn mixed(&mut self, end: u64) {
+        while let Some(&(_, time)) = self.window.times.front().filter(|(s, _)| *s < end) {
+            self.sb.past_s = time;
+            self.window.times.pop_front();
+        }
+        self.sb.past_s = self.sb.past_s.max(self.window.opened_s);
+        // What a larger window had begun to write is not behind this one's end.
+        if end >= self.window.reached {
+            self.sb.mixture_s = 0;
+        }
+    }
+
     /// The next window: the oldest segments that are durable, at most `bytes` of them (at least
     /// one segment). `None` when there is none, or one is at work.
     pub fn begin_window(&mut self, bytes: u64) -> Option<Plan> {
@@ -184,6 +251,7 @@ impl Core {
             self.holes.retire(end);
         }
         self.window.step = Step::Away { end };
+        self.mixes(end);
         mark("window.begun");
         let (patient, images, zeros) = (self.is_patient(), Vec::new(), Vec::new());
         Some(Plan { segments, patient, images, zeros })
@@ -246,6 +314,7 @@ impl Core {
             self.window.step = Step::Idle;
             return;
         }
+        self.mixed(end);
         let ticket = if self.counts.repeated > before { self.flush() } else { Ticket(0) };
         self.window.step = Step::Securing { end, ticket, blocks };
     }
@@ -370,6 +439,7 @@ impl Core {
     /// A window of a log that has failed is at work, up to a segment.
     pub(super) fn rescue_until(&mut self, end: u64) {
         self.window.step = Step::Rescuing { end };
+        self.mixes(end);
     }
 
     /// Whether the next window is given up when the log cannot be read.

@@ -5,6 +5,7 @@
 
 pub mod histogram;
 pub mod layout;
+pub mod time;
 
 use serde::{Deserialize, Serialize};
 
@@ -159,12 +160,26 @@ pub struct LogStats {
     pub windows_unread: u64,
     /// Whether the log's drive failed for good.
     pub failed: bool,
+    /// When it did, in seconds since 1970.
+    #[serde(default)]
+    pub failed_unix_s: u64,
     /// Whether it failed, and what it holds is being brought to the backing store.
     #[serde(default)]
     pub rescuing: bool,
     /// Whether it failed, and writes go to the backing store.
     #[serde(default)]
     pub through: bool,
+    /// Since when, in seconds since 1970.
+    #[serde(default)]
+    pub through_unix_s: u64,
+    /// The backing store alone was last a past state of the volume: that of this time at the
+    /// latest, in seconds since 1970; 0 when nobody knows.
+    #[serde(default)]
+    pub past_unix_s: u64,
+    /// Since when the backing store alone may be a mixture of states, in seconds since 1970; 0
+    /// while it is a state that the volume had.
+    #[serde(default)]
+    pub mixture_since_unix_s: u64,
     /// Whether the backing store alone is the volume, but for lost blocks.
     pub clean: bool,
 }

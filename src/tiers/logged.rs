@@ -12,6 +12,7 @@ use crate::durable::{
     Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, decode,
 };
 use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId, Waker};
+use crate::stats::LogStats;
 use crate::store::GROUP;
 use crate::store::codec::{Algorithm, Codec, Encoded};
 use crate::store::format::Coding;
@@ -80,6 +81,9 @@ impl LogHand {
     }
 }
 
+/// Hears what a log has become.
+pub type Listener = Box<dyn Fn(&LogStats) + Send + Sync>;
+
 /// A log, its backing store, and their state.
 pub struct Logged {
     core: Mutex<Core>,
@@ -95,13 +99,16 @@ pub struct Logged {
     damaged_reads: AtomicU64,
     /// What identifies the backing store, as the log's superblock has it.
     identity: Mutex<Option<(Identity, StableId)>>,
+    /// Hears what became of the backing store, when a window begins and ends.
+    listener: OnceLock<Listener>,
     /// Ends the sleep of the thread that writes what nobody waits for.
     waker: OnceLock<Waker>,
 }
 
 impl Logged {
     /// A log that was opened, with its drives.
-    pub fn new(core: Core, log: Arc<dyn Drive>, backing: Arc<dyn Drive>) -> Self {
+    pub fn new(mut core: Core, log: Arc<dyn Drive>, backing: Arc<dyn Drive>) -> Self {
+        core.wall(crate::stats::time::now());
         Self {
             core: Mutex::new(core),
             news: Condvar::new(),
@@ -113,6 +120,7 @@ impl Logged {
             began: Instant::now(),
             damaged_reads: AtomicU64::new(0),
             identity: Mutex::new(None),
+            listener: OnceLock::new(),
             waker: OnceLock::new(),
         }
     }
@@ -129,6 +137,18 @@ impl Logged {
     pub(super) fn completed(&self, id: u64, outcome: &Outcome) {
         self.core.lock().complete(id, outcome);
         self.news.notify_all();
+    }
+
+    /// Whoever wants to know what becomes of the backing store, before it changes and after.
+    pub fn listen(&self, listener: Listener) {
+        let _ = self.listener.set(listener);
+    }
+
+    pub(super) fn note(&self) {
+        if let Some(listener) = self.listener.get() {
+            let stats = self.core.lock().stats();
+            listener(&stats);
+        }
     }
 
     fn wake(&self) {

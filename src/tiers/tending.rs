@@ -134,6 +134,7 @@ fn commit(logged: &Logged, mut ring: Ring) {
         {
             let mut core = logged.core();
             core.tick(logged.now_ms());
+            core.wall(crate::stats::time::now());
             while let Some(Command { id, at, op, .. }) = core.next_command() {
                 let action = match op {
                     Op::Read(len) => ring::Op::Read(Buffer::new(len)),
@@ -176,10 +177,12 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: Policy) {
             std::thread::sleep(TICK);
             continue;
         };
+        logged.note();
         let ended = carry(logged, Writeback::new(plan).watching(logged.samples()));
         let failed = matches!(ended, Ended::Badly { .. });
         logged.core().end_window(ended);
         logged.settle(|core| (core.is_between_windows() || logged.is_stopping()).then_some(()));
+        logged.note();
         if failed {
             std::thread::sleep(PAUSE);
         }

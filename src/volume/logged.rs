@@ -5,6 +5,7 @@
 //! contract allows.
 
 use super::counters::{Counters, Kind, Outcome, Totals};
+use super::record::{Book, Record};
 use super::split::{Piece, pieces};
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
 use crate::BLOCK_SIZE;
@@ -44,6 +45,8 @@ pub struct LogVolume {
     tending: Mutex<Option<Tending>>,
     counters: Mutex<(Vec<Arc<Counters>>, Totals)>,
     report: durable::Report,
+    /// What this machine knows of the backing store, and where it keeps that.
+    record: Mutex<Option<(Book, Record)>>,
 }
 
 impl LogVolume {
@@ -84,6 +87,7 @@ impl LogVolume {
             tending: Mutex::new(None),
             counters: Mutex::default(),
             report,
+            record: Mutex::new(None),
         }))
     }
 
@@ -100,6 +104,25 @@ impl LogVolume {
     /// Says what the superblock has of the backing store's identity: from now on it is kept true.
     pub(super) fn watch(&self, identity: Identity, id: StableId) {
         self.logged.watch(identity, id);
+    }
+
+    /// Keeps this machine's record of the backing store true from now on.
+    pub(super) fn keep(&self, book: Book, record: Record) -> Result<()> {
+        let stats = self.logged.core().stats();
+        let first = record.after(&stats);
+        book.save(&first)?;
+        let last = Mutex::new(first.clone());
+        let listener = book.clone();
+        self.logged.listen(Box::new(move |stats| {
+            let mut last = last.lock();
+            let now = last.after(stats);
+            // A record that cannot be written says less than is true, as after a crash.
+            if now != *last && listener.save(&now).is_ok() {
+                *last = now;
+            }
+        }));
+        *self.record.lock() = Some((book, first));
+        Ok(())
     }
 
     /// What opening found.
@@ -121,7 +144,14 @@ impl LogVolume {
     /// The log has failed.
     pub fn close(&self) -> std::result::Result<(), Fault> {
         let tending = self.tending.lock().take();
-        tending.map_or(Ok(()), Tending::close)
+        let closed = tending.map_or(Ok(()), Tending::close);
+        if let Some((book, record)) = self.record.lock().take() {
+            let stats = self.logged.core().stats();
+            let now = record.after(&stats);
+            // What stays is no less safe: it says that the log may hold something.
+            let _ = if stats.clean { book.settle(&now) } else { book.save(&now) };
+        }
+        closed
     }
 
     /// All counters, now. What only a store in memory has is 0.

@@ -10,12 +10,13 @@ mod crew;
 mod device;
 mod hand;
 mod logged;
+mod record;
 mod split;
 mod tender;
 
 pub use crate::store::codec::Algorithm;
 pub use crate::tiers::Policy;
-pub use attach::{Pair, cannot_use};
+pub use attach::{Opened, Pair, cannot_use};
 pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
 pub use logged::{LogOptions, LogVolume};
 
