@@ -8,7 +8,7 @@
 
 use super::chunk::{CHUNK_MAX, Closing, Sealed};
 use super::core::{Core, Refused, Segment};
-use super::format::{EPOCHS_MAX, Epoch, Header};
+use super::format::{EPOCHS_MAX, Epoch, Header, LOST_MAX};
 use super::planted::{self, Bug, mark};
 use super::window::After;
 use crate::media::{Buffer, DriveError};
@@ -495,7 +495,7 @@ impl Core {
     pub(super) fn begin_epoch(&mut self, from: u64, id: u64) {
         let epochs = &mut self.sb.epochs;
         epochs.retain(|epoch| epoch.from < from);
-        if epochs.len() + self.sb.lost.len() >= EPOCHS_MAX {
+        while epochs.len() + LOST_MAX >= EPOCHS_MAX {
             epochs.remove(0);
         }
         epochs.push(Epoch { from, id });

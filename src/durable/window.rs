@@ -9,7 +9,8 @@
 
 use super::commit::{Progress, Ticket};
 use super::core::{Core, Refused};
-use super::format::{Data, IDENTITY, Kind, SUPER, SUPER_AT, Tail};
+use super::format::{Data, IDENTITY, Kind, LOST_MAX, SUPER, SUPER_AT, Tail};
+use super::holes::Hole;
 use super::planted::{self, Bug, mark};
 use crate::media::Buffer;
 use std::collections::VecDeque;
@@ -148,6 +149,11 @@ pub(super) struct Window {
     times: VecDeque<(u64, u64)>,
     /// Segments before this have been written back in part, at least.
     reached: u64,
+    /// Ranges that the next window shall zero in the backing store, and that the last one has.
+    zeros: Vec<(u64, u64)>,
+    zeroed: Vec<(u64, u64)>,
+    /// Lost ranges that have no record in the log.
+    lost: Vec<(u64, u64)>,
 }
 
 impl Window {
@@ -253,7 +259,8 @@ impl Core {
         self.window.step = Step::Away { end };
         self.mixes(end);
         mark("window.begun");
-        let (patient, images, zeros) = (self.is_patient(), Vec::new(), Vec::new());
+        let (patient, images) = (self.is_patient(), Vec::new());
+        let zeros = self.window.zeros.clone();
         Some(Plan { segments, patient, images, zeros })
     }
 
@@ -307,6 +314,7 @@ impl Core {
             return;
         };
         let before = self.counts.repeated;
+        self.window.zeroed = std::mem::take(&mut self.window.zeros);
         if self.secure(end, &damaged, &unreadable).is_err() {
             // No room to say what is lost: the window is taken again later.
             mark("window.no_room");
@@ -333,31 +341,38 @@ impl Core {
                 self.map.get(data.block).is_some_and(|p| p.slot == slot && p.offset == data.offset);
             if current || planted::on(Bug::CopyWithoutCheck) {
                 mark("window.lost_block");
-                self.repeat(Kind::Lost, data.block, 1)?;
+                self.repeat(end, Kind::Lost, data.block, 1)?;
             }
         }
+        let mut full = Ok(());
         for (segment, part) in unreadable {
             mark("window.unreadable");
             let slot = (segment % self.sb.segments) as u32;
             let named = self.map.iter().filter(|(_, p)| p.slot == slot && part.contains(&p.offset));
             let blocks: Vec<u64> = named.map(|(block, _)| block).collect();
             for block in blocks {
-                self.repeat(Kind::Lost, block, 1)?;
+                self.repeat(end, Kind::Lost, block, 1)?;
             }
             for (start, count) in self.holes.of(*segment, Kind::Zeros) {
-                self.say_uncovered(Kind::Zeros, start, count)?;
+                full = full.and(self.say_uncovered(end, Kind::Zeros, start, count));
             }
         }
         for (start, count) in self.holes.lost_before(end) {
             mark("window.lost_again");
-            self.say_uncovered(Kind::Lost, start, count)?;
+            self.say_uncovered(end, Kind::Lost, start, count)?;
         }
-        Ok(())
+        full
     }
 
     /// Repeats a range record for those of its blocks that were not written since.
-    fn say_uncovered(&mut self, kind: Kind, start: u64, count: u64) -> Result<(), Refused> {
-        let mut from = start;
+    fn say_uncovered(
+        &mut self,
+        end: u64,
+        kind: Kind,
+        start: u64,
+        count: u64,
+    ) -> Result<(), Refused> {
+        let (mut from, mut full) = (start, Ok(()));
         while from < start + count {
             if self.map.get(from).is_some() && !planted::on(Bug::CopyWithoutCheck) {
                 from += 1;
@@ -365,15 +380,37 @@ impl Core {
             }
             let next = self.map.next_from(from).unwrap_or(u64::MAX).min(start + count);
             let to = if planted::on(Bug::CopyWithoutCheck) { start + count } else { next };
-            self.repeat(kind, from, to - from)?;
+            full = full.and(self.repeat(end, kind, from, to - from));
             from = to;
         }
-        Ok(())
+        full
     }
 
-    fn repeat(&mut self, kind: Kind, block: u64, count: u64) -> Result<(), Refused> {
-        self.counts.repeated += 1;
-        self.append_range(kind, block, count, 0)
+    /// Appends a range record again; in a log without a segment left, the superblock says that
+    /// blocks are lost, and the next window zeroes them itself.
+    fn repeat(&mut self, end: u64, kind: Kind, block: u64, count: u64) -> Result<(), Refused> {
+        let zeros = (block, block + count);
+        let within = |&(from, to): &(u64, u64)| from <= zeros.0 && zeros.1 <= to;
+        if kind == Kind::Zeros && self.window.zeroed.iter().any(within) {
+            return Ok(());
+        }
+        match (self.append_range(kind, block, count, 0), kind) {
+            (Ok(()), _) => self.counts.repeated += 1,
+            (Err(_), Kind::Lost) if self.window.lost.len() < LOST_MAX => {
+                mark("window.lost_in_superblock");
+                self.window.lost.push((block, count));
+                self.map.remove_range(block, block + count);
+                self.holes.insert(block, block + count, Hole { segment: end, kind });
+            }
+            (Err(e), _) => {
+                if kind == Kind::Zeros {
+                    mark("window.zeros_itself");
+                    self.window.zeros.push(zeros);
+                }
+                return Err(e);
+            }
+        }
+        Ok(())
     }
 
     /// Carries a window that came back one step further.
@@ -451,8 +488,8 @@ impl Core {
         let after = self.segments.get((end - self.first) as usize);
         let (chunk, prev) = after.map_or((self.next_chunk, self.prev), |s| (s.chunk, s.prev));
         self.sb.tail = Tail { segment: end, chunk, prev };
-        // What is still lost was said again.
-        self.sb.lost.clear();
+        // What else is lost was said again.
+        self.sb.lost = std::mem::take(&mut self.window.lost);
         // Of epochs that have no chunk left, only the last one before the tail still counts.
         let old = self.sb.epochs.iter().filter(|e| e.from <= chunk).count();
         self.sb.epochs.drain(..old.saturating_sub(1));

@@ -238,6 +238,19 @@ impl World<'_> {
         self.judge(&seen)
     }
 
+    /// A bit flips in the header of one of the first two chunks on the log's drive.
+    pub(crate) fn behead(&mut self, choice: u64) {
+        self.lies = true;
+        self.lied_at = self.history.submitted();
+        let log = self.log.current();
+        let heads = (0..log.len()).filter(|page| Header::decode(log.page(*page)).is_some());
+        let heads: Vec<usize> = heads.take(2).collect();
+        if let Some(page) = heads.get(choice as usize % heads.len().max(1)) {
+            self.say(|| format!("the header in page {page} is damaged"));
+            self.log.flip((page * PAGE) as u64 + 16 + choice / 2 % 16, 3);
+        }
+    }
+
     /// A bit flips where something has been written.
     pub(crate) fn flip(&mut self, side: Side, choice: u64) {
         self.lies = true;

@@ -146,6 +146,8 @@ pub enum Step {
     Miscompress(u32),
     /// A bit of a drive flips: this choice of byte and bit.
     Flip(Side, u64),
+    /// A bit flips in the header of one of the first chunks of the log.
+    Behead(u64),
     /// The log takes nothing any more but superblocks.
     Wear,
     /// The drives work again.
@@ -436,7 +438,12 @@ fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
     let blocks = |count| (0..count).map(|block| Step::Write(block, Flavour::Stamp(255)));
     let mut steps: Vec<Step> = blocks(28).chain([Step::Sync]).chain(blocks(14)).collect();
     steps.push(Step::Sync);
-    steps.extend((0..4).map(|_| Step::Flip(Side::Log, rng.bits())));
+    if rng.chance(500) {
+        steps.insert(0, Step::Discard(60, rng.between(1, 100) as u32));
+        steps.push(Step::Behead(rng.bits()));
+    } else {
+        steps.extend((0..4).map(|_| Step::Flip(Side::Log, rng.bits())));
+    }
     steps.extend([Step::Window(32 << 10), Step::Settle]);
     steps.extend(SECURE);
     steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
@@ -530,7 +537,8 @@ mod tests {
     fn something_is_wrong_in_every_corruption() {
         for seed in 0..200 {
             let program = corruption(seed);
-            let lies = |s: &&Step| matches!(s, Step::Flip(..) | Step::Miscompress(_));
+            let lies =
+                |s: &&Step| matches!(s, Step::Flip(..) | Step::Behead(_) | Step::Miscompress(_));
             let flips = program.steps.iter().filter(lies).count();
             let faults = program.faults.iter().filter(|(_, fault)| fault.kind.is_lie()).count();
             assert!([1, 4].contains(&(faults + flips)), "seed {seed}");

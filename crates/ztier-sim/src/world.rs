@@ -297,6 +297,10 @@ impl<'p> World<'p> {
                 self.flip(*side, *choice);
                 Ok(())
             }
+            Step::Behead(choice) => {
+                self.behead(*choice);
+                Ok(())
+            }
             Step::Wear => {
                 self.log.plan(Fault { nth: 0, kind: FaultKind::Worn });
                 Ok(())
