@@ -360,3 +360,44 @@ fn a_drained_log_leaves_no_record_behind() {
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
     assert_eq!(records(), 0);
 }
+
+#[test]
+fn a_log_is_tuned_while_it_works_and_counts_what_it_does() {
+    let place = Place::new();
+    place.sandbox.ztier(&place.up()).ok();
+    let set = |change: &[&str]| place.sandbox.ztier(&[&["set", "vol"], change].concat());
+    let said = set(&["writeback=off", "commit-interval=20", "writeback-window=1M"]).ok();
+    assert!(said.contains("writeback=off writeback-threshold=50 writeback-window=1M"), "{said}");
+    set(&["writeback-threshold=101"]).refused(2, &["more than 100 percent"]);
+    set(&["ram-limit=1G"]).refused(2, &["no ram-limit"]);
+    let mut disk = place.connect();
+    for block in 0..64 {
+        disk.write(block * BLOCK, &content(block, 1));
+    }
+    disk.write(0, &content(0, 2));
+    disk.write(BLOCK + 8, &[1; 8]);
+    // Nobody flushes: the log does it by itself, and writes nothing back.
+    support::sandbox::eventually("all is durable", || {
+        let log = place.log_of("vol");
+        log["drive_flushes"].as_u64() > Some(0)
+    });
+    std::thread::sleep(Duration::from_millis(800));
+    assert_eq!(disk.read(0, 4096), content(0, 2));
+    assert_eq!(disk.read(1000 * BLOCK, 4096), [0; 4096]);
+    let log = place.log_of("vol");
+    let count = |key: &str| log[key].as_u64().unwrap();
+    assert_eq!(count("windows"), 0, "writeback is off: {log}");
+    assert_eq!((count("writes_new"), count("writes_partial")), (64, 1), "{log}");
+    assert_eq!(count("writes_over_memory") + count("writes_over_log"), 2, "{log}");
+    assert!(count("reads_log") + count("reads_memory") >= 2 && count("reads_backing") >= 1);
+    assert!(count("chunks_partial") > 0 && count("asked_bytes") == 66 * BLOCK, "{log}");
+    assert!(count("segment_newest") >= count("segment_durable"), "{log}");
+    set(&["writeback=on"]).ok();
+    support::sandbox::eventually("it is written back", || {
+        place.log_of("vol")["written_back_bytes"].as_u64() > Some(0)
+    });
+    let table = place.sandbox.ztier(&["stats", "vol"]).ok();
+    assert!(table.contains("closed with room left"), "{table}");
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}

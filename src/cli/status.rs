@@ -117,6 +117,7 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("not in backing", if log.clean { "nothing".into() } else { dirty }),
         ("backing alone", alone(log)),
         ("log written", format!("{}{written}", human(log.written_bytes))),
+        ("writeback", writeback(plan)),
         ("commits", format!("{} for {} flushes", log.drive_flushes, log.flushes)),
         ("index", human(log.index_bytes)),
         ("errors", health),
@@ -124,6 +125,15 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("durable", durable(log)),
         ("daemon", daemon_of(status)),
     ])
+}
+
+/// When and how much is written back.
+fn writeback(plan: &LogPlan) -> String {
+    let window = exact(plan.writeback_window_bytes);
+    match (plan.writeback, plan.writeback_threshold_percent) {
+        (true, percent) => format!("when idle, and from {percent} % on; windows from {window} on"),
+        (false, _) => "switched off, until the log is nearly full or drained".into(),
+    }
 }
 
 /// What the backing store would be without the log.

@@ -140,6 +140,12 @@ pub struct LogPlan {
     pub writeback_threshold_percent: u64,
     /// Bytes of a window of writeback while the log is nearly empty.
     pub writeback_window_bytes: u64,
+    /// Writeback runs by itself.
+    #[serde(default = "on")]
+    pub writeback: bool,
+    /// Milliseconds without a change after which what is in memory is made durable.
+    #[serde(default = "one_second")]
+    pub commit_interval_ms: u64,
     /// Overwrite what is on the log's drive, if it is no log.
     pub wipe: bool,
     /// Take a copy of the backing store for it.
@@ -217,11 +223,7 @@ impl Plan {
             .mend("leave out size and ram-limit"));
         }
         let percent = settings.writeback_threshold.unwrap_or(50);
-        if percent > 100 {
-            return Err(Error::usage(format!(
-                "writeback-threshold {percent} is more than 100 percent"
-            )));
-        }
+        check_threshold(percent)?;
         let window = match settings.writeback_window {
             Some(super::Amount::Percent(_)) => {
                 return Err(Error::usage("writeback-window is a number of bytes, like 64M"));
@@ -254,6 +256,8 @@ impl Plan {
                 sync: settings.sync.unwrap_or(false),
                 writeback_threshold_percent: percent,
                 writeback_window_bytes: window,
+                writeback: true,
+                commit_interval_ms: one_second(),
                 wipe: false,
                 moved: false,
                 accept_loss: false,
@@ -261,6 +265,26 @@ impl Plan {
             }),
         })
     }
+}
+
+fn on() -> bool {
+    true
+}
+
+fn one_second() -> u64 {
+    1000
+}
+
+/// Checks a threshold of writeback.
+///
+/// # Errors
+/// When it is more than 100 percent.
+pub fn check_threshold(percent: u64) -> Result<()> {
+    if percent <= 100 {
+        return Ok(());
+    }
+    Err(Error::usage(format!("writeback-threshold {percent} is more than 100 percent"))
+        .mend("give 0 to 100"))
 }
 
 fn absolute(path: &std::path::Path) -> Result<PathBuf> {

@@ -5,7 +5,7 @@ use super::state::{self, Found, Lock, State};
 use super::{log, notify, serve};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, machine, plan, size};
-use crate::control::{Handler, Request, Server, Status, Version};
+use crate::control::{Handler, LogChange, Request, Server, Status, Version};
 use crate::error::{Context, Error, Result};
 use crate::export::{Export, Leftover};
 use crate::stats::Stats;
@@ -208,6 +208,7 @@ fn open_log(
         policy: volume::Policy {
             threshold_percent: log.writeback_threshold_percent,
             window: log.writeback_window_bytes,
+            enabled: log.writeback,
         },
         accept_loss: log.accept_loss,
         ..volume::LogOptions::default()
@@ -298,16 +299,20 @@ impl Running {
         self.stop(force)
     }
 
-    fn set(&self, size: Option<u64>, ram_limit: Option<u64>) -> Result<()> {
+    fn set(&self, size: Option<u64>, ram_limit: Option<u64>, log: LogChange) -> Result<()> {
         let export = self.export()?;
         let mut state = self.state.lock();
         let (old, plan) = (state.plan.clone(), &mut state.plan);
         plan.size_bytes = size.unwrap_or(old.size_bytes);
         plan.ram_limit_bytes = ram_limit.unwrap_or(old.ram_limit_bytes);
-        let checked = check_change(&old, plan);
+        let checked = check_change(&old, plan).and_then(|()| change_log(plan, log));
         let new = plan.clone();
         state.plan = old.clone();
         checked?;
+        if let Some(log) = new.log.as_ref().filter(|_| new.log != old.log) {
+            self.volume.tune(&tuning(log))?;
+            state.plan.log = new.log.clone();
+        }
         if new.ram_limit_bytes != old.ram_limit_bytes {
             self.volume.set_ram_limit(new.ram_limit_bytes)?;
             state.plan.ram_limit_bytes = new.ram_limit_bytes;
@@ -342,6 +347,36 @@ impl Running {
     }
 }
 
+/// Checks a change of the log's ways, and makes it in the plan.
+fn change_log(plan: &mut Plan, change: LogChange) -> Result<()> {
+    if change == LogChange::default() {
+        return Ok(());
+    }
+    let Some(log) = &mut plan.log else {
+        return Err(Error::usage("the volume has no log, so nothing of one can be set"));
+    };
+    let LogChange { writeback, writeback_threshold_percent, .. } = change;
+    log.writeback = writeback.unwrap_or(log.writeback);
+    let percent = writeback_threshold_percent.unwrap_or(log.writeback_threshold_percent);
+    plan::check_threshold(percent)?;
+    log.writeback_threshold_percent = percent;
+    let window = change.writeback_window_bytes.unwrap_or(log.writeback_window_bytes);
+    log.writeback_window_bytes = window;
+    log.commit_interval_ms = change.commit_interval_ms.unwrap_or(log.commit_interval_ms);
+    Ok(())
+}
+
+fn tuning(log: &plan::LogPlan) -> volume::Tuning {
+    volume::Tuning {
+        policy: volume::Policy {
+            threshold_percent: log.writeback_threshold_percent,
+            window: log.writeback_window_bytes,
+            enabled: log.writeback,
+        },
+        commit_interval_ms: log.commit_interval_ms,
+    }
+}
+
 fn check_change(old: &Plan, new: &Plan) -> Result<()> {
     plan::check_size(new.size_bytes)?;
     if new.size_bytes < old.size_bytes {
@@ -351,6 +386,9 @@ fn check_change(old: &Plan, new: &Plan) -> Result<()> {
             size::exact(old.size_bytes)
         ))
         .mend("sizes grow, never shrink; make a new volume instead"));
+    }
+    if new.log.is_some() && new.ram_limit_bytes == old.ram_limit_bytes {
+        return Ok(());
     }
     plan::check_ram_limit(new.ram_limit_bytes, new.size_bytes, new.segment_bytes)
 }
@@ -369,8 +407,8 @@ impl Handler for Running {
                 self.volume.drain(on)?;
                 serde_json::to_value(())
             }
-            Request::Set { size_bytes, ram_limit_bytes } => {
-                self.set(size_bytes, ram_limit_bytes)?;
+            Request::Set { size_bytes, ram_limit_bytes, log } => {
+                self.set(size_bytes, ram_limit_bytes, log)?;
                 serde_json::to_value(self.status()?)
             }
             Request::Down { discard, force } => {

@@ -177,11 +177,26 @@ impl Core {
             failed: self.is_failed(),
             rescuing: self.is_rescuing(),
             through: self.is_through(),
+            segment_tail: self.first,
+            segment_newest: self.first + (self.segments.len() as u64).saturating_sub(1),
+            segment_durable: self.segment_durable(),
             past_unix_s: self.past_s(),
             mixture_since_unix_s: self.sb.mixture_s,
             clean: self.is_clean(),
             ..self.counts
         }
+    }
+
+    /// The last segment of which all is durable that was written to it.
+    fn segment_durable(&self) -> u64 {
+        let end = self.first + self.segments.len() as u64;
+        let open = self.open.as_ref().map_or(end, |open| open.segment);
+        self.sealed.front().map_or(open, |s| s.header.segment).saturating_sub(1)
+    }
+
+    /// Milliseconds without a change after which what is there is committed.
+    pub fn set_idle_ms(&mut self, idle_ms: u64) {
+        self.options.idle_ms = idle_ms;
     }
 
     /// Chunks closed so far.
@@ -254,7 +269,12 @@ impl Core {
         match *entry {
             Entry::Data(Data { block, kind, len, offset, check }) => {
                 let slot = (segment % self.sb.segments) as u32;
-                self.map.insert(block, Place { slot, offset, len, kind, check });
+                let place = Place { slot, offset, len, kind, check };
+                match self.map.insert(block, place) {
+                    None => self.counts.writes_new += 1,
+                    Some(old) if self.is_durable(&old) => self.counts.writes_over_log += 1,
+                    Some(_) => self.counts.writes_over_memory += 1,
+                }
             }
             Entry::Range { kind, block, count } => {
                 self.map.remove_range(block, block + count);
@@ -324,6 +344,7 @@ impl Core {
         if open.is_empty() {
             mark("seal.mark");
         }
+        self.counts.chunks_partial += u64::from(open.has_room(crate::BLOCK_SIZE));
         let (sealed, spare) = open.close(closing);
         self.spare.extend(spare);
         self.push_sealed(sealed);
@@ -370,13 +391,17 @@ impl Core {
     pub fn locate(&mut self, block: u64, out: &mut Vec<u8>) -> Found {
         let Some(place) = self.map.get(block) else {
             return match self.holes.get(block).map(|hole| hole.kind) {
-                None => Found::Backing,
+                None => {
+                    self.counts.reads_backing += 1;
+                    Found::Backing
+                }
                 Some(Kind::Lost) => {
                     mark("read.lost");
                     Found::Lost
                 }
                 Some(_) => {
                     mark("read.zeros");
+                    self.counts.reads_zeros += 1;
                     Found::Zeros
                 }
             };
@@ -386,12 +411,14 @@ impl Core {
             mark("read.memory");
             out.clear();
             out.extend_from_slice(payload);
+            self.counts.reads_memory += 1;
             return Found::Memory(place.kind);
         }
         let at = self.sb.place(segment) + u64::from(place.offset);
         let Some(found) = self.segment_mut(segment) else { return Found::Lost };
         found.pins += 1;
         let stamp = Stamp { epoch: found.epoch, segment, offset: place.offset, block };
+        self.counts.reads_log += 1;
         mark("read.log");
         Found::Log(Reading { at, len: place.len, kind: place.kind, check: place.check, stamp })
     }

@@ -271,6 +271,9 @@ impl Inspection {
             core.begin_epoch(next, epoch);
         }
         core.sb.durable = next;
+        core.counts.writes_new = 0;
+        core.counts.writes_over_log = 0;
+        core.counts.writes_over_memory = 0;
         // After a mere end of the process, what was read may still be in the drive's cache.
         log.flush()?;
         // The copy that holds what is known so far is written last.

@@ -260,7 +260,8 @@ impl Core {
         }
     }
 
-    fn is_durable(&self, place: &Place) -> bool {
+    /// Whether what a place names is durable.
+    pub(super) fn is_durable(&self, place: &Place) -> bool {
         (self.segment_of(place.slot), place.offset) < self.durable_end()
     }
 

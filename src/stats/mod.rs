@@ -131,6 +131,17 @@ pub struct LogStats {
     pub segments: u64,
     /// Segments that hold what the backing store lacks.
     pub segments_used: u64,
+    /// Number of the oldest segment that is not written back; all before it are (historic:
+    /// `last_writeback_segment_id` is the one before).
+    #[serde(default)]
+    pub segment_tail: u64,
+    /// Number of the last segment of which everything is durable (historic:
+    /// `last_flushed_segment_id`).
+    #[serde(default)]
+    pub segment_durable: u64,
+    /// Number of the newest segment (historic: `current_id`, `cursor`).
+    #[serde(default)]
+    pub segment_newest: u64,
     /// Blocks that the backing store lacks (historic: `nr_dirty_cache_blocks`).
     pub blocks_dirty: u64,
     /// Memory of the index.
@@ -143,6 +154,40 @@ pub struct LogStats {
     pub written_bytes: u64,
     /// Chunks closed.
     pub chunks: u64,
+    /// Of those, chunks closed with room for more, because somebody waited or nobody wrote
+    /// (historic: `nr_partial_flushed`).
+    #[serde(default)]
+    pub chunks_partial: u64,
+    /// Blocks read from the log's memory.
+    #[serde(default)]
+    pub reads_memory: u64,
+    /// Blocks read from the log's drive.
+    #[serde(default)]
+    pub reads_log: u64,
+    /// Blocks read that the log knows as zeros.
+    #[serde(default)]
+    pub reads_zeros: u64,
+    /// Blocks read that the log did not have.
+    #[serde(default)]
+    pub reads_backing: u64,
+    /// Requests' parts that read less than a block.
+    #[serde(default)]
+    pub reads_partial: u64,
+    /// Blocks written that the log had in memory.
+    #[serde(default)]
+    pub writes_over_memory: u64,
+    /// Blocks written that the log had on its drive.
+    #[serde(default)]
+    pub writes_over_log: u64,
+    /// Blocks written that the log did not have.
+    #[serde(default)]
+    pub writes_new: u64,
+    /// Requests' parts that wrote less than a block, and had to read it first.
+    #[serde(default)]
+    pub writes_partial: u64,
+    /// Bytes that writeback wrote to the backing store.
+    #[serde(default)]
+    pub written_back_bytes: u64,
     /// Flushes asked of the log.
     pub flushes: u64,
     /// Flushes of the log's drive.

@@ -97,6 +97,7 @@ pub struct Logged {
     last_request_ms: AtomicU64,
     began: Instant,
     damaged_reads: AtomicU64,
+    written_back: AtomicU64,
     /// What identifies the backing store, as the log's superblock has it.
     identity: Mutex<Option<(Identity, StableId)>>,
     /// Hears what became of the backing store, when a window begins and ends.
@@ -119,6 +120,7 @@ impl Logged {
             last_request_ms: AtomicU64::new(0),
             began: Instant::now(),
             damaged_reads: AtomicU64::new(0),
+            written_back: AtomicU64::new(0),
             identity: Mutex::new(None),
             listener: OnceLock::new(),
             waker: OnceLock::new(),
@@ -213,6 +215,11 @@ impl Logged {
     /// Reads of damaged blocks.
     pub fn damaged_reads(&self) -> u64 {
         self.damaged_reads.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that writeback wrote to the backing store.
+    pub fn written_back_bytes(&self) -> u64 {
+        self.written_back.load(Ordering::Relaxed)
     }
 
     pub(super) fn now_ms(&self) -> u64 {
@@ -501,7 +508,12 @@ impl Logged {
                     Err(e) => Outcome::Failed(e),
                 };
             }
-            Op::Write(bytes, range) => drive.write(command.at, &bytes[range.clone()]),
+            Op::Write(bytes, range) => {
+                if command.device == Device::Backing {
+                    self.written_back.fetch_add(range.len() as u64, Ordering::Relaxed);
+                }
+                drive.write(command.at, &bytes[range.clone()])
+            }
             Op::Zero(len) => drive.zero(command.at, *len),
             Op::Flush => drive.flush(),
         };

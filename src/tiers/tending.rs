@@ -23,21 +23,26 @@ const TICK: Duration = Duration::from_millis(100);
 const IDLE: Duration = Duration::from_millis(500);
 /// How long writeback waits after a drive has failed.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Percent of the log, and free segments, at which writeback runs although it is switched off.
+const URGENT: u64 = 90;
+const NEARLY_FULL: u64 = 3;
 /// The largest window, in bytes.
 const WINDOW_MAX: u64 = 256 << 20;
 
 /// How writeback behaves.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Percent of the log that may fill before writeback runs beside foreground work.
     pub threshold_percent: u64,
     /// Bytes of a window while the log is nearly empty; it grows to four times this as it fills.
     pub window: u64,
+    /// Writeback runs by itself; else only when somebody drains, or the log is nearly full.
+    pub enabled: bool,
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { threshold_percent: 50, window: 64 << 20 }
+        Self { threshold_percent: 50, window: 64 << 20, enabled: true }
     }
 }
 
@@ -45,6 +50,7 @@ impl Default for Policy {
 pub struct Tending {
     logged: Arc<Logged>,
     draining: Arc<AtomicBool>,
+    policy: Arc<Mutex<Policy>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -62,12 +68,14 @@ impl Tending {
         let mut tending = Self {
             logged: Arc::clone(logged),
             draining: Arc::new(AtomicBool::new(false)),
+            policy: Arc::new(Mutex::new(policy)),
             threads: Vec::new(),
         };
         let own = Arc::clone(logged);
         tending.spawn("ztier-log", move || commit(&own, ring))?;
         let (logged, draining) = (Arc::clone(logged), Arc::clone(&tending.draining));
-        tending.spawn("ztier-writeback", move || write_back(&logged, &draining, policy))?;
+        let policy = Arc::clone(&tending.policy);
+        tending.spawn("ztier-writeback", move || write_back(&logged, &draining, &policy))?;
         Ok(tending)
     }
 
@@ -81,6 +89,11 @@ impl Tending {
     /// write; or stops hurrying to.
     pub fn drain(&self, on: bool) {
         self.draining.store(on, Ordering::Release);
+    }
+
+    /// How writeback shall behave from now on.
+    pub fn set_policy(&self, policy: Policy) {
+        *self.policy.lock() = policy;
     }
 
     /// Makes everything durable, says on the log's drive that it was closed in order, and ends the
@@ -159,16 +172,22 @@ fn commit(logged: &Logged, mut ring: Ring) {
     }
 }
 
-fn write_back(logged: &Logged, draining: &AtomicBool, policy: Policy) {
+fn write_back(logged: &Logged, draining: &AtomicBool, policy: &Mutex<Policy>) {
     while !logged.is_stopping() {
+        let policy = *policy.lock();
         let hurry = draining.load(Ordering::Acquire);
         if hurry && finish(logged) {
             draining.store(false, Ordering::Release);
         }
         let (used, segments) = logged.core().fullness();
         let percent = used * 100 / segments.max(1);
-        let idle = logged.idle() >= IDLE || logged.core().is_rescuing();
-        if !hurry && !idle && percent < policy.threshold_percent {
+        let rescuing = logged.core().is_rescuing();
+        let due = match policy.enabled {
+            true => logged.idle() >= IDLE || percent >= policy.threshold_percent,
+            // Who writes must not wait for ever.
+            false => percent >= URGENT || used + NEARLY_FULL >= segments,
+        };
+        if !hurry && !rescuing && !due {
             std::thread::sleep(TICK);
             continue;
         }

@@ -7,16 +7,17 @@
 use super::counters::{Counters, Kind, Outcome, Totals};
 use super::record::{Book, Record};
 use super::split::{Piece, pieces};
-use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
+use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 use crate::BLOCK_SIZE;
 use crate::durable::{self, Inspection, OpenError};
 use crate::error::{Context, Error, Result};
 use crate::media::{Drive, Identity, Ring, StableId};
-use crate::stats::Stats;
+use crate::stats::{LogStats, Stats};
 use crate::store::codec::Algorithm;
 use crate::tiers::{Fault, LogHand, Logged, Policy, Tending};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -45,6 +46,8 @@ pub struct LogVolume {
     tending: Mutex<Option<Tending>>,
     counters: Mutex<(Vec<Arc<Counters>>, Totals)>,
     report: durable::Report,
+    /// Parts of requests that read and wrote less than a block.
+    partial: [AtomicU64; 2],
     /// What this machine knows of the backing store, and where it keeps that.
     record: Mutex<Option<(Book, Record)>>,
 }
@@ -87,6 +90,7 @@ impl LogVolume {
             tending: Mutex::new(None),
             counters: Mutex::default(),
             report,
+            partial: Default::default(),
             record: Mutex::new(None),
         }))
     }
@@ -168,6 +172,12 @@ impl LogVolume {
             let core = self.logged.core();
             (core.stats(), core.lost())
         };
+        let log = LogStats {
+            reads_partial: self.partial[0].load(Ordering::Relaxed),
+            writes_partial: self.partial[1].load(Ordering::Relaxed),
+            written_back_bytes: self.logged.written_back_bytes(),
+            ..log
+        };
         Stats {
             disk_size_bytes: self.blocks * BLOCK,
             read: totals.requests(Kind::Read),
@@ -228,6 +238,14 @@ impl Device for LogVolume {
 impl Serving for LogVolume {
     fn drain(&self, on: bool) -> Result<()> {
         self.drain(on);
+        Ok(())
+    }
+
+    fn tune(&self, tuning: &Tuning) -> Result<()> {
+        self.logged.core().set_idle_ms(tuning.commit_interval_ms);
+        if let Some(tending) = &*self.tending.lock() {
+            tending.set_policy(tuning.policy);
+        }
         Ok(())
     }
 
@@ -323,6 +341,7 @@ impl LogChannel {
                     logged.read(&mut self.hand, first, blocks)?;
                 }
                 Piece::Part { block, from, len } => {
+                    self.volume.partial[0].fetch_add(1, Ordering::Relaxed);
                     let mut whole = [0; BLOCK_SIZE];
                     logged.read(&mut self.hand, block, std::slice::from_mut(&mut whole))?;
                     now.copy_from_slice(&whole[from..from + len]);
@@ -343,6 +362,7 @@ impl LogChannel {
                     logged.write(&mut self.hand, first, blocks)?;
                 }
                 Piece::Part { block, from, len } => {
+                    self.volume.partial[1].fetch_add(1, Ordering::Relaxed);
                     let change =
                         |b: &mut [u8; BLOCK_SIZE]| b[from..from + len].copy_from_slice(now);
                     logged.modify(&mut self.hand, block, change)?;

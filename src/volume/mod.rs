@@ -17,7 +17,7 @@ mod tender;
 pub use crate::store::codec::Algorithm;
 pub use crate::tiers::Policy;
 pub use attach::{Opened, Pair, cannot_use};
-pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
+pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 pub use logged::{LogOptions, LogVolume};
 
 use crate::BLOCK_SIZE;
@@ -367,6 +367,10 @@ impl Serving for Volume {
 
     fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         self.set_ram_limit(bytes)
+    }
+
+    fn tune(&self, _: &Tuning) -> Result<()> {
+        Err(Error::usage("this volume has no log to set anything of"))
     }
 
     fn drain(&self, _on: bool) -> Result<()> {
