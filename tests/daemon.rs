@@ -262,6 +262,7 @@ fn as_nobody(sandbox: &Sandbox, args: &[&str]) -> Command {
             .args(args)
             .env("ZTIER_RUN_DIR", sandbox.run_dir())
             .env("ZTIER_CONFIG_DIR", sandbox.config_dir())
+            .env("ZTIER_STATE_DIR", sandbox.state_dir())
             .stdin(Stdio::null())
             .current_dir("/")
             .uid(65534)

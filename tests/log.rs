@@ -269,3 +269,137 @@ fn damage_in_a_log_is_told_and_refused() {
     assert_eq!(place.connect().read(7 * BLOCK, 4096), content(7, 1));
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
 }
+
+/// Moments are told to the second, in UTC.
+fn has_moment(text: &str) -> bool {
+    text.split_whitespace().any(|word| {
+        let word = word.trim_end_matches([',', ')', ';']);
+        word.len() == 20 && word.starts_with("20") && word.ends_with('Z') && word.contains('T')
+    })
+}
+
+#[test]
+fn a_log_that_is_gone_is_missed_and_given_up_only_when_told() {
+    let place = Place::new();
+    place.sandbox.ztier(&place.up()).ok();
+    let mut disk = place.connect();
+    disk.write(0, &content(0, 1));
+    disk.flush();
+    place.sandbox.ztier(&["drain", "vol"]).ok();
+    let status = place.sandbox.ztier(&["status", "vol"]).ok();
+    assert!(status.contains("is the volume"), "{status}");
+    disk.write(0, &content(0, 2));
+    disk.flush();
+    let status = place.sandbox.ztier(&["status", "vol"]).ok();
+    assert!(status.contains("the volume as it was at") && has_moment(&status), "{status}");
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    let away = format!("{}.away", place.log);
+    fs::rename(&place.log, &away).unwrap();
+    let missed = ["lacks what its log on", "--abandon-log", "its state is that of 20"];
+    place.sandbox.ztier(&place.up()).refused(1, &missed);
+    // Another log does not go on silently, either.
+    File::create(&place.log).unwrap().set_len(16 << 20).unwrap();
+    place.sandbox.ztier(&place.up()).refused(1, &missed);
+    let format = ["log", "format", &place.log, "--backing", &place.backing];
+    place.sandbox.ztier(&format).refused(1, &["lacks what its log", "--force"]);
+    assert!(fs::read(&place.log).unwrap().iter().all(|b| *b == 0), "nothing was written");
+    let abandon = [&place.up()[..], &["--abandon-log"]].concat();
+    let done = place.sandbox.ztier(&abandon);
+    assert!(done.err.contains("goes on without what its log on"), "{done:?}");
+    assert!(has_moment(&done.err), "{done:?}");
+    done.ok();
+    let mut disk = place.connect();
+    assert_eq!(disk.read(0, 4096), content(0, 1), "the state of the backing store");
+    disk.write(200 * BLOCK, &content(200, 3));
+    disk.flush();
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+    place.sandbox.ztier(&abandon).refused(2, &["can be used", "leave out --abandon-log"]);
+    // The old log comes back, and the backing store looks as it did where samples of it are.
+    let (fresh, log) = (format!("{}.fresh", place.log), &place.log);
+    fs::rename(log, &fresh).unwrap();
+    fs::rename(&away, log).unwrap();
+    place.sandbox.ztier(&place.up()).refused(1, &["has gone on without"]);
+    fs::rename(log, &away).unwrap();
+    fs::rename(&fresh, log).unwrap();
+    place.sandbox.ztier(&place.up()).ok();
+    place.sandbox.ztier(&["down", "vol"]).ok();
+}
+
+#[test]
+fn a_log_with_damaged_superblocks_can_be_given_up_in_place() {
+    let place = Place::new();
+    place.sandbox.ztier(&place.up()).ok();
+    let mut disk = place.connect();
+    disk.write(0, &content(0, 1));
+    disk.flush();
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    let file = File::options().write(true).open(&place.log).unwrap();
+    file.write_at(&[0xff; 4], 100).unwrap();
+    file.write_at(&[0xff; 4], (64 << 10) + 100).unwrap();
+    place.sandbox.ztier(&place.up()).refused(1, &["superblock are damaged", "--abandon-log"]);
+    place.sandbox.ztier(&[&place.up()[..], &["--abandon-log"]].concat()).ok();
+    let found = place.connect().read(0, 4096);
+    assert!(found == [0; 4096], "the state of the backing store");
+    place.sandbox.ztier(&["down", "vol", "--drain", "--force"]).ok();
+}
+
+#[test]
+fn a_drained_log_leaves_no_record_behind() {
+    let place = Place::new();
+    place.sandbox.ztier(&place.up()).ok();
+    let records = || fs::read_dir(place.sandbox.state_dir()).map_or(0, |dir| dir.count());
+    assert_eq!(records(), 1);
+    let mut disk = place.connect();
+    disk.write(0, &content(0, 1));
+    disk.flush();
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    assert_eq!(records(), 1);
+    place.sandbox.ztier(&place.up()).ok();
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+    assert_eq!(records(), 0);
+}
+
+#[test]
+fn a_log_is_tuned_while_it_works_and_counts_what_it_does() {
+    let place = Place::new();
+    place.sandbox.ztier(&place.up()).ok();
+    let set = |change: &[&str]| place.sandbox.ztier(&[&["set", "vol"], change].concat());
+    let said = set(&["writeback=off", "commit-interval=20", "writeback-window=1M"]).ok();
+    assert!(said.contains("writeback=off writeback-threshold=50 writeback-window=1M"), "{said}");
+    set(&["writeback-threshold=101"]).refused(2, &["more than 100 percent"]);
+    set(&["ram-limit=1G"]).refused(2, &["no ram-limit"]);
+    let mut disk = place.connect();
+    for block in 0..64 {
+        disk.write(block * BLOCK, &content(block, 1));
+    }
+    disk.write(0, &content(0, 2));
+    disk.write(BLOCK + 8, &[1; 8]);
+    // Nobody flushes: the log does it by itself, and writes nothing back.
+    support::sandbox::eventually("all is durable", || {
+        let log = place.log_of("vol");
+        log["drive_flushes"].as_u64() > Some(0)
+    });
+    std::thread::sleep(Duration::from_millis(800));
+    assert_eq!(disk.read(0, 4096), content(0, 2));
+    assert_eq!(disk.read(1000 * BLOCK, 4096), [0; 4096]);
+    let log = place.log_of("vol");
+    let count = |key: &str| log[key].as_u64().unwrap();
+    assert_eq!(count("windows"), 0, "writeback is off: {log}");
+    assert_eq!((count("writes_new"), count("writes_partial")), (64, 1), "{log}");
+    assert_eq!(count("writes_over_memory") + count("writes_over_log"), 2, "{log}");
+    assert!(count("reads_log") + count("reads_memory") >= 2 && count("reads_backing") >= 1);
+    assert!(count("chunks_partial") > 0 && count("asked_bytes") == 66 * BLOCK, "{log}");
+    assert!(count("segment_newest") >= count("segment_durable"), "{log}");
+    set(&["writeback=on"]).ok();
+    support::sandbox::eventually("it is written back", || {
+        place.log_of("vol")["written_back_bytes"].as_u64() > Some(0)
+    });
+    let table = place.sandbox.ztier(&["stats", "vol"]).ok();
+    assert!(table.contains("closed with room left"), "{table}");
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}

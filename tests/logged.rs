@@ -308,7 +308,12 @@ fn a_log_drive_that_fails_for_good_is_an_error_and_nobody_hangs() {
     assert!(channel.submit(Request::Flush, Instant::now()).is_err());
     assert!(write(&mut *channel, 0, &bytes(11, 4096)).is_err());
     assert!(read(&mut *channel, 0, 4096).unwrap() == bytes(3, 4096));
-    assert!(volume.stats().log.unwrap().failed);
+    assert!(read(&mut *channel, BLOCK, 4096).unwrap() == bytes(7, 4096));
+    let log = volume.stats().log.unwrap();
+    assert!(log.failed && !log.through && !log.rescuing, "{log:?}");
+    let saved = pair.backing.content();
+    assert!(saved[..4096] == bytes(3, 4096), "what was durable in the log is saved");
+    assert!(saved[4096..8192] == [0; 4096], "what was not would mix two states");
     drop(channel);
     assert!(volume.close().is_err());
     pair.log.broken.store(false, Ordering::SeqCst);
@@ -316,6 +321,120 @@ fn a_log_drive_that_fails_for_good_is_an_error_and_nobody_hangs() {
     let volume = pair.open();
     let mut channel = Arc::clone(&volume).channel();
     assert!(read(&mut *channel, 0, 4096).unwrap() == bytes(3, 4096));
+    drop(channel);
+    volume.close().unwrap();
+}
+
+/// Fails every write to the log but to its superblocks, once blocks 0 to 7 are flushed and block 8
+/// is not.
+fn wear_out(pair: &mut Pair) -> (Arc<LogVolume>, Box<dyn Channel>) {
+    let volume = pair.open();
+    let mut channel = Arc::clone(&volume).channel();
+    for block in 0..8 {
+        write(&mut *channel, block * BLOCK, &bytes(block * 4 + 3, 4096)).unwrap();
+    }
+    let (offset, len) = (5 * BLOCK, BLOCK);
+    channel.submit(Request::Discard { offset, len }, Instant::now()).unwrap();
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    pair.log.worn_from.store(data_at(pair.log.size(), SEGMENT), Ordering::SeqCst);
+    write(&mut *channel, 8 * BLOCK, &bytes(7, 4096)).unwrap();
+    (volume, channel)
+}
+
+#[test]
+fn a_log_that_takes_nothing_is_closed_and_writes_go_through() {
+    let mut pair = Pair::new(4 << 20);
+    pair.backing.write(5 * BLOCK, &[9; 4096]).unwrap();
+    let (volume, mut channel) = wear_out(&mut pair);
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    let log = volume.stats().log.unwrap();
+    assert!(log.failed && log.through && log.clean && !log.rescuing, "{log:?}");
+    let stale = Arc::new(RamDrive::new(4 << 20));
+    stale.write(0, &pair.log.content()).unwrap();
+    write(&mut *channel, 0, &bytes(11, 4096)).unwrap();
+    write(&mut *channel, 3 * BLOCK + 100, &[1; 50]).unwrap();
+    let (offset, len) = (2 * BLOCK, BLOCK);
+    channel.submit(Request::Discard { offset, len }, Instant::now()).unwrap();
+    let flushes = pair.backing.flushes.load(Ordering::SeqCst);
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    assert_eq!(pair.backing.flushes.load(Ordering::SeqCst), flushes + 1);
+    let mut expected: Vec<u8> = (0..8).flat_map(|block| bytes(block * 4 + 3, 4096)).collect();
+    expected.extend(bytes(7, 4096));
+    expected[..4096].copy_from_slice(&bytes(11, 4096));
+    expected[3 * 4096 + 100..3 * 4096 + 150].fill(1);
+    expected[2 * 4096..3 * 4096].fill(0);
+    expected[5 * 4096..6 * 4096].fill(0);
+    assert!(read(&mut *channel, 0, 9 * 4096).unwrap() == expected);
+    assert!(pair.backing.content()[..9 * 4096] == expected);
+    drop(channel);
+    volume.close().unwrap();
+    // The log as it was when the first write went through has nothing to say any more.
+    pair.log = stale;
+    let volume = pair.open();
+    assert!(volume.report().closed && volume.report().entries == 0, "{}", volume.report());
+    let mut channel = Arc::clone(&volume).channel();
+    assert!(read(&mut *channel, 0, 9 * 4096).unwrap() == expected);
+    drop(channel);
+    volume.close().unwrap();
+}
+
+#[test]
+fn what_a_failed_log_cannot_give_back_stays_an_error() {
+    let mut pair = Pair::new(4 << 20);
+    let volume = pair.open();
+    let mut channel = Arc::clone(&volume).channel();
+    for block in 0..64 {
+        write(&mut *channel, block * BLOCK, &bytes(block * 4 + 3, 4096)).unwrap();
+    }
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    pair.log.damage(data_at(pair.log.size(), SEGMENT) + 200);
+    pair.log.worn_from.store(data_at(pair.log.size(), SEGMENT), Ordering::SeqCst);
+    write(&mut *channel, 64 * BLOCK, &bytes(7, 4096)).unwrap();
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    assert!(volume.stats().log.unwrap().through);
+    assert_eq!(volume.stats().log_lost_blocks, [(0, 1)]);
+    assert_eq!(read(&mut *channel, 0, 4096), Err(IoError::Corrupt(0)));
+    assert_eq!(write(&mut *channel, 0, &bytes(3, 4096)), Err(IoError::Corrupt(0)));
+    write(&mut *channel, BLOCK, &bytes(3, 4096)).unwrap();
+    drop(channel);
+    volume.close().unwrap();
+    pair.log.worn_from.store(u64::MAX, Ordering::SeqCst);
+    for _ in 0..2 {
+        let volume = pair.open();
+        let mut channel = Arc::clone(&volume).channel();
+        assert_eq!(read(&mut *channel, 0, 4096), Err(IoError::Corrupt(0)), "after a restart, too");
+        assert!(read(&mut *channel, BLOCK, 4096).unwrap() == bytes(3, 4096));
+        write(&mut *channel, 2 * BLOCK, &bytes(3, 4096)).unwrap();
+        drain(&volume);
+        assert_eq!(read(&mut *channel, 0, 4096), Err(IoError::Corrupt(0)));
+        drop(channel);
+        volume.close().unwrap();
+    }
+    let volume = pair.open();
+    let mut channel = Arc::clone(&volume).channel();
+    write(&mut *channel, 0, &bytes(3, 4096)).unwrap();
+    assert!(read(&mut *channel, 0, 4096).unwrap() == bytes(3, 4096), "until it is written");
+    drop(channel);
+    volume.close().unwrap();
+}
+
+#[test]
+fn a_failed_log_and_a_failing_backing_store_are_an_error_until_that_is_mended() {
+    let mut pair = Pair::new(4 << 20);
+    pair.backing.broken.store(true, Ordering::SeqCst);
+    let (volume, mut channel) = wear_out(&mut pair);
+    assert!(channel.submit(Request::Flush, Instant::now()).is_err(), "nobody waits for ever");
+    assert!(write(&mut *channel, 0, &bytes(11, 4096)).is_err());
+    assert!(volume.stats().log.unwrap().rescuing);
+    pair.backing.broken.store(false, Ordering::SeqCst);
+    let began = Instant::now();
+    while !volume.stats().log.unwrap().through {
+        assert!(began.elapsed().as_secs() < 60, "{:?}", volume.stats().log);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    write(&mut *channel, 0, &bytes(11, 4096)).unwrap();
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    assert!(pair.backing.content()[..4096] == bytes(11, 4096));
     drop(channel);
     volume.close().unwrap();
 }
@@ -339,6 +458,24 @@ fn logs_that_cannot_be_opened_say_why() {
     let refused = durable::format(&log, [1; 16], [0; 64], BLOCKS, 48 << 10).unwrap_err();
     assert!(refused.to_string().contains("power of two"), "{refused}");
     assert!(small.size() > 0);
+}
+
+#[test]
+fn a_log_that_is_made_over_another_is_empty() {
+    let mut pair = Pair::new(4 << 20);
+    let volume = pair.open();
+    let mut channel = Arc::clone(&volume).channel();
+    write(&mut *channel, 0, &bytes(3, 4096)).unwrap();
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    drop(channel);
+    volume.close().unwrap();
+    durable::format(&*pair.log, [8; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
+    let volume = pair.open();
+    assert_eq!(volume.report().chunks, 0, "{}", volume.report());
+    let mut channel = Arc::clone(&volume).channel();
+    assert!(read(&mut *channel, 0, 4096).unwrap() == [0; 4096]);
+    drop(channel);
+    volume.close().unwrap();
 }
 
 /// What the golden image holds: each kind of record, a discard, and a block written twice.

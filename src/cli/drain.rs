@@ -47,7 +47,7 @@ pub fn drain(client: &Client, name: &str) -> Result<()> {
             return Ok(());
         }
         let before = *failures.get_or_insert(log.windows_failed);
-        if log.failed || log.windows_failed > before + 3 {
+        if log.failed && !log.rescuing || log.windows_failed > before + 3 {
             client.ask::<()>(&Request::Drain { on: false }, PATIENCE)?;
             return Err(Error::failure(format!(
                 "volume `{name}` still has {} blocks in its log: a drive fails",

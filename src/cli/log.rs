@@ -1,9 +1,9 @@
 //! `ztier log`: make a log, check one, or list what is in it.
 
 use super::output;
-use crate::config::Amount;
 use crate::config::plan::DEFAULT_SEGMENT;
 use crate::config::size::human;
+use crate::config::{Amount, Paths};
 use crate::durable::format::{Entry, Header, Superblock};
 use crate::durable::{self, Inspection};
 use crate::error::{Error, Result};
@@ -88,8 +88,16 @@ impl Format {
             }
         };
         let (wipe, force) = (self.wipe, self.force);
-        let pair =
-            Pair { log: self.log, backing: self.backing, segment, wipe, moved: false, force };
+        let pair = Pair {
+            log: self.log,
+            backing: self.backing,
+            segment,
+            wipe,
+            moved: false,
+            force,
+            abandon: false,
+            state: Paths::of_this_user()?.state,
+        };
         pair.format()?;
         output::print(&format!(
             "{} is an empty log for {}\n",

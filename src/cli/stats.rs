@@ -109,4 +109,37 @@ fn table(stats: &stats::Stats) -> String {
             ("outside the device", count(stats.invalid_io)),
             ("damaged records", count(stats.corrupt_records)),
         ])
+        + &stats.log.as_ref().map(log).unwrap_or_default()
+}
+
+fn log(log: &stats::LogStats) -> String {
+    let count = |n: u64| n.to_string();
+    let (used, segments) = (log.segments_used, log.segments);
+    let cursors = (log.segment_tail, log.segment_durable, log.segment_newest);
+    "\n".to_owned()
+        + &output::pairs(&[
+            ("log segments", format!("{used} used of {segments}")),
+            ("  oldest, durable, newest", format!("{} {} {}", cursors.0, cursors.1, cursors.2)),
+            ("blocks not in backing", count(log.blocks_dirty)),
+            ("blocks read: memory", count(log.reads_memory)),
+            ("  log", count(log.reads_log)),
+            ("  zeros", count(log.reads_zeros)),
+            ("  backing", count(log.reads_backing)),
+            ("  parts of blocks", count(log.reads_partial)),
+            ("blocks written: over memory", count(log.writes_over_memory)),
+            ("  over log", count(log.writes_over_log)),
+            ("  new", count(log.writes_new)),
+            ("  parts of blocks", count(log.writes_partial)),
+            ("asked to be written", human(log.asked_bytes)),
+            ("  log written", human(log.written_bytes)),
+            ("  backing written", human(log.written_back_bytes)),
+            ("chunks", count(log.chunks)),
+            ("  closed with room left", count(log.chunks_partial)),
+            ("flushes", count(log.flushes)),
+            ("  of the log's drive", count(log.drive_flushes)),
+            ("windows", count(log.windows)),
+            ("  failed", count(log.windows_failed)),
+            ("    to read the log", count(log.windows_unread)),
+            ("errors of the log's drive", count(log.errors)),
+        ])
 }

@@ -7,9 +7,13 @@ use crate::config::size::{exact, human};
 use crate::control::{self, Request};
 use crate::daemon::{self, Found};
 use crate::error::Result;
+use crate::stats::time::rfc3339;
 use crate::stats::{LogStats, Stats};
 use clap::Args;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Ranges of lost blocks that are named.
+const LOST_SHOWN: usize = 20;
 
 /// Show one running volume, or all
 #[derive(Args)]
@@ -96,10 +100,10 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         0 => String::new(),
         asked => format!(", {:.2} × what was asked", log.written_bytes as f64 / asked as f64),
     };
-    let health = match (log.failed, log.errors + log.windows_failed) {
-        (true, _) => "the log's drive has failed: nothing more is taken".into(),
-        (false, 0) => errors(&status.stats),
-        (false, n) => format!("{}; {n} of the drives, mended so far", errors(&status.stats)),
+    let health = match log.errors + log.windows_failed {
+        0 => errors(&status.stats),
+        n if log.failed => format!("{}; {n} of the drives", errors(&status.stats)),
+        n => format!("{}; {n} of the drives, mended so far", errors(&status.stats)),
     };
     output::pairs(&[
         ("volume", status.plan.name.clone()),
@@ -111,13 +115,70 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("log", plan.log.display().to_string()),
         ("log used", format!("{} of {} segments", log.segments_used, log.segments)),
         ("not in backing", if log.clean { "nothing".into() } else { dirty }),
+        ("backing alone", alone(log)),
         ("log written", format!("{}{written}", human(log.written_bytes))),
+        ("writeback", writeback(plan)),
         ("commits", format!("{} for {} flushes", log.drive_flushes, log.flushes)),
         ("index", human(log.index_bytes)),
         ("errors", health),
-        ("durable", "in the log when a flush returns".into()),
+        ("lost blocks", lost(&status.stats)),
+        ("durable", durable(log)),
         ("daemon", daemon_of(status)),
     ])
+}
+
+/// When and how much is written back.
+fn writeback(plan: &LogPlan) -> String {
+    let window = exact(plan.writeback_window_bytes);
+    match (plan.writeback, plan.writeback_threshold_percent) {
+        (true, percent) => format!("when idle, and from {percent} % on; windows from {window} on"),
+        (false, _) => "switched off, until the log is nearly full or drained".into(),
+    }
+}
+
+/// What the backing store would be without the log.
+fn alone(log: &LogStats) -> String {
+    match (log.clean, log.mixture_since_unix_s, log.past_unix_s) {
+        (true, ..) => "is the volume".into(),
+        (_, 0, 0) => "a past state of the volume".into(),
+        (_, 0, past) => format!("the volume as it was at {} at the latest", rfc3339(past)),
+        (_, since, _) => format!("a mixture of states since {}", rfc3339(since)),
+    }
+}
+
+/// Where data is durable, which a log that has failed changes.
+fn durable(log: &LogStats) -> String {
+    let failed = rfc3339(log.failed_unix_s);
+    match (log.failed, log.rescuing, log.through) {
+        (false, ..) => "in the log when a flush returns".into(),
+        (_, true, _) => format!(
+            "log failed at {failed}: what it holds is being brought to the backing store, and \
+             flushes wait"
+        ),
+        (.., true) => format!(
+            "log failed: writing through since {}; in the backing store when a flush returns",
+            rfc3339(log.through_unix_s)
+        ),
+        _ => format!(
+            "log failed at {failed}, and its superblocks cannot be written: nothing more is taken; \
+             take the volume down, and up with another log and --abandon-log"
+        ),
+    }
+}
+
+/// The first blocks that nobody can read.
+fn lost(stats: &Stats) -> String {
+    let ranges = &stats.log_lost_blocks;
+    let range = |&(block, count): &(u64, u64)| match count {
+        1 => block.to_string(),
+        _ => format!("{block}-{}", block + count - 1),
+    };
+    let named: Vec<String> = ranges.iter().take(LOST_SHOWN).map(range).collect();
+    match ranges.len() {
+        0 => "none".into(),
+        n if n > LOST_SHOWN => format!("{} and {} ranges more", named.join(", "), n - LOST_SHOWN),
+        _ => named.join(", "),
+    }
 }
 
 fn stored(stats: &Stats) -> String {

@@ -51,6 +51,10 @@ pub struct Up {
     /// With a log: go on although parts of it are damaged; what they held is lost
     #[arg(long)]
     accept_loss: bool,
+    /// With a log that is gone or damaged: go on from the backing store's own state, which `up`
+    /// then tells; what only that log held is lost
+    #[arg(long)]
+    abandon_log: bool,
     /// Limit on all memory of the volume, like 512M, or 25% of the machine's (or cgroup's) memory
     /// [default: the smaller of the size and half of that memory]
     #[arg(long, value_name = "BYTES|%")]
@@ -106,6 +110,7 @@ impl Up {
         let mut plan = Plan::resolve(&self.name, &settings, chosen.fuse, &paths)?;
         if let Some(log) = &mut plan.log {
             (log.wipe, log.moved, log.accept_loss) = (self.wipe, self.moved, self.accept_loss);
+            log.abandon = self.abandon_log;
         }
         self.refuse_second(&paths)?;
         if self.dry_run {
@@ -185,6 +190,9 @@ impl Up {
     fn print_ready(&self, plan: &Plan, chosen: &Chosen, ready: &Ready) -> Result<()> {
         for what in &ready.removed {
             output::remark(&format!("removed {what}, left by an earlier daemon"));
+        }
+        for note in &ready.notes {
+            output::remark(note);
         }
         if self.json {
             return output::json(&json!({

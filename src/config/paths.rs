@@ -15,6 +15,8 @@ pub struct Paths {
     pub run: PathBuf,
     /// `NAME.toml` files.
     pub config: PathBuf,
+    /// What is known of drives, also after a reboot.
+    pub state: PathBuf,
 }
 
 /// The files of one volume in the run directory.
@@ -33,9 +35,10 @@ pub struct VolumeFiles {
 }
 
 impl Paths {
-    /// The directories: `ZTIER_RUN_DIR` and `ZTIER_CONFIG_DIR` if set; for root `/run/ztier` and
-    /// `/etc/ztier`; for others below `$XDG_RUNTIME_DIR` (or `/tmp/ztier-UID`) and
-    /// `$XDG_CONFIG_HOME` (or `~/.config`).
+    /// The directories: `ZTIER_RUN_DIR`, `ZTIER_CONFIG_DIR` and `ZTIER_STATE_DIR` if set; for root
+    /// `/run/ztier`, `/etc/ztier` and `/var/lib/ztier`; for others below `$XDG_RUNTIME_DIR` (or
+    /// `/tmp/ztier-UID`), `$XDG_CONFIG_HOME` (or `~/.config`) and `$XDG_STATE_HOME` (or
+    /// `~/.local/state`).
     ///
     /// # Errors
     /// When a variable does not hold an absolute path.
@@ -58,7 +61,16 @@ impl Paths {
                 (None, None) => PathBuf::from("/etc/ztier"),
             },
         };
-        Ok(Self { run, config })
+        let state = match (absolute("ZTIER_STATE_DIR")?, uid.is_root()) {
+            (Some(dir), _) => dir,
+            (None, true) => PathBuf::from("/var/lib/ztier"),
+            (None, false) => match (absolute("XDG_STATE_HOME")?, absolute("HOME")?) {
+                (Some(dir), _) => dir.join("ztier"),
+                (None, Some(home)) => home.join(".local/state/ztier"),
+                (None, None) => PathBuf::from("/var/lib/ztier"),
+            },
+        };
+        Ok(Self { run, config, state })
     }
 
     /// Makes the run directory (0700) and checks that it is ours alone.
@@ -159,7 +171,11 @@ mod tests {
     #[test]
     fn a_run_directory_that_others_can_write_to_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let paths = Paths { run: dir.path().join("a/run"), config: dir.path().into() };
+        let paths = Paths {
+            run: dir.path().join("a/run"),
+            config: dir.path().into(),
+            state: dir.path().into(),
+        };
         assert!(!paths.exists().unwrap());
         paths.prepare().unwrap();
         assert!(paths.exists().unwrap());

@@ -140,12 +140,21 @@ pub struct LogPlan {
     pub writeback_threshold_percent: u64,
     /// Bytes of a window of writeback while the log is nearly empty.
     pub writeback_window_bytes: u64,
+    /// Writeback runs by itself.
+    #[serde(default = "on")]
+    pub writeback: bool,
+    /// Milliseconds without a change after which what is in memory is made durable.
+    #[serde(default = "one_second")]
+    pub commit_interval_ms: u64,
     /// Overwrite what is on the log's drive, if it is no log.
     pub wipe: bool,
     /// Take a copy of the backing store for it.
     pub moved: bool,
     /// Go on without durable chunks that are missing.
     pub accept_loss: bool,
+    /// Go on without what a log held that cannot be used any more.
+    #[serde(default)]
+    pub abandon: bool,
 }
 
 impl Plan {
@@ -214,11 +223,7 @@ impl Plan {
             .mend("leave out size and ram-limit"));
         }
         let percent = settings.writeback_threshold.unwrap_or(50);
-        if percent > 100 {
-            return Err(Error::usage(format!(
-                "writeback-threshold {percent} is more than 100 percent"
-            )));
-        }
+        check_threshold(percent)?;
         let window = match settings.writeback_window {
             Some(super::Amount::Percent(_)) => {
                 return Err(Error::usage("writeback-window is a number of bytes, like 64M"));
@@ -234,6 +239,8 @@ impl Plan {
             wipe: false,
             moved: false,
             force: false,
+            abandon: false,
+            state: paths.state.clone(),
         };
         Ok(Self {
             name: volume.to_owned(),
@@ -249,12 +256,35 @@ impl Plan {
                 sync: settings.sync.unwrap_or(false),
                 writeback_threshold_percent: percent,
                 writeback_window_bytes: window,
+                writeback: true,
+                commit_interval_ms: one_second(),
                 wipe: false,
                 moved: false,
                 accept_loss: false,
+                abandon: false,
             }),
         })
     }
+}
+
+fn on() -> bool {
+    true
+}
+
+fn one_second() -> u64 {
+    1000
+}
+
+/// Checks a threshold of writeback.
+///
+/// # Errors
+/// When it is more than 100 percent.
+pub fn check_threshold(percent: u64) -> Result<()> {
+    if percent <= 100 {
+        return Ok(());
+    }
+    Err(Error::usage(format!("writeback-threshold {percent} is more than 100 percent"))
+        .mend("give 0 to 100"))
 }
 
 fn absolute(path: &std::path::Path) -> Result<PathBuf> {
@@ -370,7 +400,7 @@ mod tests {
     use crate::config::Amount;
 
     fn paths() -> Paths {
-        Paths { run: "/run/x".into(), config: "/etc/x".into() }
+        Paths { run: "/run/x".into(), config: "/etc/x".into(), state: "/var/x".into() }
     }
 
     fn sized(bytes: u64) -> Settings {
@@ -421,7 +451,11 @@ mod tests {
         let low = Settings { ram_limit: Some(Amount::Bytes(4096)), ..sized(1 << 30) };
         let found = Plan::resolve("x", &low, false, &paths()).unwrap_err().to_string();
         assert!(found.starts_with("memory limit 4096 (4 KiB) is below the minimum"), "{found}");
-        let deep = Paths { run: format!("/{}", "d".repeat(110)).into(), config: "/".into() };
+        let deep = Paths {
+            run: format!("/{}", "d".repeat(110)).into(),
+            config: "/".into(),
+            state: "/".into(),
+        };
         let found = Plan::resolve("x", &sized(4096), true, &deep).unwrap_err().to_string();
         assert!(found.contains("ZTIER_RUN_DIR"), "{found}");
     }

@@ -9,5 +9,5 @@ mod server;
 
 pub use client::Client;
 pub(crate) use protocol::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive, send};
-pub use protocol::{Request, Status, VERSION, Version};
+pub use protocol::{LogChange, Request, Status, VERSION, Version};
 pub use server::{Handler, Server};

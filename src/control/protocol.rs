@@ -41,6 +41,9 @@ pub enum Request {
         size_bytes: Option<u64>,
         /// The new limit on memory in bytes.
         ram_limit_bytes: Option<u64>,
+        /// How the log shall work.
+        #[serde(default)]
+        log: LogChange,
     },
     /// End. Answered when the export is gone and just before the process is.
     Down {
@@ -49,6 +52,20 @@ pub enum Request {
         /// Although somebody holds the device.
         force: bool,
     },
+}
+
+/// What changes of how a log works; what is left out stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogChange {
+    /// Whether writeback runs by itself.
+    pub writeback: Option<bool>,
+    /// Percent of the log that may fill before writeback runs beside foreground work.
+    pub writeback_threshold_percent: Option<u64>,
+    /// Bytes of a window of writeback while the log is nearly empty.
+    pub writeback_window_bytes: Option<u64>,
+    /// Milliseconds without a change after which what is in memory is made durable.
+    pub commit_interval_ms: Option<u64>,
 }
 
 /// Who answers.

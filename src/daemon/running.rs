@@ -5,7 +5,7 @@ use super::state::{self, Found, Lock, State};
 use super::{log, notify, serve};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, machine, plan, size};
-use crate::control::{Handler, Request, Server, Status, Version};
+use crate::control::{Handler, LogChange, Request, Server, Status, Version};
 use crate::error::{Context, Error, Result};
 use crate::export::{Export, Leftover};
 use crate::stats::Stats;
@@ -14,12 +14,14 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long a lock that somebody only looks at may be in the way.
 const LOOKERS: Duration = Duration::from_millis(300);
 /// How long a question waits while the export is being stopped.
 const BUSY: Duration = Duration::from_secs(2);
+/// How long a client that has hung up may take to be gone.
+const LEAVING: Duration = Duration::from_secs(1);
 /// How often a daemon that was asked to end looks whether its device is still held.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -32,6 +34,8 @@ pub struct Ready {
     pub pid: u32,
     /// What an earlier daemon of that name had left, and is now removed.
     pub removed: Vec<String>,
+    /// What else whoever asked should know.
+    pub notes: Vec<String>,
 }
 
 /// A volume that is up.
@@ -61,7 +65,7 @@ pub fn run(plan: Plan, paths: &Paths, ready: impl FnOnce(&Ready) -> Result<()>) 
     signals::watch(events.clone())?;
     let removed = clean_before(&files)?;
     let name = plan.name.clone();
-    let (running, control) = match bring_up(plan, paths, &files, events) {
+    let (running, control, notes) = match bring_up(plan, paths, &files, events) {
         Ok(up) => up,
         Err(e) => {
             // The error to tell is the first; whatever can't be removed stays in the state file.
@@ -78,7 +82,7 @@ pub fn run(plan: Plan, paths: &Paths, ready: impl FnOnce(&Ready) -> Result<()>) 
     let pid = std::process::id();
     log::line(&format!("{name} is up: {}", endpoints.join(" ")));
     notify::send(&format!("READY=1\nMAINPID={pid}\nSTATUS={}\n", endpoints.join(" ")));
-    match ready(&Ready { endpoints, pid, removed }) {
+    match ready(&Ready { endpoints, pid, removed, notes }) {
         Ok(()) => wait(&running, &inbox),
         Err(e) => {
             log::line(&e.to_string());
@@ -119,8 +123,8 @@ fn bring_up(
     paths: &Paths,
     files: &VolumeFiles,
     events: Sender<Event>,
-) -> Result<(Arc<Running>, Server)> {
-    let volume = create(&plan)?;
+) -> Result<(Arc<Running>, Server, Vec<String>)> {
+    let (volume, notes) = create(&plan, paths)?;
     let control = Leftover::Socket(files.control.clone());
     let with_control = |mut leftovers: Vec<Leftover>| {
         leftovers.push(control.clone());
@@ -156,12 +160,13 @@ fn bring_up(
         events: Mutex::new(events),
     });
     let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
-    Ok((running, server))
+    Ok((running, server, notes))
 }
 
-fn create(plan: &Plan) -> Result<Arc<dyn Serving>> {
+/// Makes the volume, with what is to be said of it.
+fn create(plan: &Plan, paths: &Paths) -> Result<(Arc<dyn Serving>, Vec<String>)> {
     if let Some(log) = &plan.log {
-        return open_log(plan, log);
+        return open_log(plan, log, paths);
     }
     let mut options = volume::Options {
         size: plan.size_bytes,
@@ -178,13 +183,17 @@ fn create(plan: &Plan) -> Result<Arc<dyn Serving>> {
             options.lock_memory = false;
             let volume = Volume::create(&options)?;
             log::line(&format!("memory is not locked, so don't use the device as swap: {e}"));
-            Ok(volume)
+            Ok((volume, Vec::new()))
         }
-        created => Ok(created?),
+        created => Ok((created?, Vec::new())),
     }
 }
 
-fn open_log(plan: &Plan, log: &plan::LogPlan) -> Result<Arc<dyn Serving>> {
+fn open_log(
+    plan: &Plan,
+    log: &plan::LogPlan,
+    paths: &Paths,
+) -> Result<(Arc<dyn Serving>, Vec<String>)> {
     let pair = volume::Pair {
         log: log.log.clone(),
         backing: log.backing.clone(),
@@ -192,6 +201,8 @@ fn open_log(plan: &Plan, log: &plan::LogPlan) -> Result<Arc<dyn Serving>> {
         wipe: log.wipe,
         moved: log.moved,
         force: false,
+        abandon: log.abandon,
+        state: paths.state.clone(),
     };
     let options = volume::LogOptions {
         algorithm: plan.algorithm,
@@ -199,13 +210,17 @@ fn open_log(plan: &Plan, log: &plan::LogPlan) -> Result<Arc<dyn Serving>> {
         policy: volume::Policy {
             threshold_percent: log.writeback_threshold_percent,
             window: log.writeback_window_bytes,
+            enabled: log.writeback,
         },
         accept_loss: log.accept_loss,
         ..volume::LogOptions::default()
     };
-    let volume = pair.open(options)?;
+    let volume::Opened { volume, abandoned } = pair.open(options)?;
     log::line(&volume.report().to_string());
-    Ok(volume)
+    if let Some(text) = &abandoned {
+        log::line(text);
+    }
+    Ok((volume, abandoned.into_iter().collect()))
 }
 
 /// Waits until the export is stopped: by `down`, or by a signal once nobody holds the device, or by
@@ -265,10 +280,22 @@ impl Running {
         Ok(())
     }
 
+    /// Who holds the device, and still does in a moment.
+    fn holders_that_stay(&self) -> Result<Vec<String>> {
+        let until = Instant::now() + LEAVING;
+        loop {
+            let holders = self.export()?.as_ref().map(|e| e.holders()).unwrap_or_default();
+            if holders.is_empty() || Instant::now() >= until {
+                return Ok(holders);
+            }
+            std::thread::sleep(LEAVING / 20);
+        }
+    }
+
     fn down(&self, discard: bool, force: bool) -> Result<()> {
         let name = &self.name;
-        let holders = self.export()?.as_ref().map(|e| e.holders()).unwrap_or_default();
-        if !force && !holders.is_empty() {
+        let holders = if force { Vec::new() } else { self.holders_that_stay()? };
+        if !holders.is_empty() {
             return Err(Error::failure(format!(
                 "volume `{name}` is in use: {}",
                 holders.join(", ")
@@ -286,16 +313,20 @@ impl Running {
         self.stop(force)
     }
 
-    fn set(&self, size: Option<u64>, ram_limit: Option<u64>) -> Result<()> {
+    fn set(&self, size: Option<u64>, ram_limit: Option<u64>, log: LogChange) -> Result<()> {
         let export = self.export()?;
         let mut state = self.state.lock();
         let (old, plan) = (state.plan.clone(), &mut state.plan);
         plan.size_bytes = size.unwrap_or(old.size_bytes);
         plan.ram_limit_bytes = ram_limit.unwrap_or(old.ram_limit_bytes);
-        let checked = check_change(&old, plan);
+        let checked = check_change(&old, plan).and_then(|()| change_log(plan, log));
         let new = plan.clone();
         state.plan = old.clone();
         checked?;
+        if let Some(log) = new.log.as_ref().filter(|_| new.log != old.log) {
+            self.volume.tune(&tuning(log))?;
+            state.plan.log = new.log.clone();
+        }
         if new.ram_limit_bytes != old.ram_limit_bytes {
             self.volume.set_ram_limit(new.ram_limit_bytes)?;
             state.plan.ram_limit_bytes = new.ram_limit_bytes;
@@ -330,6 +361,36 @@ impl Running {
     }
 }
 
+/// Checks a change of the log's ways, and makes it in the plan.
+fn change_log(plan: &mut Plan, change: LogChange) -> Result<()> {
+    if change == LogChange::default() {
+        return Ok(());
+    }
+    let Some(log) = &mut plan.log else {
+        return Err(Error::usage("the volume has no log, so nothing of one can be set"));
+    };
+    let LogChange { writeback, writeback_threshold_percent, .. } = change;
+    log.writeback = writeback.unwrap_or(log.writeback);
+    let percent = writeback_threshold_percent.unwrap_or(log.writeback_threshold_percent);
+    plan::check_threshold(percent)?;
+    log.writeback_threshold_percent = percent;
+    let window = change.writeback_window_bytes.unwrap_or(log.writeback_window_bytes);
+    log.writeback_window_bytes = window;
+    log.commit_interval_ms = change.commit_interval_ms.unwrap_or(log.commit_interval_ms);
+    Ok(())
+}
+
+fn tuning(log: &plan::LogPlan) -> volume::Tuning {
+    volume::Tuning {
+        policy: volume::Policy {
+            threshold_percent: log.writeback_threshold_percent,
+            window: log.writeback_window_bytes,
+            enabled: log.writeback,
+        },
+        commit_interval_ms: log.commit_interval_ms,
+    }
+}
+
 fn check_change(old: &Plan, new: &Plan) -> Result<()> {
     plan::check_size(new.size_bytes)?;
     if new.size_bytes < old.size_bytes {
@@ -339,6 +400,9 @@ fn check_change(old: &Plan, new: &Plan) -> Result<()> {
             size::exact(old.size_bytes)
         ))
         .mend("sizes grow, never shrink; make a new volume instead"));
+    }
+    if new.log.is_some() && new.ram_limit_bytes == old.ram_limit_bytes {
+        return Ok(());
     }
     plan::check_ram_limit(new.ram_limit_bytes, new.size_bytes, new.segment_bytes)
 }
@@ -357,8 +421,8 @@ impl Handler for Running {
                 self.volume.drain(on)?;
                 serde_json::to_value(())
             }
-            Request::Set { size_bytes, ram_limit_bytes } => {
-                self.set(size_bytes, ram_limit_bytes)?;
+            Request::Set { size_bytes, ram_limit_bytes, log } => {
+                self.set(size_bytes, ram_limit_bytes, log)?;
                 serde_json::to_value(self.status()?)
             }
             Request::Down { discard, force } => {

@@ -172,7 +172,11 @@ mod tests {
     #[test]
     fn after_a_daemon_that_died_nothing_is_left_but_its_last_words() {
         let dir = tempfile::tempdir().unwrap();
-        let paths = Paths { run: dir.path().join("run"), config: dir.path().into() };
+        let paths = Paths {
+            run: dir.path().join("run"),
+            config: dir.path().into(),
+            state: dir.path().into(),
+        };
         paths.prepare().unwrap();
         let settings = Settings { size: Some(Amount::Bytes(1 << 20)), ..Settings::default() };
         let plan = Plan::resolve("x", &settings, false, &paths).unwrap();

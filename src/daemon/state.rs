@@ -186,7 +186,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn files(dir: &Path) -> VolumeFiles {
-        Paths { run: dir.into(), config: dir.into() }.volume("x")
+        Paths { run: dir.into(), config: dir.into(), state: dir.into() }.volume("x")
     }
 
     #[test]
@@ -232,7 +232,8 @@ mod tests {
             ],
         };
         state.write(&files).unwrap();
-        let paths = Paths { run: dir.path().into(), config: dir.path().into() };
+        let paths =
+            Paths { run: dir.path().into(), config: dir.path().into(), state: dir.path().into() };
         assert!(matches!(find(&paths, "x"), Found::Dead(found) if *found == state));
         let lock = Lock::acquire(&files, Duration::ZERO).unwrap().unwrap();
         assert!(matches!(find(&paths, "x"), Found::Up(Some(_))));

@@ -12,13 +12,12 @@
 //! no longer than a part of the time that commit took, and never for somebody who is alone.
 
 use super::chunk::{CHUNK_MAX, Closing, Open, Sealed};
+use super::command::{Command, Device, Op, Outcome, Parts};
 use super::core::{Core, Refused, Segment};
-use super::format::{EPOCHS_MAX, Epoch, Header};
+use super::format::{EPOCHS_MAX, Epoch, Header, LOST_MAX};
 use super::planted::{self, Bug, mark};
 use super::window::After;
-use crate::media::{Buffer, DriveError};
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Writes of chunks that are in flight at once.
@@ -35,68 +34,6 @@ const SPARE: usize = 16;
 const GATHER_MAX_US: u64 = 10_000;
 /// Times that chunks are written elsewhere before the log is given up.
 const REWRITES: u32 = 3;
-
-/// Which drive a command is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
-    /// The log's.
-    Log,
-    /// The backing store.
-    Backing,
-}
-
-/// Beginnings of buffers, each of so many bytes.
-pub type Parts = Vec<(Arc<Buffer>, usize)>;
-
-/// What a drive shall do.
-#[derive(Clone, Debug)]
-pub enum Op {
-    /// Read so many bytes.
-    Read(usize),
-    /// Write these bytes of the buffer.
-    Write(Arc<Buffer>, Range<usize>),
-    /// Write these, one after the other.
-    Join(Parts),
-    /// Make so many bytes read as zeros.
-    Zero(u64),
-    /// Make all writes durable that have ended.
-    Flush,
-}
-
-/// The bytes of [`Op::Join`] in one buffer.
-pub fn join(parts: &[(Arc<Buffer>, usize)]) -> Buffer {
-    let mut whole = Buffer::new(parts.iter().map(|(_, len)| len).sum());
-    let mut at = 0;
-    for (bytes, len) in parts {
-        whole[at..at + len].copy_from_slice(&bytes[..*len]);
-        at += len;
-    }
-    whole
-}
-
-/// Something to do; commands that are out at the same time may be done in any order.
-#[derive(Clone, Debug)]
-pub struct Command {
-    /// What [`Core::complete`] is told.
-    pub id: u64,
-    /// Which drive.
-    pub device: Device,
-    /// From where on, in bytes.
-    pub at: u64,
-    /// What.
-    pub op: Op,
-}
-
-/// What became of a command.
-#[derive(Debug)]
-pub enum Outcome {
-    /// It is done.
-    Done,
-    /// It is done, and these are the bytes.
-    Bytes(Buffer),
-    /// It failed.
-    Failed(DriveError),
-}
 
 /// What a flush waits for: that every chunk below this number is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -209,8 +146,14 @@ impl Commit {
         self.durable
     }
 
-    pub(super) fn check_health(&self) -> Result<(), Refused> {
-        if self.health == Health::Failed { Err(Refused::Failed) } else { Ok(()) }
+    /// The number of the first chunk that is not durable, and the CRC of the header before it.
+    pub(super) fn durable_end(&self) -> (u64, u32) {
+        (self.durable, self.durable_prev)
+    }
+
+    /// Whether nothing is in flight.
+    pub(super) fn is_still(&self) -> bool {
+        self.flights.is_empty()
     }
 
     pub(super) fn touch(&mut self) {
@@ -329,8 +272,13 @@ impl Core {
     pub fn progress(&self, ticket: Ticket) -> Progress {
         if self.commit.durable >= ticket.0 {
             Progress::Done
-        } else if self.commit.health == Health::Failed {
-            Progress::Failed
+        } else if self.is_failed() {
+            // Everything that was taken is in the backing store when it is the volume.
+            match self.rescue.refusal() {
+                Refused::Through => Progress::Done,
+                Refused::Full => Progress::Pending,
+                Refused::Failed => Progress::Failed,
+            }
         } else if planted::on(Bug::AcknowledgeUnflushed) && self.commit.written_to() >= ticket.0 {
             Progress::Done
         } else {
@@ -343,7 +291,7 @@ impl Core {
         self.mend();
         self.step_window();
         self.end_gathering();
-        if matches!(self.commit.health, Health::Broken | Health::Failed) {
+        if self.commit.health == Health::Broken {
             return None;
         }
         if self.commit.health == Health::Well {
@@ -415,7 +363,11 @@ impl Core {
         if planted::on(Bug::FlushBeforeWritten) {
             covers = self.commit.issued;
         }
-        let wanted = self.commit.wanted.front().is_some_and(|&(target, _)| target <= covers);
+        let mut wanted = self.commit.wanted.front().is_some_and(|&(target, _)| target <= covers);
+        if self.is_failed() {
+            // A flush for a superblock makes no chunk durable that was written before the failure.
+            (covers, wanted) = (self.commit.durable, false);
+        }
         let superblock = std::mem::take(&mut self.commit.superblock_unflushed);
         let checkpoint = self.checkpoint.take_unflushed();
         if !wanted && superblock == 0 && !checkpoint {
@@ -532,10 +484,17 @@ impl Core {
         self.checkpoint.abort();
     }
 
-    /// Gives the log up: nothing more is taken, and nobody waits for ever.
+    /// Gives the log up: what it holds is brought to the backing store.
     pub(super) fn fail(&mut self) {
         mark("commit.failed");
         self.commit.health = Health::Failed;
+        self.counts.failed_unix_s = self.window.now_s();
+        self.give_windows_up();
+    }
+
+    /// Whether the log takes anything.
+    pub(super) fn check_health(&self) -> Result<(), Refused> {
+        if self.is_failed() { Err(self.rescue.refusal()) } else { Ok(()) }
     }
 
     /// When what was in flight has ended after a failure: lays out anew what is not durable.
@@ -599,7 +558,7 @@ impl Core {
         segments <= self.sb.segments
     }
 
-    fn seal_open(&mut self) {
+    pub(super) fn seal_open(&mut self) {
         match &self.open {
             Some(open) if open.is_empty() => self.open = None,
             _ => self.seal(),
@@ -635,7 +594,7 @@ impl Core {
     pub(super) fn begin_epoch(&mut self, from: u64, id: u64) {
         let epochs = &mut self.sb.epochs;
         epochs.retain(|epoch| epoch.from < from);
-        if epochs.len() >= EPOCHS_MAX {
+        while epochs.len() + LOST_MAX >= EPOCHS_MAX {
             epochs.remove(0);
         }
         epochs.push(Epoch { from, id });
@@ -667,7 +626,7 @@ impl Core {
 }
 
 /// A number that is as random as the epoch that it is made of (`SplitMix64`).
-fn next_epoch(epoch: u64) -> u64 {
+pub(super) fn next_epoch(epoch: u64) -> u64 {
     let mut z = epoch.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -694,6 +653,10 @@ mod tests {
             durable: 0,
             identity: [0; IDENTITY],
             checkpoint: None,
+            past_s: 0,
+            mixture_s: 0,
+            spent: false,
+            lost: Vec::new(),
             epochs: vec![Epoch { from: 0, id: 7 }],
         };
         Core::new(sb, Options::default(), 0, 0)

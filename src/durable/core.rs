@@ -16,6 +16,7 @@ use super::format::{Data, Entry, Epoch, Kind, Stamp, Superblock, crc};
 use super::holes::{Hole, Holes};
 use super::map::{Map, Place};
 use super::planted::mark;
+use super::rescue::Rescue;
 use super::summary::Summaries;
 use super::window::{After, Window};
 use crate::media::Buffer;
@@ -60,9 +61,13 @@ impl Default for Options {
 /// Why a change was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// Nothing fits until commits or writeback have made room: try again.
+    /// Nothing fits until commits or writeback have made room, or a log that has failed is given
+    /// up in order: try again.
     #[error("the log is full")]
     Full,
+    /// The log has failed and is given up: change the backing store itself.
+    #[error("the log has failed, and writes go to the backing store")]
+    Through,
     /// The log's drive failed; nothing more is taken.
     #[error("the log has failed")]
     Failed,
@@ -140,6 +145,7 @@ pub struct Core {
     pub(super) window: Window,
     pub(super) checkpoint: Checkpoint,
     pub(super) summaries: Summaries,
+    pub(super) rescue: Rescue,
     pub(super) counts: LogStats,
 }
 
@@ -163,6 +169,7 @@ impl Core {
             window: Window::default(),
             checkpoint: Checkpoint::new(),
             summaries: Summaries::default(),
+            rescue: Rescue::default(),
             counts: LogStats::default(),
         }
     }
@@ -186,9 +193,28 @@ impl Core {
             index_bytes: self.map.memory() as u64,
             checkpoints: self.checkpoint.made,
             failed: self.is_failed(),
+            rescuing: self.is_rescuing(),
+            through: self.is_through(),
+            segment_tail: self.first,
+            segment_newest: self.first + (self.segments.len() as u64).saturating_sub(1),
+            segment_durable: self.segment_durable(),
+            past_unix_s: self.past_s(),
+            mixture_since_unix_s: self.sb.mixture_s,
             clean: self.is_clean(),
             ..self.counts
         }
+    }
+
+    /// The last segment of which all is durable that was written to it.
+    fn segment_durable(&self) -> u64 {
+        let end = self.first + self.segments.len() as u64;
+        let open = self.open.as_ref().map_or(end, |open| open.segment);
+        self.sealed.front().map_or(open, |s| s.header.segment).saturating_sub(1)
+    }
+
+    /// Milliseconds without a change after which what is there is committed.
+    pub fn set_idle_ms(&mut self, idle_ms: u64) {
+        self.options.idle_ms = idle_ms;
     }
 
     /// Chunks closed so far.
@@ -217,7 +243,7 @@ impl Core {
         payload: &[u8],
         crc: u32,
     ) -> Result<(), Refused> {
-        self.commit.check_health()?;
+        self.check_health()?;
         let open = self.open_for(payload.len(), RESERVE)?;
         let data = open.append(block, kind, payload, crc);
         let segment = open.segment;
@@ -232,7 +258,7 @@ impl Core {
     /// # Errors
     /// [`Refused`]; then nothing has changed.
     pub fn discard(&mut self, block: u64, count: u64) -> Result<(), Refused> {
-        self.commit.check_health()?;
+        self.check_health()?;
         self.append_range(Kind::Zeros, block, count, RESERVE)
     }
 
@@ -258,7 +284,12 @@ impl Core {
             Entry::Data(Data { kind: Kind::Summary, .. }) => {}
             Entry::Data(Data { block, kind, len, offset, check }) => {
                 let slot = (segment % self.sb.segments) as u32;
-                self.map.insert(block, Place { slot, offset, len, kind, check });
+                let place = Place { slot, offset, len, kind, check };
+                match self.map.insert(block, place) {
+                    None => self.counts.writes_new += 1,
+                    Some(old) if self.is_durable(&old) => self.counts.writes_over_log += 1,
+                    Some(_) => self.counts.writes_over_memory += 1,
+                }
             }
             Entry::Range { kind, block, count } => {
                 self.map.remove_range(block, block + count);
@@ -336,6 +367,7 @@ impl Core {
         if open.is_empty() {
             mark("seal.mark");
         }
+        self.counts.chunks_partial += u64::from(open.has_room(crate::BLOCK_SIZE));
         let (sealed, spare) = open.close(closing);
         self.spare.extend(spare);
         self.push_sealed(sealed);
@@ -356,6 +388,7 @@ impl Core {
         self.prev = sealed.sum;
         self.next_chunk = sealed.header.chunk + 1;
         self.commit.sealed(&sealed);
+        self.window.sealed(sealed.header.segment);
         self.counts.chunks += 1;
         self.sealed_bytes += u64::from(sealed.header.len);
         self.sealed.push_back(sealed);
@@ -385,13 +418,17 @@ impl Core {
     pub fn locate(&mut self, block: u64, out: &mut Vec<u8>) -> Found {
         let Some(place) = self.map.get(block) else {
             return match self.holes.get(block).map(|hole| hole.kind) {
-                None => Found::Backing,
+                None => {
+                    self.counts.reads_backing += 1;
+                    Found::Backing
+                }
                 Some(Kind::Lost) => {
                     mark("read.lost");
                     Found::Lost
                 }
                 Some(_) => {
                     mark("read.zeros");
+                    self.counts.reads_zeros += 1;
                     Found::Zeros
                 }
             };
@@ -401,12 +438,14 @@ impl Core {
             mark("read.memory");
             out.clear();
             out.extend_from_slice(payload);
+            self.counts.reads_memory += 1;
             return Found::Memory(place.kind);
         }
         let at = self.sb.place(segment) + u64::from(place.offset);
         let Some(found) = self.segment_mut(segment) else { return Found::Lost };
         found.pins += 1;
         let stamp = Stamp { epoch: found.epoch, segment, offset: place.offset, block };
+        self.counts.reads_log += 1;
         mark("read.log");
         Found::Log(Reading { at, len: place.len, kind: place.kind, check: place.check, stamp })
     }
@@ -430,7 +469,7 @@ impl Core {
     /// Time passes. `now_ms` never falls.
     pub fn tick(&mut self, now_ms: u64) {
         self.clock(now_ms * 1000);
-        if !self.commit.is_idle(self.options.idle_ms) || self.commit.check_health().is_err() {
+        if !self.commit.is_idle(self.options.idle_ms) || self.check_health().is_err() {
             return;
         }
         self.rest();

@@ -42,8 +42,10 @@ pub const HEADER: usize = 128;
 pub const ENTRY: usize = 16;
 /// Payloads begin at multiples of this, in bytes.
 pub const GRANULE: u32 = 16;
-/// Most epochs that a superblock names.
+/// Most epochs and lost ranges that a superblock names, together.
 pub const EPOCHS_MAX: usize = 200;
+/// Most lost ranges that a superblock names; few for the simulator, which loses few.
+pub const LOST_MAX: usize = if cfg!(sim) { 4 } else { 100 };
 
 const CHUNK_MAGIC: u32 = u32::from_le_bytes(*b"zCHK");
 const POINTER_AT: usize = 192;
@@ -52,6 +54,7 @@ const SUPER_CRC_AT: usize = SUPER - 4;
 const HEADER_CRC_AT: usize = HEADER - 4;
 
 const _: () = assert!(EPOCHS_AT + EPOCHS_MAX * 16 <= SUPER_CRC_AT);
+const _: () = assert!(LOST_MAX < EPOCHS_MAX);
 const _: () = assert!(SUPER_AT[1] + SUPER as u64 <= DATA_MIN);
 
 /// Why a structure is not what it should be.
@@ -164,8 +167,18 @@ pub struct Superblock {
     pub identity: [u8; IDENTITY],
     /// The newest checkpoint.
     pub checkpoint: Option<Pointer>,
+    /// When the backing store alone was last a past state of the volume, as that state's time at
+    /// the latest, in seconds since 1970; 0 when nobody knows.
+    pub past_s: u64,
+    /// Since when the backing store alone is a mixture of states; 0 while it is none.
+    pub mixture_s: u64,
+    /// The log had failed, and the backing store went on without it.
+    pub spent: bool,
     /// The epochs of the chunks in the log, oldest first.
     pub epochs: Vec<Epoch>,
+    /// Blocks whose content was damaged before it reached the backing store, as first block and
+    /// count: as if the log began with records that say so.
+    pub lost: Vec<(u64, u64)>,
 }
 
 fn get4(bytes: &[u8], at: usize) -> u32 {
@@ -217,6 +230,9 @@ impl Superblock {
         put8(&mut b, 80, self.tail.chunk);
         put4(&mut b, 88, self.tail.prev);
         put8(&mut b, 96, self.durable);
+        put8(&mut b, 104, self.past_s);
+        put8(&mut b, 112, self.mixture_s);
+        put4(&mut b, 120, u32::from(self.spent));
         b[128..128 + IDENTITY].copy_from_slice(&self.identity);
         if let Some(pointer) = &self.checkpoint {
             pointer.encode(&mut b[POINTER_AT..EPOCHS_AT]);
@@ -224,6 +240,13 @@ impl Superblock {
         for (i, epoch) in self.epochs.iter().take(EPOCHS_MAX).enumerate() {
             put8(&mut b, EPOCHS_AT + 16 * i, epoch.from);
             put8(&mut b, EPOCHS_AT + 16 * i + 8, epoch.id);
+        }
+        let room = EPOCHS_MAX.saturating_sub(self.epochs.len());
+        put4(&mut b, 124, self.lost.len().min(room) as u32);
+        for (i, (block, count)) in self.lost.iter().take(room).enumerate() {
+            let at = EPOCHS_AT + 16 * (self.epochs.len() + i);
+            put8(&mut b, at, *block);
+            put8(&mut b, at + 8, *count);
         }
         let sum = crc(&b[..SUPER_CRC_AT]);
         put4(&mut b, SUPER_CRC_AT, sum);
@@ -244,7 +267,13 @@ impl Superblock {
         if get4(b, 8) != VERSION {
             return Err(Unfit::Version(get4(b, 8)));
         }
-        let count = get4(b, 68) as usize;
+        let (count, lost) = (get4(b, 68) as usize, get4(b, 124) as usize);
+        if count + lost > EPOCHS_MAX {
+            return Err(Unfit::Damaged);
+        }
+        let pairs = |range: std::ops::Range<usize>| {
+            range.map(|i| EPOCHS_AT + 16 * i).map(|at| (get8(b, at), get8(b, at + 8)))
+        };
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&b[16..32]);
         let mut identity = [0; IDENTITY];
@@ -261,16 +290,20 @@ impl Superblock {
             durable: get8(b, 96),
             identity,
             checkpoint: Pointer::decode(&b[POINTER_AT..EPOCHS_AT]),
-            epochs: (0..count.min(EPOCHS_MAX))
-                .map(|i| EPOCHS_AT + 16 * i)
-                .map(|at| Epoch { from: get8(b, at), id: get8(b, at + 8) })
-                .collect(),
+            past_s: get8(b, 104),
+            mixture_s: get8(b, 112),
+            spent: get4(b, 120) != 0,
+            epochs: pairs(0..count).map(|(from, id)| Epoch { from, id }).collect(),
+            lost: pairs(count..count + lost).collect(),
         };
-        if found.is_sane() && count <= EPOCHS_MAX { Ok(found) } else { Err(Unfit::Damaged) }
+        if found.is_sane() { Ok(found) } else { Err(Unfit::Damaged) }
     }
 
     fn is_sane(&self) -> bool {
         let rising = self.epochs.windows(2).all(|pair| pair[0].from < pair[1].from);
+        let inside = |&(block, count): &(u64, u64)| {
+            count > 0 && block.checked_add(count).is_some_and(|end| end <= self.blocks)
+        };
         self.segment.is_power_of_two()
             && (SEGMENT_MIN..=SEGMENT_MAX).contains(&self.segment)
             && (SEGMENTS_MIN..=SEGMENTS_MAX).contains(&self.segments)
@@ -279,6 +312,7 @@ impl Superblock {
             && self.segments.checked_mul(u64::from(self.segment)).is_some()
             && (1..=BLOCKS_MAX).contains(&self.blocks)
             && rising
+            && self.lost.iter().all(inside)
             && self.checkpoint.is_none_or(|at| {
                 at.area < 2
                     && at.sheet.is_power_of_two()
@@ -559,7 +593,11 @@ mod tests {
                 offset: 4096,
             }),
             identity: [3; IDENTITY],
+            past_s: 1_700_000_000,
+            mixture_s: 1_700_000_001,
+            spent: true,
             epochs: vec![Epoch { from: 5, id: 55 }, Epoch { from: 90, id: 66 }],
+            lost: vec![(3, 1), ((1 << 30) - 1, 1)],
         }
     }
 

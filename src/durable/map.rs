@@ -119,8 +119,8 @@ impl Map {
         Some(self.pages[page][at].place())
     }
 
-    /// Names a new place of a block.
-    pub fn insert(&mut self, block: u64, place: Place) {
+    /// Names a new place of a block; returns the one that it had.
+    pub fn insert(&mut self, block: u64, place: Place) -> Option<Place> {
         let entry = Packed::new(block, place);
         if self.pages.is_empty() {
             self.firsts.push(block);
@@ -129,8 +129,7 @@ impl Map {
         let mut page = self.page_of(block);
         let at = match self.pages[page].binary_search_by_key(&block, |e| e.block()) {
             Ok(at) => {
-                self.pages[page][at] = entry;
-                return;
+                return Some(std::mem::replace(&mut self.pages[page][at], entry).place());
             }
             Err(at) => at,
         };
@@ -149,6 +148,7 @@ impl Map {
         }
         self.pages[page].insert(at, entry);
         self.firsts[page] = self.pages[page][0].block();
+        None
     }
 
     /// Forgets a block; says whether it was there.

@@ -39,6 +39,8 @@ pub enum Bug {
     SuperblocksTogether,
     /// Slots are used again while a read from them is under way.
     IgnorePins,
+    /// The backing store goes on without a log that has failed before that one says so.
+    ThroughBeforeSpent,
     /// The index forgets the blocks of a window before the zeroed ranges under them.
     ForgetBeforeRetiring,
     /// A checkpoint is named before the chunks that its sheets know of are durable.
@@ -54,7 +56,7 @@ pub enum Bug {
 }
 
 /// All of them.
-pub const BUGS: [Bug; 22] = [
+pub const BUGS: [Bug; 23] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -77,6 +79,7 @@ pub const BUGS: [Bug; 22] = [
     Bug::CheckpointFromEnd,
     Bug::CheckpointForgets,
     Bug::TrustSummary,
+    Bug::ThroughBeforeSpent,
 ];
 
 #[cfg(sim)]

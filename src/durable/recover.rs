@@ -8,10 +8,10 @@
 use super::checkpoint::Loading;
 use super::core::{Core, Options, Segment};
 use super::format::{
-    DATA_MIN, Entry, Header, IDENTITY, Kind, Pointer, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX,
-    SEGMENTS_MIN, SUPER, SUPER_AT, Superblock, Tail, Unfit, data_at,
+    DATA_MIN, Entry, Epoch, Header, IDENTITY, Kind, Pointer, SEGMENT_MAX, SEGMENT_MIN,
+    SEGMENTS_MAX, SEGMENTS_MIN, SUPER, SUPER_AT, Superblock, Tail, Unfit, data_at,
 };
-use super::holes::Holes;
+use super::holes::{Hole, Holes};
 use super::map::Map;
 use super::planted::{self, Bug, mark};
 use super::walk::Walk;
@@ -140,9 +140,19 @@ pub fn format(
         durable: 0,
         identity,
         checkpoint: None,
-        epochs: Vec::new(),
+        past_s: 0,
+        mixture_s: 0,
+        spent: false,
+        // The chunks of an earlier log on this drive are of another epoch.
+        epochs: vec![Epoch { from: 0, id: first_epoch(&uuid) }],
+        lost: Vec::new(),
     };
     write_superblock(log, &sb, 0)
+}
+
+/// The epoch in which a new log is until it is opened: as random as its UUID.
+fn first_epoch(uuid: &[u8; 16]) -> u64 {
+    uuid.iter().fold(0, |id, byte| id << 8 | u64::from(*byte))
 }
 
 /// Writes both copies, the one that matters less first.
@@ -194,10 +204,21 @@ pub fn read_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), Ope
 }
 
 /// The index of a log, as far as a checkpoint has it.
-#[derive(Default)]
 struct Loaded {
     map: Map,
     holes: Holes,
+}
+
+impl Loaded {
+    /// What the superblock says is lost, as if it came before everything else.
+    fn new(sb: &Superblock) -> Self {
+        let (map, mut holes) = (Map::default(), Holes::default());
+        for &(block, count) in &sb.lost {
+            let hole = Hole { segment: sb.tail.segment, kind: Kind::Lost };
+            holes.insert(block, block + count, hole);
+        }
+        Self { map, holes }
+    }
 }
 
 /// A look at a log: all that is needed to open it.
@@ -236,7 +257,7 @@ pub fn inspect(
     let found = checkpoint.map(|pointer| load(log, &superblock, &pointer));
     let lost = matches!(found, Some(None));
     let mut walk = Walk::new(log, &superblock, accept_loss);
-    let mut loaded = Loaded::default();
+    let mut loaded = Loaded::new(&superblock);
     let mut known = 0;
     match (found.flatten(), checkpoint) {
         (Some((there, segments)), Some(pointer)) if !payloads => {
@@ -276,7 +297,7 @@ fn usable(sb: &Superblock) -> Option<Pointer> {
 
 /// Reads a checkpoint; `None` when not all of it is there.
 fn load(log: &dyn Drive, sb: &Superblock, pointer: &Pointer) -> Option<(Loaded, Vec<Segment>)> {
-    let mut loaded = Loaded::default();
+    let mut loaded = Loaded::new(sb);
     let mut loading = Loading::new(pointer, sb.segments, sb.tail.segment);
     let (at, sheet) = (sb.area_at(pointer.area), u64::from(pointer.sheet));
     let at_once = (LOAD / sheet).max(1);
@@ -317,9 +338,11 @@ impl Inspection {
         }
         let (mut sb, next) = (self.superblock, self.next);
         sb.generation += 1;
-        sb.open = true;
+        let in_order = !sb.open;
+        (sb.open, sb.spent) = (true, false);
         let mut core = Core::new(sb, options, next, self.prev);
         core.segments = self.segments.into();
+        core.resume(in_order);
         (core.map, core.holes) = (self.loaded.map, self.loaded.holes);
         for (header, entries) in &self.chunks {
             core.checkpoint.grow(header.len);
@@ -331,6 +354,9 @@ impl Inspection {
             core.begin_epoch(next, epoch);
         }
         core.sb.durable = next;
+        core.counts.writes_new = 0;
+        core.counts.writes_over_log = 0;
+        core.counts.writes_over_memory = 0;
         // After a mere end of the process, what was read may still be in the drive's cache.
         log.flush()?;
         // The copy that holds what is known so far is written last.

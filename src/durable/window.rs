@@ -9,14 +9,19 @@
 
 use super::commit::{Progress, Ticket};
 use super::core::{Core, Refused};
-use super::format::{Data, IDENTITY, Kind, SUPER, SUPER_AT, Tail};
+use super::format::{Data, IDENTITY, Kind, LOST_MAX, SUPER, SUPER_AT, Tail};
+use super::holes::Hole;
 use super::planted::{self, Bug, mark};
 use crate::media::Buffer;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Times that writing the superblock is tried.
 const TRIES: u32 = 3;
+/// Windows that may fail in a row because the log cannot be read, before what cannot be read is
+/// given up.
+const READ_TRIES: u32 = 5;
 /// Index entries that go in one step;
 /// one for the simulator, whose windows are small.
 const STEP: usize = if cfg!(sim) { 1 } else { 1024 };
@@ -34,13 +39,21 @@ pub(super) enum After {
     Identity,
     /// There is a newer checkpoint.
     Checkpoint,
+    /// The log has failed, and all that was durable in it is in the backing store.
+    Spent,
 }
 
 /// Segments to write back, and what is known of them.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Plan {
     /// The segments, oldest first.
     pub segments: Vec<Planned>,
+    /// Whether a failing read ends the window; else it is done without what cannot be read.
+    pub patient: bool,
+    /// What the segments hold, if it is not on the log's drive; else nothing.
+    pub images: Vec<Buffer>,
+    /// Ranges to be zeroed before anything else, as first block and end.
+    pub zeros: Vec<(u64, u64)>,
 }
 
 /// A segment to write back.
@@ -50,7 +63,9 @@ pub struct Planned {
     pub number: u64,
     /// Where it is on the log's drive, in bytes.
     pub at: u64,
-    /// Bytes of chunks in it.
+    /// Where in it the first chunk begins, in bytes.
+    pub from: u32,
+    /// Where in it the last chunk ends.
     pub used: u32,
     /// Its epoch.
     pub epoch: u64,
@@ -73,7 +88,10 @@ pub enum Ended {
         unreadable: Vec<(u64, Range<u32>)>,
     },
     /// A drive failed; what was in the window is still dirty.
-    Badly,
+    Badly {
+        /// The log could not be read.
+        unread: bool,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -82,6 +100,8 @@ enum Step {
     Idle,
     /// A writeback works on the segments before `end`.
     Away { end: u64 },
+    /// The same, of a log that has failed.
+    Rescuing { end: u64 },
     /// What had to be appended becomes durable.
     Securing { end: u64, ticket: Ticket, blocks: Vec<u64> },
     /// Index entries go.
@@ -122,18 +142,94 @@ pub(super) struct Window {
     tries: u32,
     serial: u64,
     closed: bool,
+    /// Windows in a row that have failed because the log could not be read.
+    unread: u32,
+    /// Seconds since 1970, now and when the log was opened.
+    now_s: u64,
+    opened_s: u64,
+    /// Segments, and when their last chunk was closed: those since the opening.
+    times: VecDeque<(u64, u64)>,
+    /// Segments before this have been written back in part, at least.
+    reached: u64,
+    /// Ranges that the next window shall zero in the backing store, and that the last one has.
+    zeros: Vec<(u64, u64)>,
+    zeroed: Vec<(u64, u64)>,
+    /// Lost ranges that have no record in the log.
+    lost: Vec<(u64, u64)>,
 }
 
 impl Window {
     pub(super) fn is_idle(&self) -> bool {
         matches!(self.step, Step::Idle) && self.copying.is_none()
     }
+
+    /// A chunk of a segment was closed.
+    pub(super) fn sealed(&mut self, segment: u64) {
+        match self.times.back_mut() {
+            Some((last, time)) if *last == segment => *time = self.now_s,
+            _ => self.times.push_back((segment, self.now_s)),
+        }
+    }
+
+    pub(super) fn now_s(&self) -> u64 {
+        self.now_s
+    }
 }
 
 impl Core {
+    /// It is so many seconds after 1970. Said once after opening, before anything is asked.
+    pub fn wall(&mut self, unix_s: u64) {
+        self.window.now_s = unix_s;
+        if self.window.opened_s == 0 {
+            self.window.opened_s = unix_s;
+            if self.is_clean() {
+                (self.sb.past_s, self.sb.mixture_s) = (unix_s, 0);
+            }
+        }
+    }
+
+    /// Goes on where a volume has left off, in order or not: a window may have been at work.
+    pub(super) fn resume(&mut self, in_order: bool) {
+        if self.segments.is_empty() {
+            self.sb.mixture_s = 0;
+        } else if !in_order || self.sb.mixture_s > 0 {
+            self.sb.mixture_s = self.sb.mixture_s.max(self.sb.past_s).max(1);
+            self.window.reached = self.first + self.segments.len() as u64;
+        }
+    }
+
+    /// The time of the state that the backing store was last in; 0: nobody knows.
+    pub(super) fn past_s(&self) -> u64 {
+        if self.is_clean() { self.window.now_s } else { self.sb.past_s }
+    }
+
+    /// Segments up to this one begin to be written to the backing store.
+    pub(super) fn mixes(&mut self, end: u64) {
+        self.window.reached = self.window.reached.max(end);
+        if self.sb.mixture_s == 0 {
+            self.sb.mixture_s = self.window.now_s.max(1);
+        }
+    }
+
+    /// Segments up to this one have been written to the backing store.
+    pub(super) fn mixed(&mut self, end: u64) {
+        while let Some(&(_, time)) = self.window.times.front().filter(|(s, _)| *s < end) {
+            self.sb.past_s = time;
+            self.window.times.pop_front();
+        }
+        self.sb.past_s = self.sb.past_s.max(self.window.opened_s);
+        // What a larger window had begun to write is not behind this one's end.
+        if end >= self.window.reached {
+            self.sb.mixture_s = 0;
+        }
+    }
+
     /// The next window: the oldest segments that are durable, at most `bytes` of them (at least
     /// one segment). `None` when there is none, or one is at work.
     pub fn begin_window(&mut self, bytes: u64) -> Option<Plan> {
+        if self.is_failed() {
+            return self.begin_rescue(bytes);
+        }
         if !matches!(self.window.step, Step::Idle) || self.window.copying.is_some() {
             return None;
         }
@@ -152,6 +248,7 @@ impl Core {
         let planned = (self.first..end).zip(&self.segments).map(|(number, s)| Planned {
             number,
             at: self.sb.place(number),
+            from: 0,
             used: s.used,
             epoch: s.epoch,
             chunk: s.chunk,
@@ -162,8 +259,11 @@ impl Core {
             self.holes.retire(end);
         }
         self.window.step = Step::Away { end };
+        self.mixes(end);
         mark("window.begun");
-        Some(Plan { segments })
+        let (patient, images) = (self.is_patient(), Vec::new());
+        let zeros = self.window.zeros.clone();
+        Some(Plan { segments, patient, images, zeros })
     }
 
     /// Whether no window is at work.
@@ -192,7 +292,28 @@ impl Core {
 
     /// Takes back a window.
     pub fn end_window(&mut self, ended: Ended) {
-        let Step::Away { end } = self.window.step else { return };
+        match ended {
+            Ended::Badly { unread: true } => {
+                mark("window.unread");
+                self.counts.windows_unread += 1;
+                self.window.unread += 1;
+            }
+            Ended::Badly { unread: false } => {}
+            Ended::Well { .. } => self.window.unread = 0,
+        }
+        let end = match self.window.step {
+            Step::Away { end } if !self.is_failed() => end,
+            Step::Away { .. } => {
+                self.window.step = Step::Idle;
+                return;
+            }
+            Step::Rescuing { end } => {
+                self.window.step = Step::Idle;
+                self.counts.windows_failed += u64::from(matches!(ended, Ended::Badly { .. }));
+                return self.end_rescue(end, ended);
+            }
+            _ => return,
+        };
         let Ended::Well { blocks, damaged, unreadable } = ended else {
             mark("window.failed");
             self.counts.windows_failed += 1;
@@ -200,6 +321,7 @@ impl Core {
             return;
         };
         let before = self.counts.repeated;
+        self.window.zeroed = std::mem::take(&mut self.window.zeros);
         if self.secure(end, &damaged, &unreadable).is_err() {
             // No room to say what is lost: the window is taken again later.
             mark("window.no_room");
@@ -207,6 +329,7 @@ impl Core {
             self.window.step = Step::Idle;
             return;
         }
+        self.mixed(end);
         let ticket = if self.counts.repeated > before { self.flush() } else { Ticket(0) };
         self.window.step = Step::Securing { end, ticket, blocks };
     }
@@ -225,31 +348,38 @@ impl Core {
                 self.map.get(data.block).is_some_and(|p| p.slot == slot && p.offset == data.offset);
             if current || planted::on(Bug::CopyWithoutCheck) {
                 mark("window.lost_block");
-                self.repeat(Kind::Lost, data.block, 1)?;
+                self.repeat(end, Kind::Lost, data.block, 1)?;
             }
         }
+        let mut full = Ok(());
         for (segment, part) in unreadable {
             mark("window.unreadable");
             let slot = (segment % self.sb.segments) as u32;
             let named = self.map.iter().filter(|(_, p)| p.slot == slot && part.contains(&p.offset));
             let blocks: Vec<u64> = named.map(|(block, _)| block).collect();
             for block in blocks {
-                self.repeat(Kind::Lost, block, 1)?;
+                self.repeat(end, Kind::Lost, block, 1)?;
             }
             for (start, count) in self.holes.of(*segment, Kind::Zeros) {
-                self.say_uncovered(Kind::Zeros, start, count)?;
+                full = full.and(self.say_uncovered(end, Kind::Zeros, start, count));
             }
         }
         for (start, count) in self.holes.lost_before(end) {
             mark("window.lost_again");
-            self.say_uncovered(Kind::Lost, start, count)?;
+            self.say_uncovered(end, Kind::Lost, start, count)?;
         }
-        Ok(())
+        full
     }
 
     /// Repeats a range record for those of its blocks that were not written since.
-    fn say_uncovered(&mut self, kind: Kind, start: u64, count: u64) -> Result<(), Refused> {
-        let mut from = start;
+    fn say_uncovered(
+        &mut self,
+        end: u64,
+        kind: Kind,
+        start: u64,
+        count: u64,
+    ) -> Result<(), Refused> {
+        let (mut from, mut full) = (start, Ok(()));
         while from < start + count {
             if self.map.get(from).is_some() && !planted::on(Bug::CopyWithoutCheck) {
                 from += 1;
@@ -257,15 +387,37 @@ impl Core {
             }
             let next = self.map.next_from(from).unwrap_or(u64::MAX).min(start + count);
             let to = if planted::on(Bug::CopyWithoutCheck) { start + count } else { next };
-            self.repeat(kind, from, to - from)?;
+            full = full.and(self.repeat(end, kind, from, to - from));
             from = to;
         }
-        Ok(())
+        full
     }
 
-    fn repeat(&mut self, kind: Kind, block: u64, count: u64) -> Result<(), Refused> {
-        self.counts.repeated += 1;
-        self.append_range(kind, block, count, 0)
+    /// Appends a range record again; in a log without a segment left, the superblock says that
+    /// blocks are lost, and the next window zeroes them itself.
+    fn repeat(&mut self, end: u64, kind: Kind, block: u64, count: u64) -> Result<(), Refused> {
+        let zeros = (block, block + count);
+        let within = |&(from, to): &(u64, u64)| from <= zeros.0 && zeros.1 <= to;
+        if kind == Kind::Zeros && self.window.zeroed.iter().any(within) {
+            return Ok(());
+        }
+        match (self.append_range(kind, block, count, 0), kind) {
+            (Ok(()), _) => self.counts.repeated += 1,
+            (Err(_), Kind::Lost) if self.window.lost.len() < LOST_MAX => {
+                mark("window.lost_in_superblock");
+                self.window.lost.push((block, count));
+                self.map.remove_range(block, block + count);
+                self.holes.insert(block, block + count, Hole { segment: end, kind });
+            }
+            (Err(e), _) => {
+                if kind == Kind::Zeros {
+                    mark("window.zeros_itself");
+                    self.window.zeros.push(zeros);
+                }
+                return Err(e);
+            }
+        }
+        Ok(())
     }
 
     /// Carries a window that came back one step further.
@@ -304,16 +456,47 @@ impl Core {
                 self.window.step = Step::Leaving { end };
                 self.leave(end);
             }
-            step @ (Step::Idle | Step::Away { .. } | Step::Moving { .. }) => {
-                self.window.step = step
-            }
+            step @ (Step::Idle
+            | Step::Away { .. }
+            | Step::Rescuing { .. }
+            | Step::Moving { .. }) => self.window.step = step,
         }
+    }
+
+    /// The log has failed: of a window that is at work only its return is awaited.
+    pub(super) fn give_windows_up(&mut self) {
+        match self.window.step {
+            Step::Away { .. } | Step::Rescuing { .. } => {}
+            Step::Forgetting { end, .. } | Step::Moving { end } | Step::Leaving { end } => {
+                // The index has begun to rely on the backing store for these.
+                self.rescued(end);
+                self.window.step = Step::Idle;
+            }
+            Step::Idle | Step::Securing { .. } => self.window.step = Step::Idle,
+        }
+        self.window.copying = None;
+        self.window.purposes.clear();
+        self.window.tries = 0;
+        self.commit.superblock_unflushed = 0;
+    }
+
+    /// A window of a log that has failed is at work, up to a segment.
+    pub(super) fn rescue_until(&mut self, end: u64) {
+        self.window.step = Step::Rescuing { end };
+        self.mixes(end);
+    }
+
+    /// Whether the next window is given up when the log cannot be read.
+    pub(super) fn is_patient(&self) -> bool {
+        self.window.unread < READ_TRIES
     }
 
     fn move_tail(&mut self, end: u64) {
         let after = self.segments.get((end - self.first) as usize);
         let (chunk, prev) = after.map_or((self.next_chunk, self.prev), |s| (s.chunk, s.prev));
         self.sb.tail = Tail { segment: end, chunk, prev };
+        // What else is lost was said again.
+        self.sb.lost = std::mem::take(&mut self.window.lost);
         // Of epochs that have no chunk left, only the last one before the tail still counts.
         let old = self.sb.epochs.iter().filter(|e| e.from <= chunk).count();
         self.sb.epochs.drain(..old.saturating_sub(1));
@@ -412,6 +595,7 @@ impl Core {
                 After::Identity => {}
                 After::Checkpoint => self.checkpoint.named(),
                 After::Close => self.window.closed = true,
+                After::Spent => self.spent(),
                 After::Tail => {
                     if let Step::Moving { end } = self.window.step {
                         self.leave(end);
@@ -423,7 +607,10 @@ impl Core {
 
     fn superblock_failed(&mut self) {
         self.window.tries += 1;
-        if self.window.tries > TRIES {
+        if self.window.tries > TRIES && self.is_failed() {
+            self.give_windows_up();
+            self.cannot_mark();
+        } else if self.window.tries > TRIES {
             self.fail();
         }
     }
@@ -436,10 +623,13 @@ impl Core {
         self.write_superblock(After::Close);
     }
 
-    /// Notes what identifies the backing store now; durable when [`Self::is_written`].
+    /// Notes what identifies the backing store now; durable when [`Self::is_written`], unless the
+    /// log has failed.
     pub fn identify(&mut self, identity: [u8; IDENTITY]) {
         self.sb.identity = identity;
-        self.write_superblock(After::Identity);
+        if !self.is_failed() || self.is_rescuing() {
+            self.write_superblock(After::Identity);
+        }
     }
 
     /// Whether the superblock on the drive is the newest.

@@ -6,7 +6,7 @@
 //! window over. What cannot be verified is not written, and is reported.
 
 use super::chunk::read_table;
-use super::commit::{Command, Device, Op, Outcome};
+use super::command::{Command, Device, Op, Outcome};
 use super::format::{Data, Entry, HEADER, Header, Kind, Stamp};
 use super::planted::{self, Bug, mark};
 use super::window::{Ended, Plan, Planned};
@@ -65,10 +65,15 @@ pub struct Writeback {
     queue: VecDeque<(u64, usize, Data)>,
     damaged: Vec<(u64, Data)>,
     unreadable: Vec<(u64, Range<u32>)>,
-    next_read: usize,
-    flights: BTreeMap<u64, Option<usize>>,
+    /// Parts to read yet: segment, from which byte to which.
+    reads: VecDeque<(usize, Range<u32>)>,
+    flights: BTreeMap<u64, Option<(usize, Range<u32>)>>,
     next_id: u64,
+    /// A failing read ends the window; else it is done without what cannot be read.
+    patient: bool,
     failed: bool,
+    /// It has failed because the log could not be read.
+    unread: bool,
     flush_out: bool,
     watched: Vec<Range<u64>>,
 }
@@ -77,17 +82,24 @@ impl Writeback {
     /// Begins to carry out a plan.
     pub fn new(plan: Plan) -> Self {
         mark("writeback.begun");
+        let Plan { segments, patient, images, zeros } = plan;
+        let mut images: Vec<_> = images.into_iter().map(Some).collect();
+        images.resize_with(segments.len(), || None);
+        let missing = |(i, p): (usize, &Planned)| (images[i].is_none() && p.used > 0).then_some(i);
+        let reads = segments.iter().enumerate().filter_map(missing);
         Self {
-            images: plan.segments.iter().map(|_| None).collect(),
-            plan: plan.segments,
+            reads: reads.map(|i| (i, 0..segments[i].used)).collect(),
+            images,
+            plan: segments,
             phase: Phase::Read,
             codec: Codec::new(Algorithm::None),
             blocks: BTreeMap::new(),
-            zeros: VecDeque::new(),
+            zeros: zeros.into(),
             queue: VecDeque::new(),
             damaged: Vec::new(),
             unreadable: Vec::new(),
-            next_read: 0,
+            patient,
+            unread: false,
             flights: BTreeMap::new(),
             next_id: 0,
             failed: false,
@@ -121,10 +133,16 @@ impl Writeback {
         }
     }
 
-    fn launch(&mut self, device: Device, at: u64, op: Op, segment: Option<usize>) -> Command {
+    fn launch(
+        &mut self,
+        device: Device,
+        at: u64,
+        op: Op,
+        part: Option<(usize, Range<u32>)>,
+    ) -> Command {
         let id = self.next_id;
         self.next_id += 1;
-        self.flights.insert(id, segment);
+        self.flights.insert(id, part);
         Command { id, device, at, op }
     }
 
@@ -170,15 +188,10 @@ impl Writeback {
     }
 
     fn next_read(&mut self) -> Option<Command> {
-        loop {
-            let i = self.next_read;
-            let planned = *self.plan.get(i)?;
-            self.next_read += 1;
-            if planned.used > 0 {
-                let op = Op::Read(planned.used as usize);
-                return Some(self.launch(Device::Log, planned.at, op, Some(i)));
-            }
-        }
+        let (i, part) = self.reads.pop_front()?;
+        let at = self.plan.get(i)?.at + u64::from(part.start);
+        let op = Op::Read(part.len());
+        Some(self.launch(Device::Log, at, op, Some((i, part))))
     }
 
     fn next_zero(&mut self) -> Option<Command> {
@@ -227,15 +240,35 @@ impl Writeback {
 
     /// Says what became of a command.
     pub fn complete(&mut self, id: u64, outcome: Outcome) {
-        let Some(segment) = self.flights.remove(&id) else { return };
-        match (outcome, segment) {
-            (Outcome::Failed(_), _) => {
+        let Some(part) = self.flights.remove(&id) else { return };
+        match (outcome, part) {
+            (Outcome::Failed(_), Some((i, part))) if !self.patient => self.read_failed(i, part),
+            (Outcome::Failed(_), part) => {
                 mark("writeback.failed");
                 self.failed = true;
+                self.unread |= part.is_some();
             }
-            (Outcome::Bytes(bytes), Some(i)) => self.images[i] = Some(bytes),
+            (Outcome::Bytes(bytes), Some((i, part))) => match &mut self.images[i] {
+                None => self.images[i] = Some(bytes),
+                Some(image) => {
+                    let place = part.start as usize..part.end as usize;
+                    image[place].copy_from_slice(&bytes);
+                }
+            },
             _ => {}
         }
+    }
+
+    /// Reads the blocks of a part one by one; of those that fail nothing is known.
+    fn read_failed(&mut self, i: usize, part: Range<u32>) {
+        if part.len() <= ALIGN {
+            mark("writeback.unread");
+            return;
+        }
+        let used = self.plan[i].used as usize;
+        self.images[i].get_or_insert_with(|| Buffer::new(used));
+        let pieces = part.step_by(ALIGN).map(|at| (i, at..at + ALIGN as u32));
+        self.reads.extend(pieces);
     }
 
     /// Whether nothing is left to do, for better or worse.
@@ -249,7 +282,7 @@ impl Writeback {
             return None;
         }
         if self.failed {
-            return Some(Ended::Badly);
+            return Some(Ended::Badly { unread: self.unread });
         }
         Some(Ended::Well {
             blocks: std::mem::take(&mut self.blocks).into_keys().collect(),
@@ -277,8 +310,8 @@ impl Writeback {
     }
 
     fn gather_segment(&mut self, i: usize) {
-        let Planned { number, used, chunk, prev, .. } = self.plan[i];
-        let mut at = 0;
+        let Planned { number, from, used, chunk, prev, .. } = self.plan[i];
+        let mut at = from;
         let mut after = (chunk, Some(prev));
         let mut broken = None;
         while at < used {

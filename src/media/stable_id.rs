@@ -74,7 +74,7 @@ impl StableId {
     }
 
     /// The id as a number, for storing; 0 when unknown.
-    pub(super) fn number(&self) -> u64 {
+    pub fn number(&self) -> u64 {
         match self.kind {
             IdKind::Unknown => 0,
             _ => crc_fast::crc64_nvme(self.text.as_bytes()),

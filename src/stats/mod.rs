@@ -5,6 +5,7 @@
 
 pub mod histogram;
 pub mod layout;
+pub mod time;
 
 use serde::{Deserialize, Serialize};
 
@@ -117,6 +118,10 @@ pub struct Stats {
     /// The durable log, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogStats>,
+    /// Blocks that were damaged in the log before they reached the backing store, as first block
+    /// and count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub log_lost_blocks: Vec<(u64, u64)>,
 }
 
 /// What a durable log holds and has done.
@@ -126,6 +131,17 @@ pub struct LogStats {
     pub segments: u64,
     /// Segments that hold what the backing store lacks.
     pub segments_used: u64,
+    /// Number of the oldest segment that is not written back; all before it are (historic:
+    /// `last_writeback_segment_id` is the one before).
+    #[serde(default)]
+    pub segment_tail: u64,
+    /// Number of the last segment of which everything is durable (historic:
+    /// `last_flushed_segment_id`).
+    #[serde(default)]
+    pub segment_durable: u64,
+    /// Number of the newest segment (historic: `current_id`, `cursor`).
+    #[serde(default)]
+    pub segment_newest: u64,
     /// Blocks that the backing store lacks (historic: `nr_dirty_cache_blocks`).
     pub blocks_dirty: u64,
     /// Memory of the index.
@@ -142,6 +158,40 @@ pub struct LogStats {
     pub checkpoints: u64,
     /// Chunks closed.
     pub chunks: u64,
+    /// Of those, chunks closed with room for more, because somebody waited or nobody wrote
+    /// (historic: `nr_partial_flushed`).
+    #[serde(default)]
+    pub chunks_partial: u64,
+    /// Blocks read from the log's memory.
+    #[serde(default)]
+    pub reads_memory: u64,
+    /// Blocks read from the log's drive.
+    #[serde(default)]
+    pub reads_log: u64,
+    /// Blocks read that the log knows as zeros.
+    #[serde(default)]
+    pub reads_zeros: u64,
+    /// Blocks read that the log did not have.
+    #[serde(default)]
+    pub reads_backing: u64,
+    /// Requests' parts that read less than a block.
+    #[serde(default)]
+    pub reads_partial: u64,
+    /// Blocks written that the log had in memory.
+    #[serde(default)]
+    pub writes_over_memory: u64,
+    /// Blocks written that the log had on its drive.
+    #[serde(default)]
+    pub writes_over_log: u64,
+    /// Blocks written that the log did not have.
+    #[serde(default)]
+    pub writes_new: u64,
+    /// Requests' parts that wrote less than a block, and had to read it first.
+    #[serde(default)]
+    pub writes_partial: u64,
+    /// Bytes that writeback wrote to the backing store.
+    #[serde(default)]
+    pub written_back_bytes: u64,
     /// Flushes asked of the log.
     pub flushes: u64,
     /// Flushes of the log's drive.
@@ -154,8 +204,31 @@ pub struct LogStats {
     pub windows_failed: u64,
     /// Records appended again, because their content was nowhere else when their segment was freed.
     pub repeated: u64,
+    /// Windows of writeback that failed because the log could not be read.
+    #[serde(default)]
+    pub windows_unread: u64,
     /// Whether the log's drive failed for good.
     pub failed: bool,
+    /// When it did, in seconds since 1970.
+    #[serde(default)]
+    pub failed_unix_s: u64,
+    /// Whether it failed, and what it holds is being brought to the backing store.
+    #[serde(default)]
+    pub rescuing: bool,
+    /// Whether it failed, and writes go to the backing store.
+    #[serde(default)]
+    pub through: bool,
+    /// Since when, in seconds since 1970.
+    #[serde(default)]
+    pub through_unix_s: u64,
+    /// The backing store alone was last a past state of the volume: that of this time at the
+    /// latest, in seconds since 1970; 0 when nobody knows.
+    #[serde(default)]
+    pub past_unix_s: u64,
+    /// Since when the backing store alone may be a mixture of states, in seconds since 1970; 0
+    /// while it is a state that the volume had.
+    #[serde(default)]
+    pub mixture_since_unix_s: u64,
     /// Whether the backing store alone is the volume, but for lost blocks.
     pub clean: bool,
 }

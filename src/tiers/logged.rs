@@ -15,6 +15,7 @@ use crate::durable::{
     Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, decode, join,
 };
 use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId, Waker};
+use crate::stats::LogStats;
 use crate::store::GROUP;
 use crate::store::codec::{self, Algorithm, Codec, Encoded};
 use crate::store::format::Coding;
@@ -98,6 +99,9 @@ impl LogHand {
     }
 }
 
+/// Hears what a log has become.
+pub type Listener = Box<dyn Fn(&LogStats) + Send + Sync>;
+
 /// A log, its backing store, and their state.
 pub struct Logged {
     core: Mutex<Core>,
@@ -113,17 +117,21 @@ pub struct Logged {
     last_request_ms: AtomicU64,
     began: Instant,
     damaged_reads: AtomicU64,
+    written_back: AtomicU64,
     /// What identifies the backing store, as the log's superblock has it.
     identity: Mutex<Option<(Identity, StableId)>>,
     /// Lets writeback give way to reads of the backing store.
     brake: Brake,
+    /// Hears what became of the backing store, when a window begins and ends.
+    listener: OnceLock<Listener>,
     /// Ends the sleep of the thread that writes what nobody waits for.
     waker: OnceLock<Waker>,
 }
 
 impl Logged {
     /// A log that was opened, with its drives.
-    pub fn new(core: Core, log: Arc<dyn Drive>, backing: Arc<dyn Drive>) -> Self {
+    pub fn new(mut core: Core, log: Arc<dyn Drive>, backing: Arc<dyn Drive>) -> Self {
+        core.wall(crate::stats::time::now());
         Self {
             core: Mutex::new(core),
             news: News::default(),
@@ -135,8 +143,10 @@ impl Logged {
             last_request_ms: AtomicU64::new(0),
             began: Instant::now(),
             damaged_reads: AtomicU64::new(0),
+            written_back: AtomicU64::new(0),
             identity: Mutex::new(None),
             brake: Brake::new(MOVERS),
+            listener: OnceLock::new(),
             waker: OnceLock::new(),
         }
     }
@@ -166,6 +176,19 @@ impl Logged {
         &self.brake
     }
 
+    /// Whoever wants to know what becomes of the backing store, before it changes and after.
+    pub fn listen(&self, listener: Listener) {
+        let _ = self.listener.set(listener);
+    }
+
+    /// Tells the listener how the backing store stands.
+    pub(super) fn note_backing(&self) {
+        if let Some(listener) = self.listener.get() {
+            let stats = self.core.lock().stats();
+            listener(&stats);
+        }
+    }
+
     fn wake(&self) {
         if let Some(waker) = self.waker.get() {
             waker.wake();
@@ -184,11 +207,8 @@ impl Logged {
     fn identify(&self, identity: Identity, id: StableId) -> Result<(), Fault> {
         *self.identity.lock() = Some((identity, id));
         self.core.lock().identify(identity.encode());
-        self.settle(|core| match (core.is_written(), core.is_failed()) {
-            (true, _) => Some(Ok(())),
-            (false, true) => Some(Err(Fault::Failed)),
-            (false, false) => None,
-        })
+        // Of a log that has failed it is tried: to save its content is worth more.
+        self.settle(|core| core.is_written().then_some(Ok(())))
     }
 
     /// The parts of the backing store that its identity has samples of, as blocks.
@@ -231,6 +251,11 @@ impl Logged {
     /// Reads of damaged blocks.
     pub fn damaged_reads(&self) -> u64 {
         self.damaged_reads.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that writeback wrote to the backing store.
+    pub fn written_back_bytes(&self) -> u64 {
+        self.written_back.load(Ordering::Relaxed)
     }
 
     pub(super) fn now_ms(&self) -> u64 {
@@ -374,11 +399,31 @@ impl Logged {
             hand.encode(i, block);
         }
         let _stripe = self.stripe(first).lock();
-        self.append(hand, first, blocks)
+        if self.append(hand, first, blocks)? {
+            return Ok(());
+        }
+        self.write_through(first, blocks)
     }
 
-    /// Appends blocks that were encoded.
-    fn append(&self, hand: &LogHand, first: u64, blocks: &[[u8; BLOCK_SIZE]]) -> Result<(), Fault> {
+    /// Writes blocks to the backing store, because the log has failed.
+    fn write_through(&self, first: u64, blocks: &[[u8; BLOCK_SIZE]]) -> Result<(), Fault> {
+        self.refuse_lost(first, blocks.len() as u64)?;
+        Ok(self.backing.write(first * BLOCK_SIZE as u64, blocks.as_flattened())?)
+    }
+
+    /// Nothing durable could say any more that a lost block has been written.
+    fn refuse_lost(&self, first: u64, count: u64) -> Result<(), Fault> {
+        let lost = self.core.lock().first_lost(first, count);
+        lost.map_or(Ok(()), |block| Err(self.damaged(block)))
+    }
+
+    /// Appends blocks that were encoded; `false` if they must go to the backing store.
+    fn append(
+        &self,
+        hand: &LogHand,
+        first: u64,
+        blocks: &[[u8; BLOCK_SIZE]],
+    ) -> Result<bool, Fault> {
         let payloads = || {
             hand.payloads.iter().zip(blocks).map(|((kind, payload), block)| match kind {
                 Kind::Raw => (*kind, &block[..]),
@@ -401,13 +446,14 @@ impl Logged {
                 match taken {
                     Ok(()) => done += 1,
                     Err(Refused::Full) => return None,
+                    Err(Refused::Through) => return Some(Ok(false)),
                     Err(Refused::Failed) => return Some(Err(Fault::Failed)),
                 }
             }
             if core.chunks() > before {
                 self.wake();
             }
-            Some(Ok(()))
+            Some(Ok(true))
         })
     }
 
@@ -427,7 +473,10 @@ impl Logged {
         let result = read.and_then(|()| {
             change(&mut content);
             hand.encode(0, &content);
-            self.append(hand, block, std::slice::from_ref(&content))
+            match self.append(hand, block, std::slice::from_ref(&content))? {
+                true => Ok(()),
+                false => self.write_through(block, std::slice::from_ref(&content)),
+            }
         });
         hand.block = content;
         result
@@ -445,19 +494,29 @@ impl Logged {
             groups.take(STRIPES).map(|group| group as usize % STRIPES).collect();
         stripes.sort_unstable();
         let _stripes: Vec<_> = stripes.iter().map(|&i| self.stripes[i].lock()).collect();
-        self.settle(|core| match core.discard(first, count) {
-            Ok(()) => Some(Ok(())),
+        let taken = self.settle(|core| match core.discard(first, count) {
+            Ok(()) => Some(Ok(true)),
             Err(Refused::Full) => None,
+            Err(Refused::Through) => Some(Ok(false)),
             Err(Refused::Failed) => Some(Err(Fault::Failed)),
-        })
+        })?;
+        if taken {
+            return Ok(());
+        }
+        self.refuse_lost(first, count)?;
+        Ok(self.backing.zero(first * BLOCK_SIZE as u64, count * BLOCK_SIZE as u64)?)
     }
 
     /// Makes everything durable that was acknowledged before.
     ///
     /// # Errors
-    /// The log has failed.
+    /// The log has failed, and what it held is not in the backing store.
     pub fn flush(&self) -> Result<(), Fault> {
         let mut core = self.core.lock();
+        if core.is_through() {
+            drop(core);
+            return Ok(self.backing.flush()?);
+        }
         core.clock(self.now_us());
         let ticket = core.flush();
         let mut worked = false;
@@ -533,8 +592,13 @@ impl Logged {
                     Err(e) => Outcome::Failed(e),
                 };
             }
-            Op::Write(bytes, range) => drive.write(command.at, &bytes[range.clone()]),
             Op::Join(parts) => drive.write(command.at, &join(parts)),
+            Op::Write(bytes, range) => {
+                if command.device == Device::Backing {
+                    self.written_back.fetch_add(range.len() as u64, Ordering::Relaxed);
+                }
+                drive.write(command.at, &bytes[range.clone()])
+            }
             Op::Zero(len) => drive.zero(command.at, *len),
             Op::Flush => drive.flush(),
         };

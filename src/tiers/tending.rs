@@ -4,7 +4,7 @@
 //! ends does it hold it.
 
 use super::logged::{Fault, Logged};
-use crate::durable::{Command, Device, Ended, Op, Outcome, Writeback, join};
+use crate::durable::{Command, Device, Ended, Op, Outcome, Progress, Writeback, join};
 use crate::error::{Context, Result};
 use crate::media::{Buffer, Completion, Ring, Submission, ring};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -27,21 +27,26 @@ const GIVE_WAY: Duration = Duration::from_millis(5);
 const PRESSED_PERCENT: u64 = 90;
 /// How long writeback waits after a drive has failed.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Percent of the log, and free segments, at which writeback runs although it is switched off.
+const URGENT: u64 = 90;
+const NEARLY_FULL: u64 = 3;
 /// The largest window, in bytes.
 const WINDOW_MAX: u64 = 256 << 20;
 
 /// How writeback behaves.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Percent of the log that may fill before writeback runs beside foreground work.
     pub threshold_percent: u64,
     /// Bytes of a window while the log is nearly empty; it grows to four times this as it fills.
     pub window: u64,
+    /// Writeback runs by itself; else only when somebody drains, or the log is nearly full.
+    pub enabled: bool,
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { threshold_percent: 50, window: 64 << 20 }
+        Self { threshold_percent: 50, window: 64 << 20, enabled: true }
     }
 }
 
@@ -49,6 +54,7 @@ impl Default for Policy {
 pub struct Tending {
     logged: Arc<Logged>,
     draining: Arc<AtomicBool>,
+    policy: Arc<Mutex<Policy>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -66,12 +72,14 @@ impl Tending {
         let mut tending = Self {
             logged: Arc::clone(logged),
             draining: Arc::new(AtomicBool::new(false)),
+            policy: Arc::new(Mutex::new(policy)),
             threads: Vec::new(),
         };
         let own = Arc::clone(logged);
         tending.spawn("ztier-log", move || commit(&own, ring))?;
         let (logged, draining) = (Arc::clone(logged), Arc::clone(&tending.draining));
-        tending.spawn("ztier-writeback", move || write_back(&logged, &draining, policy))?;
+        let policy = Arc::clone(&tending.policy);
+        tending.spawn("ztier-writeback", move || write_back(&logged, &draining, &policy))?;
         Ok(tending)
     }
 
@@ -87,15 +95,31 @@ impl Tending {
         self.draining.store(on, Ordering::Release);
     }
 
+    /// How writeback shall behave from now on.
+    pub fn set_policy(&self, policy: Policy) {
+        *self.policy.lock() = policy;
+    }
+
     /// Makes everything durable, says on the log's drive that it was closed in order, and ends the
     /// threads. Nothing may be asked of the volume any more.
     ///
     /// # Errors
     /// The log has failed; it is then as after a cut of power.
     pub fn close(mut self) -> std::result::Result<(), Fault> {
+        // If the log has failed, this waits until all is in the backing store.
+        let _ = self.logged.flush();
         self.logged.stop_threads();
         self.join();
-        self.logged.flush()?;
+        if self.logged.core().is_through() {
+            return self.logged.flush();
+        }
+        let ticket = self.logged.core().flush();
+        self.logged.settle(|core| match core.progress(ticket) {
+            Progress::Done => Some(Ok(())),
+            Progress::Pending if !core.is_failed() => None,
+            // There is nobody left who could save what it holds.
+            Progress::Pending | Progress::Failed => Some(Err(Fault::Failed)),
+        })?;
         let end = |done: bool, failed: bool| match (done, failed) {
             (true, _) => Some(Ok(())),
             (false, true) => Some(Err(Fault::Failed)),
@@ -127,6 +151,7 @@ fn commit(logged: &Logged, mut ring: Ring) {
         {
             let mut core = logged.core();
             core.tick(logged.now_ms());
+            core.wall(crate::stats::time::now());
             while let Some(Command { id, at, op, .. }) = core.next_command() {
                 let action = MutexGuard::unlocked(&mut core, || match op {
                     Op::Read(len) => ring::Op::Read(Buffer::new(len)),
@@ -156,16 +181,22 @@ fn commit(logged: &Logged, mut ring: Ring) {
     }
 }
 
-fn write_back(logged: &Logged, draining: &AtomicBool, policy: Policy) {
+fn write_back(logged: &Logged, draining: &AtomicBool, policy: &Mutex<Policy>) {
     while !logged.is_stopping() {
+        let policy = *policy.lock();
         let hurry = draining.load(Ordering::Acquire);
         if hurry && finish(logged) {
             draining.store(false, Ordering::Release);
         }
         let (used, segments) = logged.core().fullness();
         let percent = used * 100 / segments.max(1);
-        let idle = logged.idle() >= IDLE;
-        if !hurry && !idle && percent < policy.threshold_percent {
+        let rescuing = logged.core().is_rescuing();
+        let due = match policy.enabled {
+            true => logged.idle() >= IDLE || percent >= policy.threshold_percent,
+            // Who writes must not wait for ever.
+            false => percent >= URGENT || used + NEARLY_FULL >= segments,
+        };
+        if !hurry && !rescuing && !due {
             std::thread::sleep(TICK);
             continue;
         }
@@ -179,10 +210,12 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: Policy) {
             let full = used * 100 >= segments * PRESSED_PERCENT;
             full || draining.load(Ordering::Acquire) || logged.is_stopping()
         };
+        logged.note_backing();
         let ended = carry(logged, Writeback::new(plan).watching(logged.samples()), &pressed);
-        let failed = matches!(ended, Ended::Badly);
+        let failed = matches!(ended, Ended::Badly { .. });
         logged.core().end_window(ended);
         logged.settle(|core| (core.is_between_windows() || logged.is_stopping()).then_some(()));
+        logged.note_backing();
         if failed {
             std::thread::sleep(PAUSE);
         }
@@ -208,12 +241,12 @@ fn carry(logged: &Logged, writeback: Writeback, pressed: &Pressed<'_>) -> Ended 
     let held = writeback.lock().is_held();
     if held {
         if logged.forget(|blocks| writeback.lock().changes(blocks)).is_err() {
-            return Ended::Badly;
+            return Ended::Badly { unread: false };
         }
         writeback.lock().proceed();
         move_blocks(logged, &writeback, pressed);
     }
-    writeback.into_inner().ended().unwrap_or(Ended::Badly)
+    writeback.into_inner().ended().unwrap_or(Ended::Badly { unread: false })
 }
 
 /// Carries out commands by several threads, until there are no more or it is held.

@@ -5,9 +5,10 @@
 //! was made for, in the state in which it was left.
 
 use super::logged::{LogOptions, LogVolume};
+use super::record::{Book, Record, state};
 use crate::BLOCK_SIZE;
 use crate::durable::format::Superblock;
-use crate::durable::{self, OpenError, Report};
+use crate::durable::{self, Inspection, OpenError, Report};
 use crate::error::{Context, Error, Result};
 use crate::media::{Access, Drive, FileDrive, Identity, Match, Ring, Signature, StableId};
 use std::path::{Path, PathBuf};
@@ -31,6 +32,10 @@ pub struct Pair {
     pub moved: bool,
     /// A log with data may be overwritten, too.
     pub force: bool,
+    /// Go on without what the backing store's log holds, if that cannot be used: it is made anew.
+    pub abandon: bool,
+    /// Where this machine keeps what it knows of backing stores.
+    pub state: PathBuf,
 }
 
 /// Drives that are ours, and what is on them.
@@ -38,6 +43,16 @@ struct Claimed {
     log: FileDrive,
     backing: FileDrive,
     identity: Identity,
+    book: Book,
+    record: Option<Record>,
+}
+
+/// A volume that came up.
+pub struct Opened {
+    /// The volume.
+    pub volume: Arc<LogVolume>,
+    /// What somebody should know who has given a log up.
+    pub abandoned: Option<String>,
 }
 
 impl Pair {
@@ -51,9 +66,26 @@ impl Pair {
             return Err(Error::usage(text).mend("give two drives"));
         }
         let backing = FileDrive::open(&self.backing, Access::Exclusive)?;
-        let log = FileDrive::open(&self.log, Access::Exclusive)?;
+        let book = Book::of(&self.state, &backing);
+        let record = book.load()?;
+        let log = FileDrive::open(&self.log, Access::Exclusive).map_err(|e| match &record {
+            Some(record) if record.dirty && std::fs::File::open(&self.log).is_err() => {
+                self.lacks(record, &e.to_string())
+            }
+            _ => e,
+        })?;
         let identity = identify(&backing)?;
-        Ok(Claimed { log, backing, identity })
+        Ok(Claimed { log, backing, identity, book, record })
+    }
+
+    /// The log that holds what the backing store lacks is not there.
+    fn lacks(&self, record: &Record, why: &str) -> Error {
+        let (backing, log) = (self.backing.display(), record.log.display());
+        Error::failure(format!("{backing} lacks what its log on {log} holds: {why}")).mend(format!(
+            "bring that log back; or go on without what it holds by --abandon-log, with another \
+             --log if it is gone ({})",
+            record.state()
+        ))
     }
 
     /// Size of the volume in bytes: that of the backing store.
@@ -71,12 +103,25 @@ impl Pair {
     pub fn format(&self) -> Result<()> {
         let claimed = self.claim()?;
         self.may_overwrite(&claimed.log)?;
-        self.make(&claimed)
+        if let Some(record) = claimed.record.as_ref().filter(|r| r.dirty && !self.force) {
+            let (backing, log) = (self.backing.display(), record.log.display());
+            let text = format!("{backing} lacks what its log on {log} may hold");
+            return Err(Error::failure(text).mend(
+                "bring it over with `ztier up` and `ztier down --drain`, or give it up with --force",
+            ));
+        }
+        let uuid = self.make(&claimed)?;
+        match &claimed.record {
+            Some(old) => {
+                claimed.book.settle(&Record { uuid, log: self.log.clone(), ..old.clone() })
+            }
+            None => Ok(()),
+        }
     }
 
     fn may_overwrite(&self, log: &FileDrive) -> Result<()> {
         match durable::inspect(log, true, false) {
-            Ok(found) if found.report.entries > 0 && !self.force => {
+            Ok(found) if holds_data(&found) && !self.force => {
                 return Err(Error::failure(format!(
                     "{} is a log that holds data of its volume",
                     self.log.display()
@@ -97,40 +142,151 @@ impl Pair {
         }
     }
 
-    fn make(&self, claimed: &Claimed) -> Result<()> {
+    fn make(&self, claimed: &Claimed) -> Result<[u8; 16]> {
         let blocks = claimed.backing.size() / BLOCK_SIZE as u64;
         let uuid = random()?;
         durable::format(&claimed.log, uuid, claimed.identity.encode(), blocks, self.segment)
-            .map_err(|e| cannot_use(&self.log, &e))
+            .map_err(|e| cannot_use(&self.log, &e))?;
+        Ok(uuid)
     }
 
     /// Opens the log, making it first if there is none, and starts the volume.
     ///
     /// # Errors
     /// One line: what does not fit, on what, and what to do.
-    pub fn open(&self, options: LogOptions) -> Result<Arc<LogVolume>> {
+    pub fn open(&self, options: LogOptions) -> Result<Opened> {
         let claimed = self.claim()?;
-        let look = || durable::inspect(&claimed.log, options.accept_loss, false);
-        let found = match look() {
-            Err(OpenError::NoLog) => {
-                self.may_overwrite(&claimed.log)?;
-                self.make(&claimed)?;
-                look()
-            }
-            found => found,
-        };
-        let mut found = found.map_err(|e| cannot_use(&self.log, &e))?;
-        self.check(&claimed, &found.superblock, &found.report)?;
-        let Claimed { log, backing, identity } = claimed;
+        let (mut found, abandoned) = self.settle(&claimed, options.accept_loss)?;
+        let gave_up = abandoned.is_some() || claimed.record.as_ref().is_some_and(|r| r.gave_up);
+        let Claimed { log, backing, identity, book, .. } = claimed;
         found.superblock.identity = identity.encode();
+        let record = Record {
+            backing: absolute(&self.backing),
+            log: absolute(&self.log),
+            uuid: found.superblock.uuid,
+            gave_up,
+            ..Record::default()
+        };
         let (log, id) = (Arc::new(log), StableId::of(&backing));
         let ring = Ring::new(Arc::clone(&log), DEPTH)?;
         let epoch = u64::from_le_bytes(random()?);
         let opened = LogVolume::open_found(found, log, Arc::new(backing), options, epoch)
             .map_err(|e| cannot_use(&self.log, &e))?;
         opened.watch(identity, id);
+        opened.keep(book, record)?;
         opened.start(Some(ring))?;
-        Ok(opened)
+        Ok(Opened { volume: opened, abandoned })
+    }
+
+    /// Finds the log to open; makes it if there is none, or if the one that is there is given up.
+    /// Then also says what that means.
+    fn settle(&self, claimed: &Claimed, accept_loss: bool) -> Result<(Inspection, Option<String>)> {
+        let look = || durable::inspect(&claimed.log, accept_loss, false);
+        let made = || {
+            self.make(claimed)?;
+            look().map_err(|e| cannot_use(&self.log, &e))
+        };
+        let record = claimed.record.as_ref();
+        let lacking = record.filter(|r| r.dirty);
+        let found = match look() {
+            Err(OpenError::NoLog) => None,
+            found => Some(found),
+        };
+        let usable = match &found {
+            None => match lacking {
+                Some(record) => {
+                    Err(self.lacks(record, "there is no log on the drive that was given"))
+                }
+                None => Ok(()),
+            },
+            Some(Err(e)) => Err(self.unusable(e, lacking)),
+            Some(Ok(found)) => {
+                self.check(claimed, &found.superblock, &found.report).and_then(|()| {
+                    let other = record.filter(|r| r.uuid != found.superblock.uuid);
+                    match other {
+                        Some(record) if record.dirty => {
+                            Err(self.lacks(record, "another log was given"))
+                        }
+                        Some(record) if holds_data(found) => Err(self.stale(record)),
+                        _ => Ok(()),
+                    }
+                })
+            }
+        };
+        match (usable, self.abandon) {
+            (Ok(()), true) => {
+                let text = match found {
+                    Some(_) => format!("the log on {} can be used", self.log.display()),
+                    None => format!("{} lacks nothing that a log holds", self.backing.display()),
+                };
+                Err(Error::usage(text).mend("leave out --abandon-log"))
+            }
+            (Ok(()), false) => match found {
+                Some(Ok(found)) => Ok((found, None)),
+                _ => {
+                    self.may_overwrite(&claimed.log)?;
+                    Ok((made()?, None))
+                }
+            },
+            (Err(e), false) => Err(e),
+            (Err(e), true) => {
+                let own = match &found {
+                    None => {
+                        self.may_overwrite(&claimed.log)?;
+                        None
+                    }
+                    Some(Ok(found)) if self.is_foreign(claimed, &found.superblock) => {
+                        return Err(e);
+                    }
+                    Some(Ok(found)) => Some(found.superblock.clone()),
+                    Some(Err(OpenError::Version(_))) => return Err(e),
+                    Some(Err(_)) => durable::read_superblock(&claimed.log).ok().map(|(sb, ..)| sb),
+                };
+                let said = self.abandoned(lacking, own.as_ref());
+                Ok((made()?, Some(said)))
+            }
+        }
+    }
+
+    /// A log that cannot be opened; the way on without it.
+    fn unusable(&self, e: &OpenError, lacking: Option<&Record>) -> Error {
+        let error = cannot_use(&self.log, e);
+        let state = lacking.map(|record| format!(" ({})", record.state())).unwrap_or_default();
+        Error::failure(error.to_string())
+            .mend(format!("or go on without what it holds by --abandon-log{state}"))
+    }
+
+    /// A log with data that this backing store has gone on without.
+    fn stale(&self, record: &Record) -> Error {
+        let (log, backing) = (self.log.display(), self.backing.display());
+        Error::failure(format!(
+            "{log} holds data that {backing} has gone on without (its log is that on {})",
+            record.log.display()
+        ))
+        .mend("give that log, or make this one anew with `ztier log format --force`")
+    }
+
+    /// Whether a log has data of another backing store than this.
+    fn is_foreign(&self, claimed: &Claimed, sb: &Superblock) -> bool {
+        let stored = Identity::decode(&sb.identity);
+        let compared = stored.map(|stored| stored.compare(&claimed.identity));
+        !matches!(compared, Some(Match::Same | Match::Changed { .. }))
+    }
+
+    /// What the backing store is without the log that is given up.
+    fn abandoned(&self, lacking: Option<&Record>, own: Option<&Superblock>) -> String {
+        let state = match (lacking, own) {
+            (Some(record), _) => record.state(),
+            (None, Some(sb)) if sb.open => state(sb.past_s, sb.mixture_s.max(sb.past_s).max(1)),
+            (None, Some(sb)) => state(sb.past_s, sb.mixture_s),
+            (None, None) => state(0, 0),
+        };
+        let log = lacking.map_or(&self.log, |record| &record.log);
+        format!(
+            "{} goes on without what its log on {} held: {state}",
+            self.backing.display(),
+            log.display()
+        )
     }
 
     fn check(&self, claimed: &Claimed, sb: &Superblock, report: &Report) -> Result<()> {
@@ -142,7 +298,8 @@ impl Pair {
         let dirty = report.entries > 0;
         let refuse = |text: String| {
             let mend = if dirty {
-                "give the backing store of that log; `ztier log check` says what it holds"
+                "give the backing store of that log; `ztier log check` says what it holds, and \
+                 --abandon-log gives it up if it is its own"
             } else {
                 "the log is empty: make it anew with `ztier log format`"
             };
@@ -167,6 +324,14 @@ impl Pair {
             Match::Same | Match::Moved | Match::Changed { .. } => Ok(()),
         }
     }
+}
+
+fn holds_data(found: &Inspection) -> bool {
+    found.report.entries > 0 || !found.superblock.lost.is_empty()
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
 /// The identity of a drive, as it is now.

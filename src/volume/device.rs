@@ -5,6 +5,7 @@
 
 use crate::error::Result as Outcome;
 use crate::stats::Stats;
+use crate::tiers::Policy;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -127,6 +128,15 @@ pub trait Device: Send + Sync + 'static {
     fn extents(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>, IoError>;
 }
 
+/// How a log works, as far as that can be changed while it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tuning {
+    /// When and how much is written back.
+    pub policy: Policy,
+    /// Milliseconds without a change after which what is there is made durable.
+    pub commit_interval_ms: u64,
+}
+
 /// A device that a daemon runs.
 pub trait Serving: Device {
     /// All counters, now.
@@ -143,6 +153,12 @@ pub trait Serving: Device {
     /// # Errors
     /// A limit that cannot be; then nothing changes.
     fn set_ram_limit(&self, bytes: u64) -> Outcome<()>;
+
+    /// Changes how a log works.
+    ///
+    /// # Errors
+    /// There is no log.
+    fn tune(&self, tuning: &Tuning) -> Outcome<()>;
 
     /// Begins to bring everything to the backing store, or stops hurrying to.
     ///

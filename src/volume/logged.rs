@@ -5,17 +5,19 @@
 //! contract allows.
 
 use super::counters::{Counters, Kind, Outcome, Totals};
+use super::record::{Book, Record};
 use super::split::{Piece, pieces};
-use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
+use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 use crate::BLOCK_SIZE;
 use crate::durable::{self, Inspection, OpenError};
 use crate::error::{Context, Error, Result};
 use crate::media::{Drive, Identity, Ring, StableId};
-use crate::stats::Stats;
+use crate::stats::{LogStats, Stats};
 use crate::store::codec::Algorithm;
 use crate::tiers::{Fault, LogHand, Logged, Policy, Tending};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -44,6 +46,10 @@ pub struct LogVolume {
     tending: Mutex<Option<Tending>>,
     counters: Mutex<(Vec<Arc<Counters>>, Totals)>,
     report: durable::Report,
+    /// Parts of requests that read and wrote less than a block.
+    partial: [AtomicU64; 2],
+    /// What this machine knows of the backing store, and where it keeps that.
+    record: Mutex<Option<(Book, Record)>>,
 }
 
 impl LogVolume {
@@ -84,6 +90,8 @@ impl LogVolume {
             tending: Mutex::new(None),
             counters: Mutex::default(),
             report,
+            partial: Default::default(),
+            record: Mutex::new(None),
         }))
     }
 
@@ -100,6 +108,25 @@ impl LogVolume {
     /// Says what the superblock has of the backing store's identity: from now on it is kept true.
     pub(super) fn watch(&self, identity: Identity, id: StableId) {
         self.logged.watch(identity, id);
+    }
+
+    /// Keeps this machine's record of the backing store true from now on.
+    pub(super) fn keep(&self, book: Book, record: Record) -> Result<()> {
+        let stats = self.logged.core().stats();
+        let first = record.after(&stats);
+        book.save(&first)?;
+        let last = Mutex::new(first.clone());
+        let listener = book.clone();
+        self.logged.listen(Box::new(move |stats| {
+            let mut last = last.lock();
+            let now = last.after(stats);
+            // A record that cannot be written says less than is true, as after a crash.
+            if now != *last && listener.save(&now).is_ok() {
+                *last = now;
+            }
+        }));
+        *self.record.lock() = Some((book, first));
+        Ok(())
     }
 
     /// What opening found.
@@ -121,7 +148,14 @@ impl LogVolume {
     /// The log has failed.
     pub fn close(&self) -> std::result::Result<(), Fault> {
         let tending = self.tending.lock().take();
-        tending.map_or(Ok(()), Tending::close)
+        let closed = tending.map_or(Ok(()), Tending::close);
+        if let Some((book, record)) = self.record.lock().take() {
+            let stats = self.logged.core().stats();
+            let now = record.after(&stats);
+            // What stays is no less safe: it says that the log may hold something.
+            let _ = if stats.clean { book.settle(&now) } else { book.save(&now) };
+        }
+        closed
     }
 
     /// All counters, now. What only a store in memory has is 0.
@@ -134,6 +168,16 @@ impl LogVolume {
             }
             totals
         };
+        let (log, lost) = {
+            let core = self.logged.core();
+            (core.stats(), core.lost())
+        };
+        let log = LogStats {
+            reads_partial: self.partial[0].load(Ordering::Relaxed),
+            writes_partial: self.partial[1].load(Ordering::Relaxed),
+            written_back_bytes: self.logged.written_back_bytes(),
+            ..log
+        };
         Stats {
             disk_size_bytes: self.blocks * BLOCK,
             read: totals.requests(Kind::Read),
@@ -143,7 +187,8 @@ impl LogVolume {
             write_zeroes: totals.requests(Kind::WriteZeroes),
             invalid_io: totals.invalid,
             corrupt_records: self.logged.damaged_reads(),
-            log: Some(self.logged.core().stats()),
+            log: Some(log),
+            log_lost_blocks: lost,
             ..Stats::default()
         }
     }
@@ -193,6 +238,14 @@ impl Device for LogVolume {
 impl Serving for LogVolume {
     fn drain(&self, on: bool) -> Result<()> {
         self.drain(on);
+        Ok(())
+    }
+
+    fn tune(&self, tuning: &Tuning) -> Result<()> {
+        self.logged.core().set_idle_ms(tuning.commit_interval_ms);
+        if let Some(tending) = &*self.tending.lock() {
+            tending.set_policy(tuning.policy);
+        }
         Ok(())
     }
 
@@ -288,6 +341,7 @@ impl LogChannel {
                     logged.read(&mut self.hand, first, blocks)?;
                 }
                 Piece::Part { block, from, len } => {
+                    self.volume.partial[0].fetch_add(1, Ordering::Relaxed);
                     let mut whole = [0; BLOCK_SIZE];
                     logged.read(&mut self.hand, block, std::slice::from_mut(&mut whole))?;
                     now.copy_from_slice(&whole[from..from + len]);
@@ -308,6 +362,7 @@ impl LogChannel {
                     logged.write(&mut self.hand, first, blocks)?;
                 }
                 Piece::Part { block, from, len } => {
+                    self.volume.partial[1].fetch_add(1, Ordering::Relaxed);
                     let change =
                         |b: &mut [u8; BLOCK_SIZE]| b[from..from + len].copy_from_slice(now);
                     logged.modify(&mut self.hand, block, change)?;

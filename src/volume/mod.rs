@@ -10,13 +10,14 @@ mod crew;
 mod device;
 mod hand;
 mod logged;
+mod record;
 mod split;
 mod tender;
 
 pub use crate::store::codec::Algorithm;
 pub use crate::tiers::Policy;
-pub use attach::{Pair, cannot_use};
-pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
+pub use attach::{Opened, Pair, cannot_use};
+pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 pub use logged::{LogOptions, LogVolume};
 
 use crate::BLOCK_SIZE;
@@ -246,6 +247,7 @@ impl Volume {
             no_space: self.ram.refusals(),
             corrupt_records: at_least_0(counts.corrupt),
             log: None,
+            log_lost_blocks: Vec::new(),
         }
     }
 
@@ -365,6 +367,10 @@ impl Serving for Volume {
 
     fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         self.set_ram_limit(bytes)
+    }
+
+    fn tune(&self, _: &Tuning) -> Result<()> {
+        Err(Error::usage("this volume has no log to set anything of"))
     }
 
     fn drain(&self, _on: bool) -> Result<()> {

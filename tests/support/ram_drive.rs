@@ -11,6 +11,8 @@ pub struct RamDrive {
     size: u64,
     /// Writes and flushes fail.
     pub broken: AtomicBool,
+    /// Writes from this byte on fail.
+    pub worn_from: AtomicU64,
     /// Flushes so far.
     pub flushes: AtomicU64,
     /// Milliseconds that a flush takes.
@@ -29,6 +31,7 @@ impl RamDrive {
             bytes: Mutex::new(vec![0; size as usize]),
             size,
             broken: AtomicBool::new(false),
+            worn_from: AtomicU64::new(u64::MAX),
             flushes: AtomicU64::new(0),
             flush_ms: AtomicU64::new(0),
             write_ms: AtomicU64::new(0),
@@ -50,7 +53,8 @@ impl RamDrive {
     fn check(&self, action: Action, at: u64, len: u64) -> Result<(), DriveError> {
         assert!(at.is_multiple_of(4096) && len.is_multiple_of(4096), "{action} {len} at {at}");
         assert!(at + len <= self.size, "{action} {len} at {at}");
-        if self.broken.load(Ordering::SeqCst) && action != Action::Read {
+        let worn = at + len > self.worn_from.load(Ordering::SeqCst);
+        if (self.broken.load(Ordering::SeqCst) || worn) && action != Action::Read {
             return Err(DriveError { action, at, len, errno: 5 });
         }
         Ok(())

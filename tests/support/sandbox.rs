@@ -67,6 +67,10 @@ impl Sandbox {
         self.dir.path().join("etc")
     }
 
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir.path().join("var")
+    }
+
     /// Names of all files in the run directory.
     pub fn files(&self) -> Vec<String> {
         let entries = fs::read_dir(self.run_dir()).into_iter().flatten().flatten();
@@ -82,6 +86,7 @@ impl Sandbox {
             .args(args)
             .env("ZTIER_RUN_DIR", self.run_dir())
             .env("ZTIER_CONFIG_DIR", self.config_dir())
+            .env("ZTIER_STATE_DIR", self.state_dir())
             .env_remove("NOTIFY_SOCKET")
             .stdin(Stdio::null());
         command

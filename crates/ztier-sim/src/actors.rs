@@ -5,7 +5,9 @@
 
 use crate::content::{Flavour, Value};
 use crate::drive::Request;
+use crate::fault::Kind as Fault;
 use crate::image::PAGE;
+use crate::oracle::{self, Seen};
 use crate::program::{Order, Side, Slow};
 use crate::rng::mix;
 use crate::trouble::{Kind, Trouble};
@@ -21,6 +23,20 @@ const TROUBLED_MAX: u32 = 1000;
 const IDLE_MAX: u32 = 20;
 /// Windows until everything is in the backing store, at most.
 const DRAIN_MAX: u32 = 20;
+
+/// Windows of a rescue that are begun at most, in case a drive keeps failing.
+const RESCUES_MAX: u32 = 100;
+
+/// What became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    /// The log has it.
+    Yes,
+    /// Faults explain that it has not.
+    No,
+    /// The log has failed: it goes to the backing store.
+    Through,
+}
 
 /// How waiting went on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +54,11 @@ impl World<'_> {
         let mut page = std::mem::replace(&mut self.page, Box::new([0; PAGE]));
         value.fill(block, &mut page);
         let result = self.submit(|world| world.volume.write(block, &page));
+        let at = u64::from(block) * PAGE as u64;
+        let result = result.and_then(|taken| match taken {
+            Taken::Through => self.write_through(block, 1, Request::write(at, &page[..])),
+            other => Ok(other == Taken::Yes),
+        });
         self.page = page;
         if result? {
             self.record(block, value);
@@ -47,12 +68,46 @@ impl World<'_> {
 
     /// The discarder appends a range, and waits for room if need be.
     pub(crate) fn discard(&mut self, block: u32, count: u32) -> Result<(), Trouble> {
-        if self.submit(|world| world.volume.discard(block, count))? {
+        let taken = match self.submit(|world| world.volume.discard(block, count))? {
+            Taken::Through => {
+                let (at, len) = (u64::from(block), u64::from(count));
+                let zero = Request::zero(at * PAGE as u64, len * PAGE as u64);
+                self.write_through(block, count, zero)?
+            }
+            other => other == Taken::Yes,
+        };
+        if taken {
             for block in block..block + count {
                 self.record(block, Value::Zero);
             }
         }
         Ok(())
+    }
+
+    /// Changes the backing store itself, at once; whether it did. A lost block stays so.
+    fn write_through(&mut self, block: u32, count: u32, request: Request) -> Result<bool, Trouble> {
+        if let Some(lost) = self.volume.core.first_lost(block.into(), count.into()) {
+            let written = self.history.written_at(lost as u32);
+            return self.lost(lost as u32, written).map(|()| false);
+        }
+        self.say(|| format!("through: {request}"));
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.backing.begin(ticket, request);
+        match self.backing.finish(ticket) {
+            Ok(_) => Ok(true),
+            Err(why) => Err(Trouble::new(Kind::Failed, format!("through: {why}"))),
+        }
+    }
+
+    /// Flushes the backing store, as a flush does when the log has failed.
+    fn flush_through(&mut self) {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.backing.begin(ticket, Request::Flush);
+        if self.backing.finish(ticket).is_ok() {
+            self.history.acknowledge(self.history.submitted());
+        }
     }
 
     fn record(&mut self, block: u32, value: Value) {
@@ -67,21 +122,24 @@ impl World<'_> {
     fn submit(
         &mut self,
         mut attempt: impl FnMut(&mut Self) -> Result<(), Refused>,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<Taken, Trouble> {
         let mut idle = 0;
         for waited in 0..WAIT_MAX {
             match attempt(self) {
-                Ok(()) => return Ok(true),
-                Err(Refused::Failed) if self.is_troubled() => return Ok(false),
+                Ok(()) => return Ok(Taken::Yes),
+                Err(Refused::Through) => return Ok(Taken::Through),
+                Err(Refused::Failed) if self.is_troubled() => return Ok(Taken::No),
                 Err(Refused::Failed) => {
                     return Err(Trouble::new(Kind::Failed, "the log has failed"));
                 }
                 Err(Refused::Full) => {}
             }
             self.say(|| "full".into());
-            self.begin_window(self.setup.window);
+            if !self.volume.core.is_failed() {
+                self.begin_window(self.setup.window);
+            }
             if waited >= self.setup.patience || self.is_stuck {
-                return Ok(false);
+                return Ok(Taken::No);
             }
             if waited > TROUBLED_MAX && self.is_troubled() {
                 break;
@@ -92,7 +150,7 @@ impl World<'_> {
             }
             if idle > IDLE_MAX {
                 if self.is_troubled() {
-                    return Ok(false);
+                    return Ok(Taken::No);
                 }
                 return Err(Trouble::new(Kind::Hang, "the log stays full"));
             }
@@ -101,13 +159,16 @@ impl World<'_> {
         // rewrite, tries again and again; so does a window that a broken drive does not let read.
         self.is_stuck = self.lies || self.is_troubled();
         if self.is_stuck {
-            return Ok(false);
+            return Ok(Taken::No);
         }
         Err(Trouble::new(Kind::Hang, "the log stays full, busily"))
     }
 
     /// The flusher asks for a flush.
     pub(crate) fn flush(&mut self) -> Ticket {
+        if self.volume.core.is_through() {
+            self.flush_through();
+        }
         let ticket = self.volume.core.flush();
         self.say(|| format!("{ticket:?} covers {}", self.history.submitted()));
         self.flushes.push((ticket, self.history.submitted()));
@@ -119,7 +180,46 @@ impl World<'_> {
         let ticket = self.flush();
         self.wait("a flush", |world| world.volume.core.progress(ticket) != Progress::Pending)?;
         self.is_secured = self.volume.core.progress(ticket) == Progress::Done;
-        Ok(())
+        self.check_rescued()
+    }
+
+    /// What a log that has failed and could be read has made durable is in the backing store.
+    fn check_rescued(&mut self) -> Result<(), Trouble> {
+        let core = &self.volume.core;
+        let kinds = [Fault::Forever, Fault::ReadOnly, Fault::Worn];
+        let read = !self.lies && !self.is_unreadable();
+        if !core.is_failed() || core.is_rescuing() || !read || self.is_faulty(Side::Backing, &kinds)
+        {
+            return Ok(());
+        }
+        if core.is_through() {
+            let expected = image_of(self.history.now());
+            return match self.backing.current().difference(&expected) {
+                None => Ok(()),
+                Some(block) => {
+                    let text = format!("rescued: {block} is not {:?}", self.history.now()[block]);
+                    Err(Trouble::new(Kind::Backing, text))
+                }
+            };
+        }
+        let durable = self.backing.durable();
+        let value = |block| match Value::recognise(block, durable.page(block as usize)) {
+            Some(value) => Seen::Value(value),
+            None => Seen::Foreign,
+        };
+        let seen: Vec<Seen> = (0..self.setup.blocks).map(value).collect();
+        let found = oracle::prefix(&self.history, &seen);
+        found.map(drop).map_err(|why| Trouble::new(Kind::Backing, format!("rescued: {why}")))
+    }
+
+    /// Whether a fault of one of these kinds was planned for a drive.
+    fn is_faulty(&self, side: Side, kinds: &[Fault]) -> bool {
+        self.faults.iter().any(|(at, fault)| *at == side && kinds.contains(&fault.kind))
+    }
+
+    /// Whether the log cannot be read, or could not.
+    fn is_unreadable(&self) -> bool {
+        self.is_faulty(Side::Log, &[Fault::Forever]) && self.log.counts().1 > 0
     }
 
     /// Works until something is so; whether it became so. Only faults explain that it does not.
@@ -150,6 +250,9 @@ impl World<'_> {
 
     /// Lets the media do something; if they have nothing to do, readers end and time passes.
     fn work(&mut self) -> Result<Progressed, Trouble> {
+        if self.volume.core.is_rescuing() && self.rescues < RESCUES_MAX {
+            self.begin_window(self.setup.window);
+        }
         let before = self.flying.len();
         self.take(self.setup.depth);
         if self.flying.len() > before {
@@ -230,6 +333,7 @@ impl World<'_> {
     /// Writeback begins with the oldest segments, if it is not at work.
     pub(crate) fn begin_window(&mut self, bytes: u64) {
         if self.volume.begin_window(bytes) {
+            self.rescues += u32::from(self.volume.core.is_failed());
             self.say(|| "a window begins".into());
         }
     }
@@ -428,7 +532,7 @@ impl World<'_> {
     /// none explains it of what was written later.
     pub(crate) fn lost(&mut self, block: u32, written: u64) -> Result<(), Trouble> {
         self.stats.lost += 1;
-        if self.lies && written <= self.lied_at {
+        if (self.lies || self.is_unreadable()) && written <= self.lied_at {
             return Ok(());
         }
         Err(Trouble::new(Kind::Lost, format!("block {block}, and nothing explains it")))
@@ -437,7 +541,7 @@ impl World<'_> {
     /// The writer appends a payload that does not decode.
     pub(crate) fn miscompress(&mut self, block: u32) -> Result<(), Trouble> {
         self.lies = true;
-        if self.submit(|world| world.volume.write_undecodable(block))? {
+        if self.submit(|world| world.volume.write_undecodable(block))? == Taken::Yes {
             let value = self.history.draw(block, Flavour::Word);
             self.record(block, value);
             self.lied_at = self.history.submitted();

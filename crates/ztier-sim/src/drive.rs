@@ -366,7 +366,7 @@ impl State {
             }
             return Err(error);
         }
-        let effect = self.faults.next(request.action());
+        let effect = self.faults.next(request.action(), request.error(0).at);
         let result = match effect {
             Effect::Fails(errno) | Effect::Done(errno) | Effect::Half(errno) => {
                 Err(request.error(errno))

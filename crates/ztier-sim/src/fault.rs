@@ -5,6 +5,7 @@
 //! and may have stored something; lies report success.
 
 use std::fmt;
+use ztier::durable::format::DATA_MIN;
 use ztier::media::Action;
 
 /// Input/output error.
@@ -23,6 +24,8 @@ pub enum Kind {
     Forever,
     /// It and every later write, zeroing and flush fails; reads work.
     ReadOnly,
+    /// It and every later write and zeroing fails that is beyond the superblocks of a log.
+    Worn,
     /// The operation is carried out, and an error is reported.
     Applied,
     /// No space is left, this once. A read fails with EIO.
@@ -39,8 +42,15 @@ pub enum Kind {
 
 impl Kind {
     /// Those that report an error.
-    pub const HONEST: [Self; 6] =
-        [Self::Once, Self::Forever, Self::ReadOnly, Self::Applied, Self::NoSpace, Self::Short];
+    pub const HONEST: [Self; 7] = [
+        Self::Once,
+        Self::Forever,
+        Self::ReadOnly,
+        Self::Worn,
+        Self::Applied,
+        Self::NoSpace,
+        Self::Short,
+    ];
 
     /// The name in replay lines.
     pub const fn name(self) -> &'static str {
@@ -48,6 +58,7 @@ impl Kind {
             Self::Once => "once",
             Self::Forever => "forever",
             Self::ReadOnly => "readonly",
+            Self::Worn => "worn",
             Self::Applied => "applied",
             Self::NoSpace => "nospace",
             Self::Short => "short",
@@ -70,7 +81,7 @@ impl Kind {
 
     /// Whether it is repaired by waiting: later operations work.
     pub const fn passes(self) -> bool {
-        !matches!(self, Self::Forever | Self::ReadOnly)
+        !matches!(self, Self::Forever | Self::ReadOnly | Self::Worn)
     }
 }
 
@@ -139,13 +150,17 @@ impl Faults {
         self.fired
     }
 
-    /// Counts an operation, and says what becomes of it.
-    pub fn next(&mut self, action: Action) -> Effect {
+    /// Counts an operation at a place, and says what becomes of it.
+    pub fn next(&mut self, action: Action, at: u64) -> Effect {
         let index = self.count;
         self.count += 1;
         let hit = self.planned.iter().position(|fault| match fault.kind {
             Kind::Forever => index >= fault.nth,
             Kind::ReadOnly => index >= fault.nth && action != Action::Read,
+            Kind::Worn => {
+                let stores = matches!(action, Action::Write | Action::Zero);
+                index >= fault.nth && stores && at >= DATA_MIN
+            }
             Kind::Lost | Kind::Misdirected => index >= fault.nth && action == Action::Write,
             Kind::FlippedRead => index >= fault.nth && action == Action::Read,
             _ => index == fault.nth,
@@ -159,7 +174,7 @@ impl Faults {
         }
         self.fired += 1;
         match kind {
-            Kind::Once | Kind::Forever | Kind::ReadOnly => Effect::Fails(EIO),
+            Kind::Once | Kind::Forever | Kind::ReadOnly | Kind::Worn => Effect::Fails(EIO),
             Kind::Applied => Effect::Done(EIO),
             Kind::NoSpace if action == Action::Read => Effect::Fails(EIO),
             Kind::NoSpace => Effect::Fails(ENOSPC),
@@ -182,17 +197,21 @@ mod tests {
         faults.plan(Fault { nth: 2, kind: Kind::Lost });
         let effects: Vec<_> = [Action::Write, Action::Read, Action::Flush, Action::Write]
             .into_iter()
-            .map(|action| faults.next(action))
+            .map(|action| faults.next(action, 0))
             .collect();
         assert_eq!(effects, [Effect::None, Effect::Fails(EIO), Effect::None, Effect::Lost]);
         assert_eq!((faults.count(), faults.fired()), (4, 2));
         faults.plan(Fault { nth: 5, kind: Kind::ReadOnly });
-        assert_eq!(faults.next(Action::Write), Effect::None);
-        assert_eq!(faults.next(Action::Read), Effect::None);
-        assert_eq!(faults.next(Action::Flush), Effect::Fails(EIO));
-        assert_eq!(faults.next(Action::Zero), Effect::Fails(EIO));
+        assert_eq!(faults.next(Action::Write, 0), Effect::None);
+        assert_eq!(faults.next(Action::Read, 0), Effect::None);
+        assert_eq!(faults.next(Action::Flush, 0), Effect::Fails(EIO));
+        assert_eq!(faults.next(Action::Zero, 0), Effect::Fails(EIO));
         faults.clear();
-        assert_eq!(faults.next(Action::Write), Effect::None);
+        assert_eq!(faults.next(Action::Write, 0), Effect::None);
+        faults.plan(Fault { nth: 0, kind: Kind::Worn });
+        assert_eq!(faults.next(Action::Write, 0), Effect::None);
+        assert_eq!(faults.next(Action::Read, DATA_MIN), Effect::None);
+        assert_eq!(faults.next(Action::Write, DATA_MIN), Effect::Fails(EIO));
     }
 
     #[test]

@@ -76,6 +76,13 @@ impl History {
         self.now.clone_from(&self.base);
     }
 
+    /// The volume holds `state`, durably, whatever was submitted.
+    pub fn adopt(&mut self, state: Vec<Value>) {
+        self.acknowledge(self.submitted());
+        self.base.clone_from(&state);
+        self.now = state;
+    }
+
     /// What each block holds at position `floor`.
     pub fn base(&self) -> &[Value] {
         &self.base

@@ -91,15 +91,17 @@ mod planted {
     /// Cases that bring out bugs, the likeliest first: power cuts, failing writes, lies.
     fn cases() -> impl Iterator<Item = Case> + Send {
         let nth = |n: u64| n * 7 % 160;
+        let lasting = [Kind::Worn, Kind::ReadOnly, Kind::Forever];
         let mut short = exhaustive::all(4).map(Case::Exhaustive);
         (0..).flat_map(move |n: u64| {
             let side = Side::BOTH[(n % 2) as usize];
-            let kind = Kind::HONEST[(n / 2 % 6) as usize];
+            let kind = Kind::HONEST[(n / 2 % 7) as usize];
             let workload = (n % u64::from(WORKLOADS)) as u32;
             [
                 Case::Cuts(n, 20),
                 Case::Errors(workload, Some((side, kind, nth(n)))),
                 Case::Errors(workload, Some((Side::Log, Kind::Once, nth(n) / 2))),
+                Case::Errors(workload, Some((Side::Log, lasting[(n % 3) as usize], nth(n)))),
                 Case::Corruption(n),
                 short.next().unwrap_or(Case::Corruption(n + (1 << 32))),
             ]
@@ -157,7 +159,7 @@ mod planted {
 
     /// Every mark must be passed.
     pub fn marks(jobs: usize) -> Result<String, String> {
-        let found = runner::run("marks", jobs, cases().take(10_000), |_| false);
+        let found = runner::run("marks", jobs, cases().take(12_000), |_| false);
         if let Some((case, trouble)) = found.failure {
             return Err(format!("{case}: {trouble}"));
         }

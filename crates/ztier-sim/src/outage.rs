@@ -4,6 +4,7 @@
 //! state after some prefix of the block writes that covers every acknowledged flush. The power may
 //! go again during the recovery, up to three times; that changes nothing of what is found.
 
+use crate::content::Flavour;
 use crate::drive::{Power, SimDrive};
 use crate::image::PAGE;
 use crate::oracle::{self, Seen};
@@ -20,6 +21,7 @@ impl World<'_> {
     /// The power goes and comes back.
     pub(crate) fn cut(&mut self, cut: &Cut) -> Result<(), Trouble> {
         let mut rng = Rng::new(cut.seed);
+        let spent = self.volume.core.is_spent();
         self.forget();
         self.lose_power(&mut rng);
         let first = if cut.again { self.rehearse(&mut rng)? } else { None };
@@ -44,7 +46,7 @@ impl World<'_> {
         if let Some(first) = first {
             oracle::same(&first, &seen).map_err(|why| Trouble::new(Kind::Twice, why))?;
         }
-        self.judge(&seen)
+        if spent { self.judge_blocks(&seen) } else { self.judge(&seen) }
     }
 
     /// Says which superblocks and chunks are on the log, if somebody wants to know.
@@ -110,6 +112,7 @@ impl World<'_> {
         self.volume = result.map_err(|why| self.refused(&why))?;
         self.stats.recoveries += 1;
         self.forgiven = self.fired();
+        self.rescues = 0;
         self.now_ms = 0;
         let report = &self.volume.report;
         self.say(|| format!("{report:?}"));
@@ -156,11 +159,39 @@ impl World<'_> {
         self.volume.look(self.setup.blocks, &self.log, &self.backing)
     }
 
-    /// Whether it may hold that; the history goes on from there.
-    fn judge(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
+    /// Whether lost blocks are explained.
+    fn judge_lost(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
         for (block, _) in seen.iter().enumerate().filter(|(_, seen)| **seen == Seen::Lost) {
             self.lost(block as u32, self.history.written_at(block as u32))?;
         }
+        Ok(())
+    }
+
+    /// Whether it may hold that after its log had failed, and the backing store had gone on
+    /// alone. There, a write that no flush covered may be torn; whoever wrote it writes it again.
+    fn judge_blocks(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
+        self.judge_lost(seen)?;
+        let mut seen = seen.to_vec();
+        let mut torn: Vec<u32> = self.history.recent().map(|(block, _)| block).collect();
+        torn.sort_unstable();
+        torn.dedup();
+        torn.retain(|&block| seen[block as usize] == Seen::Foreign);
+        for &block in &torn {
+            seen[block as usize] = Seen::Value(self.history.now()[block as usize]);
+        }
+        oracle::blocks(&self.history, &seen).map_err(|why| Trouble::new(Kind::Prefix, why))?;
+        let now = self.history.now().iter().zip(&seen);
+        let state = now.map(|(now, seen)| match seen {
+            Seen::Value(value) => *value,
+            Seen::Lost | Seen::Foreign => *now,
+        });
+        self.history.adopt(state.collect());
+        torn.into_iter().try_for_each(|block| self.write(block, Flavour::Word))
+    }
+
+    /// Whether it may hold that; the history goes on from there.
+    fn judge(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
+        self.judge_lost(seen)?;
         if self.lies && !self.is_secured {
             // The log has failed as well: what it had made durable has no mark behind it.
             self.history.acknowledge(self.history.submitted());
@@ -205,6 +236,19 @@ impl World<'_> {
         }
         let seen = self.look();
         self.judge(&seen)
+    }
+
+    /// A bit flips in the header of one of the first two chunks on the log's drive.
+    pub(crate) fn behead(&mut self, choice: u64) {
+        self.lies = true;
+        self.lied_at = self.history.submitted();
+        let log = self.log.current();
+        let heads = (0..log.len()).filter(|page| Header::decode(log.page(*page)).is_some());
+        let heads: Vec<usize> = heads.take(2).collect();
+        if let Some(page) = heads.get(choice as usize % heads.len().max(1)) {
+            self.say(|| format!("the header in page {page} is damaged"));
+            self.log.flip((page * PAGE) as u64 + 16 + choice / 2 % 16, 3);
+        }
     }
 
     /// A bit flips where something has been written.

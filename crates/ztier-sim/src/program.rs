@@ -149,6 +149,10 @@ pub enum Step {
     Miscompress(u32),
     /// A bit of a drive flips: this choice of byte and bit.
     Flip(Side, u64),
+    /// A bit flips in the header of one of the first chunks of the log.
+    Behead(u64),
+    /// The log takes nothing any more but superblocks.
+    Wear,
     /// The drives work again.
     Repair,
 }
@@ -247,7 +251,7 @@ impl Swarm {
             weights: [
                 400,
                 rng.pick(&[10, 200]),
-                rng.pick(&[5, 100]),
+                rng.pick(&[5, 100, 300]),
                 10,
                 200,
                 20,
@@ -308,7 +312,7 @@ impl Swarm {
             flavours = [0, 0, 0, 0, 0, 1];
             weights = [200, 5, 0, 1, 100, 0, 20, 1, 2, 5, 0, 0, 0];
         }
-        if rng.chance(100) {
+        if rng.chance(200) {
             return Self::crowded(setup, rng);
         }
         Self {
@@ -425,6 +429,9 @@ pub fn corruption(seed: u64) -> Program {
     if rng.chance(30) {
         return cramped(swarm, &mut rng);
     }
+    if rng.chance(30) {
+        return dying(swarm, &mut rng);
+    }
     // Closing and opening ends what the run can find out.
     swarm.weights[CLOSE] = 0;
     let length = rng.between(5, 300);
@@ -475,15 +482,39 @@ fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
     swarm.setup.depth = 1;
     // Seven such blocks fill a segment; two segments are kept free of them.
     let blocks = |range: Range<u32>| range.map(|block| Step::Write(block, Flavour::Stamp(255)));
-    let mut steps: Vec<Step> = blocks(0..28).chain([Step::Sync]).chain(blocks(28..42)).collect();
+    let beheaded = rng.chance(500);
+    // What is written again is not lost with the first segment, only its discard is.
+    let more = if beheaded { blocks(0..14) } else { blocks(28..42) };
+    let mut steps: Vec<Step> = blocks(0..28).chain([Step::Sync]).chain(more).collect();
     steps.push(Step::Sync);
-    steps.extend((0..16).map(|_| Step::Flip(Side::Log, rng.bits())));
+    if beheaded {
+        steps.insert(0, Step::Discard(60, rng.between(1, 100) as u32));
+        steps.push(Step::Behead(rng.bits()));
+    } else {
+        steps.extend((0..16).map(|_| Step::Flip(Side::Log, rng.bits())));
+    }
     steps.extend([Step::Window(32 << 10), Step::Settle]);
     steps.extend(SECURE);
     steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
     // One write of four chunks and a flush come before.
     let faults = vec![(Side::Log, Fault { nth: 2, kind: Kind::Once })];
     Program { setup: swarm.setup(), faults, steps }
+}
+
+/// A corruption that is found when the log has failed for good and is brought to the backing store.
+fn dying(mut swarm: Swarm, rng: &mut Rng) -> Program {
+    swarm.weights[CLOSE] = 0;
+    swarm.setup.patience = u32::MAX;
+    let length = rng.between(20, 200);
+    let mut steps: Vec<Step> = (0..length).map(|_| swarm.step(rng)).collect();
+    steps.push(Step::Sync);
+    steps.extend((0..4).map(|_| Step::Flip(Side::Log, rng.bits())));
+    steps.push(Step::Wear);
+    steps.extend((0..20).map(|_| swarm.step(rng)));
+    let block = rng.below(u64::from(swarm.setup.blocks)) as u32;
+    steps.extend([Step::Write(block, Flavour::Word), Step::Sync, Step::Read(block), Step::Settle]);
+    steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
+    Program { setup: swarm.setup(), faults: Vec::new(), steps }
 }
 
 /// Workloads of the sweep over I/O errors.
@@ -555,7 +586,8 @@ mod tests {
     fn something_is_wrong_in_every_corruption() {
         for seed in 0..200 {
             let program = corruption(seed);
-            let lies = |s: &&Step| matches!(s, Step::Flip(..) | Step::Miscompress(_));
+            let lies =
+                |s: &&Step| matches!(s, Step::Flip(..) | Step::Behead(_) | Step::Miscompress(_));
             let flips = program.steps.iter().filter(lies).count();
             let faults = program.faults.iter().filter(|(_, fault)| fault.kind.is_lie()).count();
             assert!([1, 4].contains(&(faults + flips)), "seed {seed}");

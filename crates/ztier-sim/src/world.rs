@@ -6,7 +6,7 @@
 
 use crate::content::Value;
 use crate::drive::{Power, SimDrive};
-use crate::fault::Fault;
+use crate::fault::{Fault, Kind as FaultKind};
 use crate::history::History;
 use crate::image::{Image, PAGE, Page};
 use crate::program::{Program, Setup, Side, Step};
@@ -106,6 +106,10 @@ pub struct World<'p> {
     pub(crate) lies: bool,
     /// Position of the last write before the last lie: what was written later cannot be lost.
     pub(crate) lied_at: u64,
+    /// Windows that were begun since the log has failed.
+    pub(crate) rescues: u32,
+    /// What goes wrong.
+    pub(crate) faults: &'p [(Side, Fault)],
     /// The log stays full, as a lie and an error together explain: writers do not wait any more.
     pub(crate) is_stuck: bool,
     /// The last flush that somebody waited for has ended well.
@@ -199,6 +203,8 @@ impl<'p> World<'p> {
             forgiven: 0,
             lies: program.faults.iter().any(|(_, fault)| fault.kind.is_lie()),
             lied_at: 0,
+            rescues: 0,
+            faults: &program.faults,
             is_stuck: false,
             is_secured: false,
             stats: Stats::default(),
@@ -289,6 +295,14 @@ impl<'p> World<'p> {
             Step::Miscompress(block) => self.miscompress(*block),
             Step::Flip(side, choice) => {
                 self.flip(*side, *choice);
+                Ok(())
+            }
+            Step::Behead(choice) => {
+                self.behead(*choice);
+                Ok(())
+            }
+            Step::Wear => {
+                self.log.plan(Fault { nth: 0, kind: FaultKind::Worn });
                 Ok(())
             }
             Step::Repair => {

@@ -1,0 +1,335 @@
+//! What becomes of a log whose drive has failed for good.
+//!
+//! In this order: what is durable in the log is written back, oldest windows first; both copies of
+//! the superblock say that the log is spent; what never became durable is written back from memory;
+//! from then on the backing store alone is the volume. Invariants: the backing store gets nothing
+//! that the log does not hold before the log is spent, durably. So whoever finds the log later
+//! finds it empty, or finds a backing store that is not ahead of it. Where the superblocks cannot
+//! be written, that is how it stays: nothing more is taken.
+
+use super::commit::next_epoch;
+use super::core::{Core, Refused};
+use super::format::{Kind, LOST_MAX, Tail};
+use super::holes::{Hole, Holes};
+use super::map::{Map, Place};
+use super::planted::{self, Bug, mark};
+use super::window::{After, Ended, Plan, Planned};
+use crate::media::Buffer;
+use std::collections::BTreeSet;
+
+/// Windows in a row that may fail before nobody waits any more.
+const PATIENCE: u32 = 3;
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// What is durable in the log goes to the backing store.
+    #[default]
+    Log,
+    /// The superblocks say that the log is spent.
+    Marking,
+    /// What is only in memory goes to the backing store.
+    Memory,
+    /// Writes go to the backing store.
+    Through,
+    /// Nothing more is taken.
+    Stranded,
+}
+
+/// The state of a rescue.
+#[derive(Debug, Default)]
+pub(super) struct Rescue {
+    stage: Stage,
+    /// Segments before this are in the backing store.
+    next: u64,
+    /// Ranges whose record cannot be read any more, and which are to be zeroed all the same.
+    zeros: Vec<(u64, u64)>,
+    /// Blocks whose record cannot be read any more.
+    lost: BTreeSet<u64>,
+    /// Windows that have failed in a row.
+    failures: u32,
+    /// The superblocks cannot be written.
+    unmarkable: bool,
+}
+
+impl Rescue {
+    /// How a change is answered.
+    pub(super) fn refusal(&self) -> Refused {
+        match self.stage {
+            Stage::Through => Refused::Through,
+            Stage::Log | Stage::Marking | Stage::Memory if self.failures < PATIENCE => {
+                Refused::Full
+            }
+            _ => Refused::Failed,
+        }
+    }
+
+    pub(super) fn is_through(&self) -> bool {
+        self.stage == Stage::Through
+    }
+
+    /// Whether it works: for better or worse it is not over.
+    pub(super) fn is_at_work(&self) -> bool {
+        !matches!(self.stage, Stage::Through | Stage::Stranded)
+    }
+}
+
+impl Core {
+    /// Whether writes go to the backing store, because the log has failed.
+    pub fn is_through(&self) -> bool {
+        self.rescue.is_through()
+    }
+
+    /// Whether the log has failed, and says so durably: the backing store is ahead of it.
+    pub fn is_spent(&self) -> bool {
+        matches!(self.rescue.stage, Stage::Memory | Stage::Through)
+    }
+
+    /// Whether the log has failed, and what it holds is being brought to the backing store.
+    pub fn is_rescuing(&self) -> bool {
+        self.is_failed() && self.rescue.is_at_work()
+    }
+
+    /// Blocks that nobody can read any more, as first block and count.
+    pub fn lost(&self) -> Vec<(u64, u64)> {
+        let mut blocks: Vec<(u64, u64)> = self.rescue.lost.iter().map(|&b| (b, 1)).collect();
+        for (start, count) in self.holes.lost_before(u64::MAX) {
+            blocks.extend(self.uncovered(start, count, |_| true));
+        }
+        blocks.sort_unstable();
+        let mut merged: Vec<(u64, u64)> = Vec::new();
+        for (block, count) in blocks {
+            match merged.last_mut() {
+                Some((first, known)) if *first + *known >= block => {
+                    *known = (*known).max(block + count - *first);
+                }
+                _ => merged.push((block, count)),
+            }
+        }
+        merged
+    }
+
+    /// The first of these blocks that nobody can read any more.
+    pub fn first_lost(&self, block: u64, count: u64) -> Option<u64> {
+        let lost = self.lost();
+        let hit = lost.iter().find(|&&(first, n)| first < block + count && block < first + n);
+        hit.map(|&(first, _)| first.max(block))
+    }
+
+    /// The parts of a range, as first block and count, that no such record covers.
+    fn uncovered(
+        &self,
+        start: u64,
+        count: u64,
+        covers: impl Fn(&Place) -> bool,
+    ) -> Vec<(u64, u64)> {
+        let (mut from, mut parts) = (start, Vec::new());
+        let mut at = start;
+        while let Some(next) = self.map.next_from(at).filter(|&next| next < start + count) {
+            if self.map.get(next).is_some_and(|place| covers(&place)) {
+                parts.push((from, next - from));
+                from = next + 1;
+            }
+            at = next + 1;
+        }
+        parts.push((from, start + count - from));
+        parts.retain(|&(_, count)| count > 0);
+        parts
+    }
+
+    /// The next window of a log that has failed. `None` while nothing can begin, or nothing is
+    /// left.
+    pub(super) fn begin_rescue(&mut self, bytes: u64) -> Option<Plan> {
+        if !self.is_between_windows() || !self.is_written() || !self.commit.is_still() {
+            return None;
+        }
+        let plan = match self.rescue.stage {
+            Stage::Log => self.plan_log(bytes),
+            Stage::Memory => Some(self.plan_memory()),
+            Stage::Marking | Stage::Through | Stage::Stranded => None,
+        };
+        if plan.is_none() && self.rescue.stage == Stage::Log {
+            self.spend();
+        }
+        plan
+    }
+
+    /// The place from which on nothing is durable.
+    fn durable_end(&self) -> (u64, u32) {
+        self.sealed.front().map_or((u64::MAX, 0), |s| (s.header.segment, s.header.offset))
+    }
+
+    fn planned(&self, number: u64) -> Option<Planned> {
+        let segment = self.segments.get(number.checked_sub(self.first)? as usize)?;
+        Some(Planned {
+            number,
+            at: self.sb.place(number),
+            from: 0,
+            used: segment.used,
+            epoch: segment.epoch,
+            chunk: segment.chunk,
+            prev: segment.prev,
+        })
+    }
+
+    fn plan_log(&mut self, bytes: u64) -> Option<Plan> {
+        self.seal_open();
+        let most = (bytes / u64::from(self.sb.segment)).max(1) as usize;
+        let (last, offset) = self.durable_end();
+        let mut end = self.rescue.next.max(self.first);
+        let mut segments = Vec::new();
+        while segments.len() < most
+            && let Some(mut planned) = self.planned(end)
+        {
+            planned.used = match end.cmp(&last) {
+                std::cmp::Ordering::Less => planned.used,
+                std::cmp::Ordering::Equal => planned.used.min(offset),
+                std::cmp::Ordering::Greater => 0,
+            };
+            if planned.used > 0 {
+                segments.push(planned);
+            }
+            end += 1;
+        }
+        let zeros = if segments.is_empty() { self.rescue.zeros.clone() } else { Vec::new() };
+        if segments.is_empty() && zeros.is_empty() {
+            return None;
+        }
+        mark("rescue.log");
+        self.rescue_until(end);
+        Some(Plan { segments, patient: self.is_patient(), images: Vec::new(), zeros })
+    }
+
+    /// What is only in memory, as images of the segments that it should have been in.
+    fn plan_memory(&mut self) -> Plan {
+        mark("rescue.memory");
+        let mut plan =
+            Plan { segments: Vec::new(), patient: true, images: Vec::new(), zeros: Vec::new() };
+        for sealed in &self.sealed {
+            let header = &sealed.header;
+            let known = plan.segments.last().is_some_and(|s: &Planned| s.number == header.segment);
+            if !known && let Some(planned) = self.planned(header.segment) {
+                let from = header.offset;
+                let (chunk, prev) = (header.chunk, header.prev);
+                plan.segments.push(Planned { from, chunk, prev, ..planned });
+                plan.images.push(Buffer::new(planned.used as usize));
+            }
+            let (from, len) = (header.offset as usize, header.len as usize);
+            if let Some(image) = plan.images.last_mut().and_then(|i| i.get_mut(from..from + len)) {
+                image.copy_from_slice(&sealed.bytes[..len]);
+            }
+        }
+        self.rescue_until(u64::MAX);
+        plan
+    }
+
+    /// Takes back a window of a rescue, which went up to a segment.
+    pub(super) fn end_rescue(&mut self, end: u64, ended: Ended) {
+        let Ended::Well { damaged, unreadable, .. } = ended else {
+            mark("rescue.window_failed");
+            self.rescue.failures += 1;
+            return;
+        };
+        self.rescue.failures = 0;
+        if end == self.rescue.next {
+            self.rescue.zeros.clear();
+        }
+        self.rescue.next = end;
+        self.mixed(end);
+        for (segment, data) in damaged {
+            let slot = (segment % self.sb.segments) as u32;
+            let place = self.map.get(data.block);
+            if place.is_some_and(|p| p.slot == slot && p.offset == data.offset) {
+                mark("rescue.damaged");
+                self.rescue.lost.insert(data.block);
+            }
+        }
+        if self.rescue.stage == Stage::Memory {
+            // What did not even decode from memory has to be told as well.
+            return if self.lost() == self.sb.lost { self.go_through() } else { self.spend() };
+        }
+        for (segment, part) in unreadable {
+            mark("rescue.unreadable");
+            let slot = (segment % self.sb.segments) as u32;
+            let named = self.map.iter().filter(|(_, p)| p.slot == slot && part.contains(&p.offset));
+            self.rescue.lost.extend(named.map(|(block, _)| block));
+            for (start, count) in self.holes.of(segment, Kind::Zeros) {
+                let ranges = self.uncovered(start, count, |place| self.is_durable(place));
+                self.rescue.zeros.extend(ranges.iter().map(|&(from, n)| (from, from + n)));
+            }
+        }
+    }
+
+    /// Whether what a place names is durable.
+    pub(super) fn is_durable(&self, place: &Place) -> bool {
+        (self.segment_of(place.slot), place.offset) < self.durable_end()
+    }
+
+    /// The segments before this one are in the backing store.
+    pub(super) fn rescued(&mut self, end: u64) {
+        self.rescue.next = self.rescue.next.max(end);
+    }
+
+    /// All that was durable is in the backing store: the superblocks shall say so.
+    fn spend(&mut self) {
+        let lost = self.lost();
+        if self.rescue.unmarkable || lost.len() > LOST_MAX {
+            return self.strand();
+        }
+        self.rescue.stage = Stage::Marking;
+        let (chunk, prev) = self.commit.durable_end();
+        let segment = self.first + self.segments.len() as u64;
+        self.sb.tail = Tail { segment, chunk, prev };
+        // What was written and is not durable must not be found behind the new tail.
+        let epoch = next_epoch(self.epoch());
+        self.sb.epochs.clear();
+        self.begin_epoch(chunk, epoch);
+        (self.sb.open, self.sb.spent, self.sb.lost) = (false, true, lost);
+        self.write_superblock(After::Spent);
+        if planted::on(Bug::ThroughBeforeSpent) {
+            self.rescue.stage = Stage::Memory;
+        }
+    }
+
+    /// The superblocks say that the log is spent.
+    pub(super) fn spent(&mut self) {
+        if self.rescue.stage == Stage::Marking {
+            mark("rescue.spent");
+            self.rescue.stage = Stage::Memory;
+        }
+    }
+
+    /// The superblocks of a log that has failed cannot be written.
+    pub(super) fn cannot_mark(&mut self) {
+        self.rescue.unmarkable = true;
+        if self.rescue.stage == Stage::Marking {
+            self.strand();
+        }
+    }
+
+    fn strand(&mut self) {
+        mark("rescue.stranded");
+        self.rescue.stage = Stage::Stranded;
+    }
+
+    /// Everything is in the backing store.
+    fn go_through(&mut self) {
+        mark("rescue.through");
+        self.rescue.stage = Stage::Through;
+        self.counts.through_unix_s = self.window.now_s();
+        self.mixed(u64::MAX);
+        self.rescue.lost.clear();
+        self.map = Map::default();
+        self.holes = Holes::default();
+        for &(block, count) in &self.sb.lost {
+            let hole = Hole { segment: self.sb.tail.segment, kind: Kind::Lost };
+            self.holes.insert(block, block + count, hole);
+        }
+        self.open = None;
+        self.sealed.clear();
+        self.sealed_bytes = 0;
+        self.spare.clear();
+        self.segments.clear();
+        self.first = self.sb.tail.segment;
+    }
+}
