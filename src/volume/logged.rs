@@ -5,7 +5,7 @@
 //! contract allows.
 
 use super::counters::{Counters, Kind, Outcome, Totals};
-use super::split::{Piece, pieces};
+use super::split::{Piece, each, each_mut};
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving};
 use crate::BLOCK_SIZE;
 use crate::durable::{self, Inspection, OpenError};
@@ -136,15 +136,9 @@ impl LogVolume {
         };
         Stats {
             disk_size_bytes: self.blocks * BLOCK,
-            read: totals.requests(Kind::Read),
-            write: totals.requests(Kind::Write),
-            flush: totals.requests(Kind::Flush),
-            discard: totals.requests(Kind::Discard),
-            write_zeroes: totals.requests(Kind::WriteZeroes),
-            invalid_io: totals.invalid,
             corrupt_records: self.logged.damaged_reads(),
             log: Some(self.logged.core().stats()),
-            ..Stats::default()
+            ..totals.stats()
         }
     }
 }
@@ -232,13 +226,7 @@ impl Channel for LogChannel {
         arrived: Instant,
     ) -> std::result::Result<(), IoError> {
         let start = Instant::now();
-        let (kind, offset, len) = match &request {
-            Request::Read { offset, buf } => (Kind::Read, *offset, buf.len() as u64),
-            Request::Write { offset, data, .. } => (Kind::Write, *offset, data.len() as u64),
-            Request::Flush => (Kind::Flush, 0, 0),
-            Request::Discard { offset, len } => (Kind::Discard, *offset, *len),
-            Request::WriteZeroes { offset, len, .. } => (Kind::WriteZeroes, *offset, *len),
-        };
+        let (kind, offset, len) = Kind::of(&request);
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.volume.size());
         let result = if !inside {
             self.counters.count_invalid();
@@ -277,44 +265,31 @@ impl LogChannel {
         if durable || sync { self.volume.logged.flush() } else { Ok(()) }
     }
 
-    fn read(&mut self, offset: u64, mut buf: &mut [u8]) -> std::result::Result<(), Fault> {
-        let logged = &self.volume.logged;
-        for piece in pieces(offset, buf.len() as u64) {
-            let (now, rest) = std::mem::take(&mut buf).split_at_mut(piece.bytes());
-            buf = rest;
-            match piece {
-                Piece::Blocks { first, .. } => {
-                    let (blocks, _) = now.as_chunks_mut::<BLOCK_SIZE>();
-                    logged.read(&mut self.hand, first, blocks)?;
-                }
-                Piece::Part { block, from, len } => {
-                    let mut whole = [0; BLOCK_SIZE];
-                    logged.read(&mut self.hand, block, std::slice::from_mut(&mut whole))?;
-                    now.copy_from_slice(&whole[from..from + len]);
-                }
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), Fault> {
+        let (logged, hand) = (&self.volume.logged, &mut self.hand);
+        each_mut(offset, buf, |piece, now| match piece {
+            Piece::Blocks { first, .. } => {
+                logged.read(hand, first, now.as_chunks_mut::<BLOCK_SIZE>().0)
             }
-        }
-        Ok(())
+            Piece::Part { block, from, len } => {
+                let mut whole = [0; BLOCK_SIZE];
+                logged.read(hand, block, std::slice::from_mut(&mut whole))?;
+                now.copy_from_slice(&whole[from..from + len]);
+                Ok(())
+            }
+        })
     }
 
-    fn write(&mut self, offset: u64, mut data: &[u8]) -> std::result::Result<(), Fault> {
-        let logged = &self.volume.logged;
-        for piece in pieces(offset, data.len() as u64) {
-            let (now, rest) = data.split_at(piece.bytes());
-            data = rest;
-            match piece {
-                Piece::Blocks { first, .. } => {
-                    let (blocks, _) = now.as_chunks::<BLOCK_SIZE>();
-                    logged.write(&mut self.hand, first, blocks)?;
-                }
-                Piece::Part { block, from, len } => {
-                    let change =
-                        |b: &mut [u8; BLOCK_SIZE]| b[from..from + len].copy_from_slice(now);
-                    logged.modify(&mut self.hand, block, change)?;
-                }
+    fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), Fault> {
+        let (logged, hand) = (&self.volume.logged, &mut self.hand);
+        each(offset, data, |piece, now| match piece {
+            Piece::Blocks { first, .. } => {
+                logged.write(hand, first, now.as_chunks::<BLOCK_SIZE>().0)
             }
-        }
-        Ok(())
+            Piece::Part { block, from, len } => {
+                logged.modify(hand, block, |b| b[from..from + len].copy_from_slice(now))
+            }
+        })
     }
 
     fn zero(&mut self, offset: u64, len: u64) -> std::result::Result<(), Fault> {
