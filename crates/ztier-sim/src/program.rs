@@ -233,8 +233,9 @@ impl Swarm {
         }
     }
 
-    /// Many small records of many blocks and ranges, and windows of any size: checkpoints are long,
-    /// and meet every state of a window.
+    /// Many small records of many blocks and ranges, windows of any size, and flushes that take their
+    /// time: checkpoints are long, and meet every state of a window; segments have many chunks, of
+    /// which some are durable.
     fn crowded(setup: Setup, rng: &mut Rng) -> Self {
         let segment = 32 << 10;
         let setup = Setup {
@@ -244,6 +245,7 @@ impl Swarm {
             memory: u64::from(segment) * 4,
             patience: u32::MAX,
             checkpoint: 1,
+            slow: rng.pick(&[setup.slow, Slow::Flushes]),
             ..setup
         };
         Self {
@@ -251,7 +253,7 @@ impl Swarm {
             weights: [
                 400,
                 rng.pick(&[10, 200]),
-                rng.pick(&[5, 100, 300]),
+                rng.pick(&[5, 30, 100]),
                 10,
                 200,
                 20,
@@ -263,7 +265,7 @@ impl Swarm {
                 0,
                 1,
             ],
-            flavours: [0, 3, 3, 1, 0, rng.pick(&[0, 2])],
+            flavours: [0, 3, 3, 1, 0, rng.pick(&[0, 2, 8])],
             hot: rng.pick(&[512, 1024]),
             sequential: 0,
             discard_max: 1,
