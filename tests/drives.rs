@@ -4,10 +4,14 @@
 //! Every command has a time limit, and what was mounted or attached goes also when a test fails.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+#[path = "support/shell.rs"]
+mod shell;
+
+use shell::{missing, ok, run, text};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use ztier::media::ring::Op;
@@ -18,44 +22,13 @@ use ztier::media::{
 
 const MIB: u64 = 1 << 20;
 
-/// Runs a program for at most `seconds`.
-fn run(seconds: u32, program: &str, args: &[&str]) -> Output {
-    Command::new("timeout")
-        .args(["-k", "2", &seconds.to_string(), program])
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
-}
-
-fn text(out: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
-}
-
-#[track_caller]
-fn ok(program: &str, args: &[&str]) -> String {
-    let out = run(60, program, args);
-    assert!(out.status.success(), "{program} {args:?}: {:?}: {}", out.status, text(&out));
-    text(&out)
-}
-
 /// Whether this machine lacks a program, or loop devices; says so.
 fn lacks(programs: &[&str]) -> bool {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
         println!("skipped: loop devices need root and /dev/loop-control");
         return true;
     }
-    lacks_program(programs) || lacks_program(&["losetup", "mount", "umount"])
-}
-
-fn lacks_program(programs: &[&str]) -> bool {
-    for p in programs {
-        if !run(5, "sh", &["-c", &format!("command -v {p}")]).status.success() {
-            println!("skipped: no {p}");
-            return true;
-        }
-    }
-    false
+    missing(programs) || missing(&["losetup", "mount", "umount"])
 }
 
 fn dir() -> (tempfile::TempDir, PathBuf) {
@@ -75,7 +48,7 @@ struct Loop(PathBuf);
 impl Loop {
     fn on(file: &Path, args: &[&str]) -> Self {
         let all = [args, &["--find", "--show", file.to_str().unwrap()]].concat();
-        Self(ok("losetup", &all).trim().into())
+        Self(ok(60, "losetup", &all).trim().into())
     }
 
     fn path(&self) -> &str {
@@ -102,7 +75,7 @@ struct Mounted(PathBuf);
 impl Mounted {
     fn new(args: &[&str], point: &Path) -> Self {
         fs::create_dir_all(point).unwrap();
-        ok("mount", &[args, &[point.to_str().unwrap()]].concat());
+        ok(60, "mount", &[args, &[point.to_str().unwrap()]].concat());
         Self(point.to_owned())
     }
 }
@@ -252,7 +225,7 @@ fn a_device_belongs_to_one() {
     refused(&device.0, Access::Exclusive, &["is in use", &process]);
     drop(holder);
 
-    ok("mkfs.ext4", &["-q", "-F", node]);
+    ok(60, "mkfs.ext4", &["-q", "-F", node]);
     let point = here.join("point with blank");
     let mount = Mounted::new(&[node], &point);
     let on = format!("mounted on {}", point.display());
@@ -316,7 +289,7 @@ fn data_reaches_the_medium_directly_and_where_that_is_impossible() {
         drive.flush().unwrap();
         assert!(blocks() < before, "{before} sectors before, {} after", blocks());
     }
-    ok("mkfs.ext4", &["-q", "-F", device.path()]);
+    ok(60, "mkfs.ext4", &["-q", "-F", device.path()]);
     for (name, args, direct) in [
         ("ext4", vec![device.path()], Some(true)),
         // Takes the flag since Linux 6.6.
@@ -344,7 +317,7 @@ fn an_identity_shows_who_it_is_and_whether_somebody_wrote() {
     let image = file(&here.join("image"), 64 * MIB);
     let device = Loop::on(&image, &[]);
     let empty = identity(&device.0);
-    ok("mkfs.ext4", &["-q", "-F", device.path()]);
+    ok(60, "mkfs.ext4", &["-q", "-F", device.path()]);
     let made = identity(&device.0);
     assert!(matches!(empty.compare(&made), Match::Changed { .. }), "{:?}", empty.compare(&made));
     assert_eq!(made.compare(&identity(&device.0)), Match::Same);
@@ -391,7 +364,7 @@ fn known_content_is_found() {
     device.open().write(4096, &pattern(4096, 5)).unwrap();
     assert_eq!(signature(&device.0), None, "unknown content is no signature");
 
-    ok("mkfs.ext4", &["-q", "-F", "-L", "my disk", device.path()]);
+    ok(60, "mkfs.ext4", &["-q", "-F", "-L", "my disk", device.path()]);
     for path in [&device.0, &image] {
         let found = signature(path).unwrap();
         assert_eq!((found.kind.as_str(), found.label.as_deref()), ("ext4", Some("my disk")));
@@ -403,19 +376,19 @@ fn known_content_is_found() {
     mine.zero(0, 64 * MIB).unwrap();
     assert_eq!(Signature::of(&mine).unwrap(), None);
     drop(mine);
-    ok("mkswap", &[device.path()]);
+    ok(60, "mkswap", &[device.path()]);
     let found = signature(&device.0).unwrap();
     assert_eq!(found.kind, "swap");
 }
 
 #[test]
 fn several_signatures_are_one_too() {
-    if lacks_program(&["mkswap", "blkid"]) {
+    if missing(&["mkswap", "blkid"]) {
         return;
     }
     let (_dir, here) = dir();
     let path = file(&here.join("drive"), 16 * MIB);
-    ok("mkswap", &[path.to_str().unwrap()]);
+    ok(60, "mkswap", &[path.to_str().unwrap()]);
     let drive = FileDrive::open(&path, Access::Exclusive).unwrap();
     let mut block = Buffer::new(4096);
     drive.read(0, &mut block).unwrap();
@@ -436,7 +409,7 @@ fn partitions_and_their_tables() {
     let image = file(&here.join("image"), 64 * MIB);
     let script =
         format!("printf 'label: gpt\\nsize=16MiB\\nsize=16MiB\\n' | sfdisk -q {}", image.display());
-    ok("sh", &["-c", &script]);
+    ok(60, "sh", &["-c", &script]);
     let found = signature(&image).unwrap();
     assert_eq!(found.kind, "gpt partition table");
     assert!(found.uuid.is_some());
@@ -467,7 +440,7 @@ fn partitions_and_their_tables() {
     let whole = device.open();
     refused(&part(1), Access::Exclusive, &["is in use"]);
     drop(whole);
-    ok("mkfs.ext4", &["-q", "-F", part(2).to_str().unwrap()]);
+    ok(60, "mkfs.ext4", &["-q", "-F", part(2).to_str().unwrap()]);
     let mount = Mounted::new(&[part(2).to_str().unwrap()], &here.join("point"));
     refused(&device.0, Access::Exclusive, &["mounted on", "unmount it first"]);
     drop(mount);

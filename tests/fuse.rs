@@ -5,11 +5,15 @@
 #![cfg(feature = "fuse")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+#[path = "support/shell.rs"]
+mod shell;
+
+use shell::{missing, ok, run, text};
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -81,37 +85,6 @@ fn volume(size: u64) -> Arc<Volume> {
         lock_memory: false,
     })
     .unwrap()
-}
-
-/// Runs a program for at most `seconds`.
-fn run(seconds: u32, program: &str, args: &[&str]) -> Output {
-    Command::new("timeout")
-        .args(["-k", "2", &seconds.to_string(), program])
-        .args(args)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
-}
-
-fn text(out: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
-}
-
-#[track_caller]
-fn ok(seconds: u32, program: &str, args: &[&str]) -> String {
-    let out = run(seconds, program, args);
-    assert!(out.status.success(), "{program} {args:?}: {:?}: {}", out.status, text(&out));
-    text(&out)
-}
-
-fn missing(programs: &[&str]) -> bool {
-    for p in programs {
-        if !run(5, "sh", &["-c", &format!("command -v {p}")]).status.success() {
-            println!("skipped: no {p}");
-            return true;
-        }
-    }
-    false
 }
 
 fn direct(path: &Path) -> File {

@@ -13,6 +13,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 use support::disk::Disk;
 use support::sandbox::Sandbox;
+use ztier::durable::format::data_at;
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 2048;
@@ -256,12 +257,13 @@ fn damage_in_a_log_is_told_and_refused() {
     let dump = place.sandbox.ztier(&["log", "dump", &place.log, "--entries"]).ok();
     assert!(dump.contains("block 3 Lz4") || dump.contains("block 3 Raw"), "{dump}");
     // A payload, then the header of the first chunk.
+    let first = data_at(16 << 20, 64 << 10);
     let file = File::options().write(true).open(&place.log).unwrap();
-    file.write_at(&[0xff; 4], (128 << 10) + 300).unwrap();
+    file.write_at(&[0xff; 4], first + 300).unwrap();
     let check = place.sandbox.ztier(&["log", "check", &place.log]);
     assert!(check.out.contains("block 0 in chunk 0 is damaged"), "{check:?}");
     check.refused(1, &["is damaged", "--accept-loss"]);
-    file.write_at(&[0xff; 4], 128 << 10).unwrap();
+    file.write_at(&[0xff; 4], first).unwrap();
     place.sandbox.ztier(&place.up()).refused(1, &["chunk 0 in segment 0 was durable"]);
     place.sandbox.ztier(&[&place.up()[..], &["--accept-loss"]].concat()).ok();
     assert_eq!(place.connect().read(7 * BLOCK, 4096), content(7, 1));

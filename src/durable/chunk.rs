@@ -4,7 +4,7 @@
 //! table fills the end of the chunk; what is between them is zero. A closed chunk never changes;
 //! one that has to be written elsewhere is made anew.
 
-use super::format::{Data, ENTRY, Entry, GRANULE, HEADER, Header, Stamp};
+use super::format::{Data, ENTRY, Entry, GRANULE, HEADER, Header, Kind, Stamp};
 use crate::media::{ALIGN, Buffer};
 use std::sync::Arc;
 
@@ -92,6 +92,16 @@ impl Open {
     /// Where the next payload goes, in bytes from the segment's begin.
     pub fn next_offset(&self) -> u32 {
         self.offset + self.used as u32
+    }
+
+    /// Adds a payload, for which [`Self::has_room`], with its CRC, and the entry that describes it.
+    pub fn append(&mut self, block: u64, kind: Kind, payload: &[u8], crc: u32) -> Data {
+        let offset = self.next_offset();
+        let stamp = Stamp { epoch: self.epoch, segment: self.segment, offset, block };
+        let check = stamp.check(crc);
+        let data = Data { block, kind, len: payload.len() as u32, offset, check };
+        self.push(data, payload);
+        data
     }
 
     /// Adds a payload, for which [`Self::has_room`], and the entry that describes it.
@@ -195,10 +205,12 @@ impl Sealed {
 
 /// The entries of a table; `None` if it is not the header's, or says what cannot be.
 pub fn read_table(header: &Header, table: &[u8]) -> Option<Vec<Entry>> {
-    if header.table_check(table) != header.table {
-        return None;
-    }
-    let end = header.offset + header.len;
+    (header.table_check(table) == header.table).then(|| read_entries(header, table))?
+}
+
+/// The entries of a table that is the header's for certain; `None` if it says what cannot be.
+pub fn read_entries(header: &Header, table: &[u8]) -> Option<Vec<Entry>> {
+    let end = header.offset.checked_add(header.len)?;
     let inside = |d: &Data| {
         d.offset >= header.offset + HEADER as u32
             && d.offset.is_multiple_of(GRANULE)
@@ -214,7 +226,7 @@ pub fn read_table(header: &Header, table: &[u8]) -> Option<Vec<Entry>> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::format::{Kind, crc};
+    use super::super::format::crc;
     use super::*;
 
     fn filled() -> Open {

@@ -5,10 +5,15 @@
 //! arrives while another is at work shares the next one. A drive whose write or flush failed is not
 //! asked to flush the same again: what was not durable is written to other segments, in a new
 //! epoch.
+//!
+//! Who has just been served comes back soon: where several flush again and again, a commit that
+//! began with the first of them would leave the others to the next one, in turns for ever. So the
+//! next chunk stays open until all are back whom the last commit served, or who came meanwhile; but
+//! no longer than a part of the time that commit took, and never for somebody who is alone.
 
-use super::chunk::{CHUNK_MAX, Closing, Sealed};
+use super::chunk::{CHUNK_MAX, Closing, Open, Sealed};
 use super::core::{Core, Refused, Segment};
-use super::format::{EPOCHS_MAX, Epoch, Header, LOST_MAX};
+use super::format::Header;
 use super::planted::{self, Bug, mark};
 use super::window::After;
 use crate::media::{Buffer, DriveError};
@@ -18,8 +23,16 @@ use std::sync::Arc;
 
 /// Writes of chunks that are in flight at once.
 const DEPTH: usize = 32;
-/// Buffers that are kept for new chunks.
+/// Bytes of them after which no more begin: a flush may have to wait for all of them, and meanwhile
+/// memory fills up.
+const IN_FLIGHT: usize = 8 << 20;
+/// Most bytes of neighbouring chunks that are written as one.
+const JOINED: usize = 1 << 20;
+/// Buffers that are kept for new chunks while nothing happens; under load, as many as there may be
+/// in memory at all: to get new memory from the system costs more than to fill it.
 const SPARE: usize = 16;
+/// Longest time that a commit waits for others.
+const GATHER_MAX_US: u64 = 10_000;
 /// Times that chunks are written elsewhere before the log is given up.
 const REWRITES: u32 = 3;
 
@@ -32,6 +45,9 @@ pub enum Device {
     Backing,
 }
 
+/// Beginnings of buffers, each of so many bytes.
+pub type Parts = Vec<(Arc<Buffer>, usize)>;
+
 /// What a drive shall do.
 #[derive(Clone, Debug)]
 pub enum Op {
@@ -39,10 +55,23 @@ pub enum Op {
     Read(usize),
     /// Write these bytes of the buffer.
     Write(Arc<Buffer>, Range<usize>),
+    /// Write these, one after the other.
+    Join(Parts),
     /// Make so many bytes read as zeros.
     Zero(u64),
     /// Make all writes durable that have ended.
     Flush,
+}
+
+/// The bytes of [`Op::Join`] in one buffer.
+pub fn join(parts: &[(Arc<Buffer>, usize)]) -> Buffer {
+    let mut whole = Buffer::new(parts.iter().map(|(_, len)| len).sum());
+    let mut at = 0;
+    for (bytes, len) in parts {
+        whole[at..at + len].copy_from_slice(&bytes[..*len]);
+        at += len;
+    }
+    whole
 }
 
 /// Something to do; commands that are out at the same time may be done in any order.
@@ -73,6 +102,13 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub(super) u64);
 
+impl Ticket {
+    /// Whether it is done, if chunks below this number are durable.
+    pub fn is_done(self, durable: u64) -> bool {
+        durable >= self.0
+    }
+}
+
 /// How a flush stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
@@ -95,10 +131,11 @@ enum Health {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Flight {
-    Chunk(u64),
-    Flush { covers: u64, superblock: u64 },
+pub(super) enum Flight {
+    Chunks { first: u64, count: usize, bytes: usize },
+    Flush { covers: u64, superblock: u64, checkpoint: bool },
     Superblock,
+    Sheet,
 }
 
 /// The state of commits.
@@ -117,17 +154,27 @@ pub(super) struct Commit {
     issued: u64,
     /// Chunks from `durable` on: whether each is written.
     written: VecDeque<bool>,
-    /// What flushes wait for, ascending.
-    wanted: VecDeque<u64>,
-    /// The open chunk is closed when the commit at work has ended.
+    /// What flushes wait for, ascending, and how many do.
+    wanted: VecDeque<(u64, u32)>,
+    /// The open chunk is closed when the commit at work has ended, and those are back that it
+    /// served.
     seal_next: bool,
+    /// Flushes that wait for that.
+    joined: u32,
+    /// How many are expected, and until when.
+    expected: u32,
+    gather_until_us: u64,
+    /// Somebody looks at the clock for those that wait.
+    watched: bool,
+    /// When the last chunk was closed for a flush.
+    began_us: u64,
     flights: BTreeMap<u64, Flight>,
     flushing: bool,
     next_id: u64,
     /// Which write of a superblock waits for a flush; 0 for none.
     pub(super) superblock_unflushed: u64,
-    now_ms: u64,
-    touched_ms: u64,
+    now_us: u64,
+    touched_us: u64,
 }
 
 impl Commit {
@@ -143,12 +190,17 @@ impl Commit {
             written: VecDeque::new(),
             wanted: VecDeque::new(),
             seal_next: false,
+            joined: 0,
+            expected: 0,
+            gather_until_us: 0,
+            watched: false,
+            began_us: 0,
             flights: BTreeMap::new(),
             flushing: false,
             next_id: 0,
             superblock_unflushed: 0,
-            now_ms: 0,
-            touched_ms: 0,
+            now_us: 0,
+            touched_us: 0,
         }
     }
 
@@ -167,16 +219,12 @@ impl Commit {
         self.flights.is_empty()
     }
 
-    pub(super) fn clock(&mut self, now_ms: u64) {
-        self.now_ms = now_ms;
-    }
-
     pub(super) fn touch(&mut self) {
-        self.touched_ms = self.now_ms;
+        self.touched_us = self.now_us;
     }
 
     pub(super) fn is_idle(&self, idle_ms: u64) -> bool {
-        self.now_ms.saturating_sub(self.touched_ms) >= idle_ms
+        self.now_us.saturating_sub(self.touched_us) >= idle_ms * 1000
     }
 
     /// Whether everything is durable and the drive does not say so yet.
@@ -192,19 +240,27 @@ impl Commit {
     pub(super) fn sealed(&mut self, sealed: &Sealed) {
         self.written.push_back(false);
         self.marked = self.marked.max(sealed.header.durable);
-        if std::mem::take(&mut self.seal_next) {
-            self.want(sealed.header.chunk + 1);
-        }
         if !sealed.entries.is_empty() {
             self.data = sealed.header.chunk + 1;
         }
     }
 
-    /// Asks for a commit up to a chunk.
+    /// Asks for a commit up to a chunk, on behalf of nobody.
     pub(super) fn want(&mut self, target: u64) {
-        if target > self.durable && self.wanted.back().is_none_or(|&last| last < target) {
-            self.wanted.push_back(target);
+        self.want_for(target, 0);
+    }
+
+    fn want_for(&mut self, target: u64, flushes: u32) {
+        match self.wanted.back_mut() {
+            _ if target <= self.durable => {}
+            Some((last, count)) if *last >= target => *count += flushes,
+            _ => self.wanted.push_back((target, flushes)),
         }
+    }
+
+    /// Whether somebody is expected to share the commit that others wait for.
+    fn gathers(&self) -> bool {
+        self.joined < self.expected && self.now_us < self.gather_until_us
     }
 
     /// Chunks below this are written, durable or not.
@@ -213,11 +269,11 @@ impl Commit {
     }
 
     /// Whether a commit is at work: somebody waits for chunks that are closed.
-    fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         self.flushing || !self.wanted.is_empty()
     }
 
-    fn launch(&mut self, flight: Flight) -> u64 {
+    pub(super) fn launch(&mut self, flight: Flight) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         self.flights.insert(id, flight);
@@ -228,22 +284,51 @@ impl Commit {
 impl Core {
     /// Makes everything that was taken so far durable; the ticket says when that is done.
     pub fn flush(&mut self) -> Ticket {
+        self.flush_for(1)
+    }
+
+    /// The same on behalf of so many.
+    pub(super) fn flush_for(&mut self, flushes: u32) -> Ticket {
         self.counts.flushes += 1;
         if self.commit.health == Health::Failed {
             // What was taken and never became durable may be forgotten: no number stands for it.
             return Ticket(u64::MAX);
         }
-        let waiting = self.open.as_ref().is_some_and(|open| !open.is_empty());
-        if waiting && self.commit.is_busy() {
+        if self.open.as_ref().is_none_or(Open::is_empty) {
+            self.commit.want_for(self.next_chunk, flushes);
+            return Ticket(self.next_chunk);
+        }
+        self.commit.seal_next = true;
+        self.commit.joined += flushes;
+        let ticket = Ticket(self.next_chunk + 1);
+        if self.commit.is_busy() {
             mark("flush.shares_next");
-            self.commit.seal_next = true;
-            return Ticket(self.next_chunk + 1);
+        } else if self.commit.gathers() {
+            mark("flush.waits_for_others");
+        } else {
+            self.seal_for_flushes();
         }
-        if waiting {
-            self.seal();
+        ticket
+    }
+
+    /// Chunks below this are durable.
+    pub fn durable(&self) -> u64 {
+        self.commit.durable
+    }
+
+    /// Says what time it is: microseconds that never fall.
+    pub fn clock(&mut self, now_us: u64) {
+        self.commit.now_us = now_us;
+    }
+
+    /// Microseconds after which the caller, whose flush is pending, must ask for commands although
+    /// nothing has ended; one caller is enough.
+    pub fn patience_us(&mut self) -> Option<u64> {
+        let commit = &mut self.commit;
+        if !commit.seal_next || commit.is_busy() || std::mem::replace(&mut commit.watched, true) {
+            return None;
         }
-        self.commit.want(self.next_chunk);
-        Ticket(self.next_chunk)
+        Some(commit.gather_until_us.saturating_sub(commit.now_us))
     }
 
     /// How a flush stands.
@@ -268,8 +353,12 @@ impl Core {
     pub fn next_command(&mut self) -> Option<Command> {
         self.mend();
         self.step_window();
+        self.end_gathering();
         if self.commit.health == Health::Broken {
             return None;
+        }
+        if self.commit.health == Health::Well {
+            self.step_checkpoint();
         }
         if let Some((at, bytes)) = self.next_superblock() {
             let id = self.commit.launch(Flight::Superblock);
@@ -282,22 +371,51 @@ impl Core {
         {
             return Some(command);
         }
-        self.next_flush()
+        self.next_flush().or_else(|| self.next_sheet())
     }
 
     fn next_chunk_write(&mut self) -> Option<Command> {
-        let at = (self.commit.issued - self.commit.durable) as usize;
-        let writing = |f: &&Flight| matches!(f, Flight::Chunk(_));
-        if self.commit.flights.values().filter(writing).count() >= DEPTH {
+        let (mut writes, mut in_flight) = (0, 0);
+        for flight in self.commit.flights.values() {
+            if let Flight::Chunks { bytes, .. } = flight {
+                (writes, in_flight) = (writes + 1, in_flight + bytes);
+            }
+        }
+        if writes >= DEPTH || in_flight >= IN_FLIGHT {
             return None;
         }
-        let chunk = self.sealed.get(at)?;
-        let place = self.sb.place(chunk.header.segment) + u64::from(chunk.header.offset);
-        let (bytes, len) = (Arc::clone(&chunk.bytes), chunk.header.len as usize);
-        let id = self.commit.launch(Flight::Chunk(chunk.header.chunk));
-        self.commit.issued += 1;
-        self.counts.written_bytes += len as u64;
-        Some(Command { id, device: Device::Log, at: place, op: Op::Write(bytes, 0..len) })
+        let (first, at, mut parts) = self.next_neighbours()?;
+        let (count, bytes) = (parts.len(), parts.iter().map(|(_, len)| len).sum());
+        let op = match parts.pop() {
+            Some((bytes, len)) if count == 1 => Op::Write(bytes, 0..len),
+            last => {
+                mark("commit.joined");
+                parts.extend(last);
+                Op::Join(parts)
+            }
+        };
+        let id = self.commit.launch(Flight::Chunks { first, count, bytes });
+        self.commit.issued += count as u64;
+        self.counts.written_bytes += bytes as u64;
+        Some(Command { id, device: Device::Log, at, op })
+    }
+
+    /// The oldest closed chunk that was not given to the drive, and those after it that are to be
+    /// right behind it: number, place, bytes.
+    fn next_neighbours(&self) -> Option<(u64, u64, Parts)> {
+        let from = (self.commit.issued - self.commit.durable) as usize;
+        let place = |h: &Header| self.sb.place(h.segment) + u64::from(h.offset);
+        let first = &self.sealed.get(from)?.header;
+        let (mut end, mut total) = (place(first), 0);
+        let parts = self.sealed.range(from..).map_while(|Sealed { header, bytes, .. }| {
+            let len = header.len as usize;
+            if place(header) != end || (total > 0 && total + len > JOINED) {
+                return None;
+            }
+            (end, total) = (end + len as u64, total + len);
+            Some((Arc::clone(bytes), len))
+        });
+        Some((first.chunk, place(first), parts.collect()))
     }
 
     fn next_flush(&mut self) -> Option<Command> {
@@ -308,32 +426,38 @@ impl Core {
         if planted::on(Bug::FlushBeforeWritten) {
             covers = self.commit.issued;
         }
-        let mut wanted = self.commit.wanted.front().is_some_and(|&target| target <= covers);
+        let mut wanted = self.commit.wanted.front().is_some_and(|&(target, _)| target <= covers);
         if self.is_failed() {
             // A flush for a superblock makes no chunk durable that was written before the failure.
             (covers, wanted) = (self.commit.durable, false);
         }
         let superblock = std::mem::take(&mut self.commit.superblock_unflushed);
-        if !wanted && superblock == 0 {
+        let checkpoint = self.checkpoint.take_unflushed();
+        if !wanted && superblock == 0 && !checkpoint {
             return None;
         }
         self.commit.flushing = true;
         self.counts.drive_flushes += 1;
-        let id = self.commit.launch(Flight::Flush { covers, superblock });
+        let id = self.commit.launch(Flight::Flush { covers, superblock, checkpoint });
         Some(Command { id, device: Device::Log, at: 0, op: Op::Flush })
     }
 
-    /// Says what became of a command. An `id` that is not out is ignored.
-    pub fn complete(&mut self, id: u64, outcome: &Outcome) {
-        let Some(flight) = self.commit.flights.remove(&id) else { return };
+    /// Says what became of a command; whether somebody may have waited for it. An `id` that is not
+    /// out is ignored.
+    pub fn complete(&mut self, id: u64, outcome: &Outcome) -> bool {
+        let Some(flight) = self.commit.flights.remove(&id) else { return false };
         let well = !matches!(outcome, Outcome::Failed(_));
         if !well {
             self.counts.errors += 1;
         }
         match flight {
-            Flight::Chunk(chunk) => self.chunk_written(chunk, well),
-            Flight::Flush { covers, superblock } => {
+            Flight::Chunks { first, count, .. } => self.chunks_written(first, count, well),
+            Flight::Sheet => self.sheet_written(well),
+            Flight::Flush { covers, superblock, checkpoint } => {
                 self.commit.flushing = false;
+                if checkpoint && well {
+                    self.checkpoint.flushed();
+                }
                 if superblock > 0 {
                     self.superblock_flushed(superblock, well);
                 }
@@ -341,15 +465,16 @@ impl Core {
             }
             Flight::Superblock => self.superblock_written(well),
         }
+        matches!(flight, Flight::Flush { .. }) || !well
     }
 
-    fn chunk_written(&mut self, chunk: u64, well: bool) {
+    fn chunks_written(&mut self, first: u64, count: usize, well: bool) {
         if !well {
             mark("commit.write_failed");
             return self.broken();
         }
-        let Some(at) = chunk.checked_sub(self.commit.durable) else { return };
-        if let Some(written) = self.commit.written.get_mut(at as usize) {
+        let Some(at) = first.checked_sub(self.commit.durable) else { return };
+        for written in self.commit.written.iter_mut().skip(at as usize).take(count) {
             *written = true;
         }
     }
@@ -358,12 +483,13 @@ impl Core {
         if covers > self.commit.durable + 1 {
             mark("flush.covers_several");
         }
+        let most = SPARE.max(self.options.memory as usize / CHUNK_MAX as usize);
         while self.commit.durable < covers {
             let Some(chunk) = self.sealed.pop_front() else { break };
             self.sealed_bytes -= u64::from(chunk.header.len);
             self.commit.written.pop_front();
             self.commit.durable_prev = chunk.sum;
-            if self.spare.len() < SPARE
+            if self.spare.len() < most
                 && chunk.bytes.len() >= CHUNK_MAX.min(self.sb.segment) as usize
             {
                 self.spare.extend(Arc::try_unwrap(chunk.bytes).ok());
@@ -372,19 +498,53 @@ impl Core {
             self.commit.rewrites = 0;
         }
         self.commit.issued = self.commit.issued.max(self.commit.durable);
-        while self.commit.wanted.front().is_some_and(|&target| target <= self.commit.durable) {
+        let mut served = 0;
+        while let Some(&(target, flushes)) = self.commit.wanted.front()
+            && target <= self.commit.durable
+        {
+            served += flushes;
             self.commit.wanted.pop_front();
         }
-        if self.commit.seal_next {
-            mark("flush.sealed_next");
-            self.seal();
+        self.gather(served);
+    }
+
+    /// Those that a commit served are expected back.
+    fn gather(&mut self, served: u32) {
+        let commit = &mut self.commit;
+        if let Some(took) = commit.now_us.checked_sub(commit.began_us)
+            && served > 0
+        {
+            commit.expected = served + commit.joined;
+            let part = took.checked_div(self.options.gather_part).unwrap_or(0);
+            commit.gather_until_us = commit.now_us + part.min(GATHER_MAX_US);
         }
+        self.end_gathering();
+    }
+
+    /// Closes the chunk that flushes wait for, if nobody else is expected any more.
+    fn end_gathering(&mut self) {
+        if self.commit.seal_next && !self.commit.is_busy() && !self.commit.gathers() {
+            mark("flush.sealed_next");
+            self.seal_for_flushes();
+        }
+    }
+
+    /// Closes the open chunk, and asks for a commit on behalf of all that wait for it.
+    fn seal_for_flushes(&mut self) {
+        self.seal();
+        let commit = &mut self.commit;
+        (commit.seal_next, commit.watched) = (false, false);
+        commit.began_us = commit.now_us;
+        let joined = std::mem::take(&mut commit.joined);
+        commit.want_for(self.next_chunk, joined);
     }
 
     fn broken(&mut self) {
         if self.commit.health == Health::Well {
             self.commit.health = Health::Broken;
         }
+        // What it knows of may be laid out anew.
+        self.checkpoint.abort();
     }
 
     /// Gives the log up: what it holds is brought to the backing store.
@@ -393,11 +553,6 @@ impl Core {
         self.commit.health = Health::Failed;
         self.counts.failed_unix_s = self.window.now_s();
         self.give_windows_up();
-    }
-
-    /// Whether the log takes anything.
-    pub(super) fn check_health(&self) -> Result<(), Refused> {
-        if self.is_failed() { Err(self.rescue.refusal()) } else { Ok(()) }
     }
 
     /// When what was in flight has ended after a failure: lays out anew what is not durable.
@@ -436,6 +591,8 @@ impl Core {
         self.open_segment(0)?;
         for chunk in old {
             let (segment, offset) = self.place_for(chunk.header.len)?;
+            // These chunks are full as they are.
+            self.summaries.take();
             let closing =
                 Closing { chunk: self.next_chunk, prev: self.prev, durable: self.commit.durable };
             let moved = chunk.moved(segment, offset, self.epoch(), closing);
@@ -491,22 +648,18 @@ impl Core {
         }
     }
 
-    /// Chunks from this one on are of a new epoch.
-    pub(super) fn begin_epoch(&mut self, from: u64, id: u64) {
-        let epochs = &mut self.sb.epochs;
-        epochs.retain(|epoch| epoch.from < from);
-        while epochs.len() + LOST_MAX >= EPOCHS_MAX {
-            epochs.remove(0);
-        }
-        epochs.push(Epoch { from, id });
-    }
-
     /// The superblock that names the new epoch is durable: chunks may be written again.
     pub(super) fn rewrite_may_begin(&mut self) {
         if self.commit.health == Health::Rewriting {
             self.commit.health = Health::Well;
             self.commit.want(self.next_chunk);
         }
+    }
+
+    /// Gives memory back that an idle log does not need.
+    pub(super) fn rest(&mut self) {
+        self.spare.truncate(SPARE);
+        self.spare.shrink_to_fit();
     }
 
     /// Whether the log's drive failed for good.
@@ -526,4 +679,109 @@ pub(super) fn next_epoch(epoch: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::core::Options;
+    use super::super::format::{DATA_MIN, Epoch, IDENTITY, Kind, Superblock, Tail};
+    use super::*;
+
+    fn core() -> Core {
+        let sb = Superblock {
+            uuid: [0; 16],
+            generation: 1,
+            segment: 1 << 20,
+            segments: 16,
+            data_at: DATA_MIN,
+            blocks: 1000,
+            open: true,
+            tail: Tail::default(),
+            durable: 0,
+            identity: [0; IDENTITY],
+            past_s: 0,
+            mixture_s: 0,
+            spent: false,
+            checkpoint: None,
+            epochs: vec![Epoch { from: 0, id: 7 }],
+            lost: Vec::new(),
+        };
+        Core::new(sb, Options::default(), 0, 0)
+    }
+
+    /// A writer writes a block and flushes.
+    fn sync(core: &mut Core, block: u64) -> Ticket {
+        core.append(block, Kind::Raw, &[1; 4096], 0).unwrap();
+        core.flush()
+    }
+
+    /// Ends all commands that there are at a time, and those that follow; how many.
+    fn carry_out(core: &mut Core, now_us: u64) -> usize {
+        core.clock(now_us);
+        let commands = std::iter::from_fn(|| {
+            let command = core.next_command()?;
+            core.complete(command.id, &Outcome::Done);
+            Some(())
+        });
+        commands.count()
+    }
+
+    #[test]
+    fn nobody_who_is_alone_waits() {
+        let mut core = core();
+        for n in 0..10 {
+            core.clock(n * 1000);
+            let ticket = sync(&mut core, n);
+            assert_eq!(core.patience_us(), None);
+            assert_eq!(carry_out(&mut core, n * 1000 + 900), 2, "a write and a flush");
+            assert_eq!(core.progress(ticket), Progress::Done);
+        }
+    }
+
+    /// Two writers of whom one came too late for the other's commit, which has just ended.
+    fn two() -> (Core, Ticket) {
+        let mut core = core();
+        sync(&mut core, 0);
+        let write = core.next_command().unwrap();
+        let late = sync(&mut core, 1);
+        core.complete(write.id, &Outcome::Done);
+        assert_eq!(core.next_command().map(|c| matches!(c.op, Op::Flush)), Some(true));
+        core.clock(800);
+        core.complete(write.id + 1, &Outcome::Done);
+        (core, late)
+    }
+
+    #[test]
+    fn a_commit_waits_for_whom_the_last_one_served() {
+        let (mut core, late) = two();
+        assert_eq!(carry_out(&mut core, 850), 0);
+        assert_eq!(core.patience_us(), Some(50), "a part of 800");
+        assert_eq!(core.patience_us(), None, "one who looks at the clock is enough");
+        let back = sync(&mut core, 2);
+        assert_eq!(carry_out(&mut core, 1650), 2, "one commit for both");
+        assert!([late, back].iter().all(|t| core.progress(*t) == Progress::Done));
+        // Both are expected now, whoever comes first.
+        let first = sync(&mut core, 3);
+        assert_eq!(carry_out(&mut core, 1660), 0);
+        sync(&mut core, 4);
+        assert_eq!(carry_out(&mut core, 1670), 2);
+        assert_eq!(core.progress(first), Progress::Done);
+    }
+
+    #[test]
+    fn a_commit_does_not_wait_long_for_whom_does_not_come() {
+        let (mut core, late) = two();
+        assert_eq!(carry_out(&mut core, 899), 0);
+        assert_eq!(carry_out(&mut core, 900), 2);
+        assert_eq!(core.progress(late), Progress::Done);
+        // A chunk that is full does not end the waiting, and what waits for it is not forgotten.
+        let (mut core, late) = two();
+        for block in 0..300 {
+            core.append(block, Kind::Raw, &[1; 4096], 0).unwrap();
+        }
+        assert_eq!(carry_out(&mut core, 899), 1, "a full chunk is written, and not flushed");
+        assert_eq!(carry_out(&mut core, 900), 2);
+        assert_eq!(core.progress(late), Progress::Done);
+    }
 }

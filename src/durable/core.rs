@@ -9,13 +9,15 @@
 //! a slot holds is used until nothing names it: its changes are in the backing store, that is
 //! durable, a durable superblock says so, and no reader holds a pin.
 
+use super::checkpoint::Checkpoint;
 use super::chunk::{CHUNK_MAX, CHUNK_MIN, Closing, Open, Sealed};
 use super::commit::Commit;
-use super::format::{Data, Entry, Epoch, Kind, Stamp, Superblock};
+use super::format::{Data, EPOCHS_MAX, Entry, Epoch, Kind, LOST_MAX, Stamp, Superblock, crc};
 use super::holes::{Hole, Holes};
 use super::map::{Map, Place};
 use super::planted::mark;
 use super::rescue::Rescue;
+use super::summary::Summaries;
 use super::window::{After, Window};
 use crate::media::Buffer;
 use crate::stats::LogStats;
@@ -37,11 +39,22 @@ pub struct Options {
     pub window: u64,
     /// Milliseconds without a change after which what is there is committed.
     pub idle_ms: u64,
+    /// Least bytes of chunks between two checkpoints; 0 for no checkpoints.
+    pub checkpoint: u64,
+    /// Which part of a commit's time the next one waits at most for those that it served: one in
+    /// so many; 0 for not at all.
+    pub gather_part: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { memory: 64 << 20, window: 64 << 20, idle_ms: 1000 }
+        Self {
+            memory: 64 << 20,
+            window: 64 << 20,
+            idle_ms: 1000,
+            checkpoint: 64 << 20,
+            gather_part: 8,
+        }
     }
 }
 
@@ -131,6 +144,8 @@ pub struct Core {
     pub(super) commit: Commit,
     pub(super) window: Window,
     pub(super) rescue: Rescue,
+    pub(super) checkpoint: Checkpoint,
+    pub(super) summaries: Summaries,
     pub(super) counts: LogStats,
 }
 
@@ -153,6 +168,8 @@ impl Core {
             prev,
             window: Window::default(),
             rescue: Rescue::default(),
+            checkpoint: Checkpoint::new(),
+            summaries: Summaries::default(),
             counts: LogStats::default(),
         }
     }
@@ -174,6 +191,7 @@ impl Core {
             segments_used: self.segments.len() as u64,
             blocks_dirty: self.map.len() as u64,
             index_bytes: self.map.memory() as u64,
+            checkpoints: self.checkpoint.made,
             failed: self.is_failed(),
             rescuing: self.is_rescuing(),
             through: self.is_through(),
@@ -227,11 +245,7 @@ impl Core {
     ) -> Result<(), Refused> {
         self.check_health()?;
         let open = self.open_for(payload.len(), RESERVE)?;
-        let offset = open.next_offset();
-        let stamp = Stamp { epoch: open.epoch, segment: open.segment, offset, block };
-        let check = stamp.check(crc);
-        let data = Data { block, kind, len: payload.len() as u32, offset, check };
-        open.push(data, payload);
+        let data = open.append(block, kind, payload, crc);
         let segment = open.segment;
         self.index(segment, &Entry::Data(data));
         self.counts.blocks_appended += 1;
@@ -267,6 +281,7 @@ impl Core {
     /// Makes the index say what an entry of a segment says.
     pub(super) fn index(&mut self, segment: u64, entry: &Entry) {
         match *entry {
+            Entry::Data(Data { kind: Kind::Summary, .. }) => {}
             Entry::Data(Data { block, kind, len, offset, check }) => {
                 let slot = (segment % self.sb.segments) as u32;
                 let place = Place { slot, offset, len, kind, check };
@@ -310,7 +325,13 @@ impl Core {
             _ => (self.open_segment(reserve)?, 0),
         };
         let capacity = (size - offset).min(CHUNK_MAX);
-        Ok(Open::new(segment, offset, self.epoch(), capacity, self.spare.pop()))
+        let mut open = Open::new(segment, offset, self.epoch(), capacity, self.spare.pop());
+        if let Some(summary) = self.summaries.take() {
+            for (block, piece) in (0..).zip(summary.chunks(crate::BLOCK_SIZE)) {
+                open.append(block, Kind::Summary, piece, crc(piece));
+            }
+        }
+        Ok(open)
     }
 
     /// Takes a free segment into use.
@@ -327,13 +348,25 @@ impl Core {
             mark("segment.next_lap");
         }
         let (epoch, chunk, prev) = (self.epoch(), self.next_chunk, self.prev);
+        let number = self.first + self.segments.len() as u64;
+        self.summaries.begin(number, epoch, chunk, prev, self.sb.segment);
         self.segments.push_back(Segment { epoch, chunk, prev, used: 0, pins: 0, finished: false });
-        Ok(self.first + self.segments.len() as u64 - 1)
+        Ok(number)
     }
 
     /// The epoch that new chunks have.
     pub(super) fn epoch(&self) -> u64 {
         self.sb.epochs.last().map_or(0, |e: &Epoch| e.id)
+    }
+
+    /// Chunks from this one on are of a new epoch.
+    pub(super) fn begin_epoch(&mut self, from: u64, id: u64) {
+        let epochs = &mut self.sb.epochs;
+        epochs.retain(|epoch| epoch.from < from);
+        while epochs.len() + LOST_MAX >= EPOCHS_MAX {
+            epochs.remove(0);
+        }
+        epochs.push(Epoch { from, id });
     }
 
     /// Closes the open chunk, if there is one; it will be written.
@@ -348,7 +381,9 @@ impl Core {
         let (sealed, spare) = open.close(closing);
         self.spare.extend(spare);
         self.push_sealed(sealed);
-        if self.sealed_bytes * 2 >= self.options.memory {
+        // One flush for as much as possible, but before nothing more fits; while one is on its way
+        // the next is not asked for, or there would be one for each chunk.
+        if self.sealed_bytes * 2 >= self.options.memory && !self.commit.is_busy() {
             mark("seal.self_commit");
             self.commit.want(self.next_chunk);
         }
@@ -358,6 +393,8 @@ impl Core {
         if let Some(at) = self.segment_mut(sealed.header.segment) {
             at.used = sealed.header.offset + sealed.header.len;
         }
+        self.summaries.add(&sealed, self.sb.segment);
+        self.checkpoint.grow(sealed.header.len);
         self.prev = sealed.sum;
         self.next_chunk = sealed.header.chunk + 1;
         self.commit.sealed(&sealed);
@@ -441,13 +478,14 @@ impl Core {
 
     /// Time passes. `now_ms` never falls.
     pub fn tick(&mut self, now_ms: u64) {
-        self.commit.clock(now_ms);
+        self.clock(now_ms * 1000);
         if !self.commit.is_idle(self.options.idle_ms) || self.check_health().is_err() {
             return;
         }
+        self.rest();
         if self.open.as_ref().is_some_and(|open| !open.is_empty()) || !self.sealed.is_empty() {
             mark("tick.commit");
-            self.flush();
+            self.flush_for(0);
         } else if self.commit.lacks_mark() && self.seal_mark().is_err() {
             // A full log has no room for a mark; the superblock says it as well.
             mark("tick.marked_by_superblock");

@@ -14,8 +14,16 @@ pub const VERSION: u32 = 1;
 pub const SUPER: usize = 4096;
 /// Where the two copies of the superblock are, in bytes.
 pub const SUPER_AT: [u64; 2] = [0, 64 << 10];
-/// The first byte that a segment may use.
+/// The first byte behind the superblocks: here the two areas for checkpoints begin, or the
+/// segments of a log that has none.
 pub const DATA_MIN: u64 = 128 << 10;
+/// Smallest area for a checkpoint that a new log is given, in bytes; the simulator's is too small
+/// for some volumes.
+pub const AREA_MIN: u64 = if cfg!(sim) { 16 << 10 } else { 32 << 10 };
+/// A new log gives this part of its drive to each of the two areas.
+const AREA_PART: u64 = 128;
+/// Smallest and largest sheet of a checkpoint, in bytes.
+pub const SHEETS: [u32; 2] = [4096, 256 << 10];
 /// Smallest segment, in bytes.
 pub const SEGMENT_MIN: u32 = 32 << 10;
 /// Largest segment, in bytes.
@@ -40,6 +48,7 @@ pub const EPOCHS_MAX: usize = 200;
 pub const LOST_MAX: usize = if cfg!(sim) { 4 } else { 100 };
 
 const CHUNK_MAGIC: u32 = u32::from_le_bytes(*b"zCHK");
+const POINTER_AT: usize = 192;
 const EPOCHS_AT: usize = 256;
 const SUPER_CRC_AT: usize = SUPER - 4;
 const HEADER_CRC_AT: usize = HEADER - 4;
@@ -68,6 +77,12 @@ pub struct Epoch {
     pub id: u64,
 }
 
+/// Where the segments of a new log begin that takes so many bytes of its drive.
+pub fn data_at(size: u64, segment: u32) -> u64 {
+    let area = (size / AREA_PART).max(AREA_MIN).next_multiple_of(BLOCK_SIZE as u64);
+    (DATA_MIN + 2 * area).next_multiple_of(u64::from(segment))
+}
+
 /// Where the log begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tail {
@@ -77,6 +92,54 @@ pub struct Tail {
     pub chunk: u64,
     /// CRC of the header before that chunk.
     pub prev: u32,
+}
+
+/// Where a checkpoint is, and from where on chunks change what it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pointer {
+    /// Random, and not 0: its sheets have it.
+    pub stamp: u64,
+    /// Which of the two areas it is in.
+    pub area: u32,
+    /// Bytes of a sheet.
+    pub sheet: u32,
+    /// Sheets.
+    pub count: u32,
+    /// The first chunk to replay.
+    pub chunk: u64,
+    /// CRC of the header before that.
+    pub prev: u32,
+    /// The segment where it is, unless it begins one of the next.
+    pub segment: u64,
+    /// Where in that segment, in bytes.
+    pub offset: u32,
+}
+
+impl Pointer {
+    fn encode(&self, b: &mut [u8]) {
+        put8(b, 0, self.stamp);
+        put4(b, 8, self.area);
+        put4(b, 12, self.sheet);
+        put4(b, 16, self.count);
+        put4(b, 20, self.prev);
+        put8(b, 24, self.chunk);
+        put8(b, 32, self.segment);
+        put4(b, 40, self.offset);
+    }
+
+    fn decode(b: &[u8]) -> Option<Self> {
+        let found = Self {
+            stamp: get8(b, 0),
+            area: get4(b, 8),
+            sheet: get4(b, 12),
+            count: get4(b, 16),
+            prev: get4(b, 20),
+            chunk: get8(b, 24),
+            segment: get8(b, 32),
+            offset: get4(b, 40),
+        };
+        (found.stamp != 0).then_some(found)
+    }
 }
 
 /// What a log says of itself; kept twice.
@@ -109,6 +172,8 @@ pub struct Superblock {
     pub mixture_s: u64,
     /// The log had failed, and the backing store went on without it.
     pub spent: bool,
+    /// The newest checkpoint.
+    pub checkpoint: Option<Pointer>,
     /// The epochs of the chunks in the log, oldest first.
     pub epochs: Vec<Epoch>,
     /// Blocks whose content was damaged before it reached the backing store, as first block and
@@ -139,7 +204,7 @@ pub fn crc(bytes: &[u8]) -> u32 {
 
 /// Spreads two numbers over 32 bits: the finalizer of `SplitMix64` (Steele, Lea, Flood 2014) on a
 /// combination of both.
-fn mix(a: u64, b: u64) -> u32 {
+pub(super) fn mix(a: u64, b: u64) -> u32 {
     let mut z = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.rotate_left(32);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -169,6 +234,9 @@ impl Superblock {
         put8(&mut b, 112, self.mixture_s);
         put4(&mut b, 120, u32::from(self.spent));
         b[128..128 + IDENTITY].copy_from_slice(&self.identity);
+        if let Some(pointer) = &self.checkpoint {
+            pointer.encode(&mut b[POINTER_AT..EPOCHS_AT]);
+        }
         for (i, epoch) in self.epochs.iter().take(EPOCHS_MAX).enumerate() {
             put8(&mut b, EPOCHS_AT + 16 * i, epoch.from);
             put8(&mut b, EPOCHS_AT + 16 * i + 8, epoch.id);
@@ -221,6 +289,7 @@ impl Superblock {
             tail: Tail { segment: get8(b, 72), chunk: get8(b, 80), prev: get4(b, 88) },
             durable: get8(b, 96),
             identity,
+            checkpoint: Pointer::decode(&b[POINTER_AT..EPOCHS_AT]),
             past_s: get8(b, 104),
             mixture_s: get8(b, 112),
             spent: get4(b, 120) != 0,
@@ -244,6 +313,22 @@ impl Superblock {
             && (1..=BLOCKS_MAX).contains(&self.blocks)
             && rising
             && self.lost.iter().all(inside)
+            && self.checkpoint.is_none_or(|at| {
+                at.area < 2
+                    && at.sheet.is_power_of_two()
+                    && (SHEETS[0]..=SHEETS[1]).contains(&at.sheet)
+                    && u64::from(at.count) * u64::from(at.sheet) <= self.area()
+            })
+    }
+
+    /// Bytes of one of the two areas for checkpoints.
+    pub fn area(&self) -> u64 {
+        (self.data_at - DATA_MIN) / 2 / BLOCK_SIZE as u64 * BLOCK_SIZE as u64
+    }
+
+    /// Where an area is, in bytes.
+    pub fn area_at(&self, area: u32) -> u64 {
+        DATA_MIN + u64::from(area) * self.area()
     }
 
     /// Bytes that the log takes on its drive.
@@ -358,6 +443,8 @@ pub enum Kind {
     Zeros = 5,
     /// No payload: `count` blocks whose data was damaged before it reached the backing store.
     Lost = 6,
+    /// A piece of the summary of the segment before; `block` is which. No change of the volume.
+    Summary = 7,
 }
 
 impl Kind {
@@ -370,6 +457,7 @@ impl Kind {
             4 => Self::Same,
             5 => Self::Zeros,
             6 => Self::Lost,
+            7 => Self::Summary,
             _ => return None,
         })
     }
@@ -396,7 +484,7 @@ pub enum Entry {
 pub struct Data {
     /// The block.
     pub block: u64,
-    /// How to read its payload: one of the four that have one.
+    /// How to read its payload: one of the kinds that have one.
     pub kind: Kind,
     /// Bytes of payload, 1 to 4096.
     pub len: u32,
@@ -494,6 +582,16 @@ mod tests {
             open: true,
             tail: Tail { segment: 17, chunk: 99, prev: 0xdead_beef },
             durable: 120,
+            checkpoint: Some(Pointer {
+                stamp: 1,
+                area: 1,
+                sheet: 4096,
+                count: 3,
+                chunk: 4,
+                prev: 5,
+                segment: 6,
+                offset: 4096,
+            }),
             identity: [3; IDENTITY],
             past_s: 1_700_000_000,
             mixture_s: 1_700_000_001,

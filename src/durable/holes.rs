@@ -60,6 +60,16 @@ impl Holes {
         self.ranges.retain(|_, (_, hole)| hole.segment >= segment);
     }
 
+    /// The ranges from this block on: first block, end, what covers it.
+    pub fn from(&self, block: u64) -> impl Iterator<Item = (u64, u64, Hole)> + '_ {
+        self.ranges.range(block..).map(|(&start, &(end, hole))| (start, end, hole))
+    }
+
+    /// How many ranges there are.
+    pub fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
     /// The ranges of a kind whose record is in this segment, as first block and count.
     pub fn of(&self, segment: u64, kind: Kind) -> Vec<(u64, u64)> {
         let sought = Hole { segment, kind };

@@ -9,6 +9,8 @@ use super::format::{GRANULE, Kind};
 
 /// Entries in a full page: 4 KiB.
 const FULL: usize = 256;
+/// Entries in a page that is filled in order, with room for what comes between them.
+const LOADED: usize = FULL * 3 / 4;
 /// A page with fewer looks for a neighbour to join.
 const SMALL: usize = FULL / 4;
 
@@ -29,8 +31,10 @@ pub struct Place {
 
 /// `block` (38 bits), slot (22), kind (3), one bit spare; check (32), granule (20), length − 1
 /// (12).
+///
+/// The same 16 bytes, little-endian, are an entry of a checkpoint.
 #[derive(Clone, Copy)]
-struct Packed([u64; 2]);
+pub struct Packed([u64; 2]);
 
 impl Packed {
     fn new(block: u64, at: Place) -> Self {
@@ -39,14 +43,31 @@ impl Packed {
         Self([first, u64::from(at.check) << 32 | where_to])
     }
 
-    fn block(self) -> u64 {
+    /// The two words of an entry; `None` when they say what cannot be.
+    pub fn from_words(words: [u64; 2]) -> Option<Self> {
+        let kind = Kind::from_bits(words[0] >> 1 & 7)?;
+        matches!(kind, Kind::Raw | Kind::Lz4 | Kind::Zstd | Kind::Same).then_some(Self(words))
+    }
+
+    /// The two words.
+    pub fn words(self) -> [u64; 2] {
+        self.0
+    }
+
+    /// The block.
+    pub fn block(self) -> u64 {
         self.0[0] >> 26
+    }
+
+    /// The slot of its segment.
+    pub fn slot(self) -> u32 {
+        (self.0[0] >> 4) as u32 & ((1 << 22) - 1)
     }
 
     fn place(self) -> Place {
         let [first, second] = self.0;
         Place {
-            slot: (first >> 4) as u32 & ((1 << 22) - 1),
+            slot: self.slot(),
             offset: (second as u32 >> 12) * GRANULE,
             len: (second as u32 & 4095) + 1,
             kind: Kind::from_bits(first >> 1 & 7).unwrap_or(Kind::Lost),
@@ -191,6 +212,25 @@ impl Map {
         let page = self.page_of(block);
         let inside = self.pages.get(page)?.iter().map(|e| e.block()).find(|b| *b >= block);
         inside.or_else(|| self.firsts.get(page + 1).copied())
+    }
+
+    /// Every entry from this block on, ascending.
+    pub fn packed_from(&self, block: u64) -> impl Iterator<Item = Packed> + '_ {
+        let page = self.page_of(block);
+        let skip = self.pages.get(page).map_or(0, |p| p.partition_point(|e| e.block() < block));
+        self.pages.iter().skip(page).flatten().copied().skip(skip)
+    }
+
+    /// Adds an entry whose block comes after all others.
+    pub fn push_last(&mut self, entry: Packed) {
+        if self.pages.last().is_none_or(|page| page.len() >= LOADED) {
+            self.firsts.push(entry.block());
+            self.pages.push(Vec::with_capacity(FULL));
+        }
+        if let Some(page) = self.pages.last_mut() {
+            page.push(entry);
+            self.len += 1;
+        }
     }
 
     /// Every block with its place, ascending.

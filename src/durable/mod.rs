@@ -1,9 +1,10 @@
 //! The durable log: changes of a volume, compressed, in the order in which they came.
 //!
 //! Data flows [`core`](Core) → `chunk` → `commit` → the log's drive, and from there by `window` and
-//! [`Writeback`] to the backing store; [`open`] goes the way back after a cut. `format` has every
-//! byte, `map` and `holes` are the index.
+//! [`Writeback`] to the backing store; [`open`] goes the way back after a cut, from the last
+//! `checkpoint` on. `format` has every byte, `map` and `holes` are the index.
 
+mod checkpoint;
 mod chunk;
 mod commit;
 mod core;
@@ -13,11 +14,13 @@ mod map;
 pub mod planted;
 mod recover;
 mod rescue;
+mod summary;
+mod walk;
 mod window;
 mod writeback;
 
 pub use self::core::{Core, Found, Options, Reading, Refused};
-pub use commit::{Command, Device, Op, Outcome, Progress, Ticket};
+pub use commit::{Command, Device, Op, Outcome, Progress, Ticket, join};
 pub use recover::{
     Inspection, OpenError, Report, format, inspect, least_size, open, read_superblock,
 };

@@ -43,10 +43,20 @@ pub enum Bug {
     ThroughBeforeSpent,
     /// The index forgets the blocks of a window before the zeroed ranges under them.
     ForgetBeforeRetiring,
+    /// A checkpoint is named before the chunks that its sheets know of are durable.
+    CheckpointBeforeDurable,
+    /// Entries of a checkpoint are kept though their slots were freed and used again.
+    CheckpointKeepsFreed,
+    /// A checkpoint is replayed from its end on, not from its begin.
+    CheckpointFromEnd,
+    /// A checkpoint is copied while the index forgets what is before no durable tail yet.
+    CheckpointForgets,
+    /// A summary is believed of chunks that may not be durable.
+    TrustSummary,
 }
 
 /// All of them.
-pub const BUGS: [Bug; 18] = [
+pub const BUGS: [Bug; 23] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -65,6 +75,11 @@ pub const BUGS: [Bug; 18] = [
     Bug::IgnorePins,
     Bug::ForgetBeforeRetiring,
     Bug::ThroughBeforeSpent,
+    Bug::CheckpointBeforeDurable,
+    Bug::CheckpointKeepsFreed,
+    Bug::CheckpointFromEnd,
+    Bug::CheckpointForgets,
+    Bug::TrustSummary,
 ];
 
 #[cfg(sim)]

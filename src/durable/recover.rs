@@ -2,27 +2,24 @@
 //!
 //! Invariants: opening changes nothing but superblocks, and only after everything was read; done
 //! twice, also when power went in between, it ends in the same state. Chunks count from the tail
-//! on, each following the one before (number, CRC of the header before, epoch); one that was not
-//! durable for certain counts only if all its payloads fit. Where the chain ends, a later chunk
-//! that says that the missing one was durable makes the end *damage*, else it is the torn tail that
-//! every cut leaves.
+//! on, or from where a checkpoint begins. Where the chain ends, a later chunk that says that the
+//! missing one was durable makes the end *damage*, else it is the torn tail that every cut leaves.
 
-use super::chunk::read_table;
-use super::core::{Core, MEMORY_MAX, Options, Segment};
+use super::checkpoint::Loading;
+use super::core::{Core, Options, Segment};
 use super::format::{
-    DATA_MIN, ENTRY, Entry, Epoch, HEADER, Header, IDENTITY, Kind, SEGMENT_MAX, SEGMENT_MIN,
-    SEGMENTS_MAX, SEGMENTS_MIN, SUPER, SUPER_AT, Stamp, Superblock, Tail, Unfit,
+    DATA_MIN, Entry, Epoch, Header, IDENTITY, Kind, Pointer, SEGMENT_MAX, SEGMENT_MIN,
+    SEGMENTS_MAX, SEGMENTS_MIN, SUPER, SUPER_AT, Superblock, Tail, Unfit, data_at,
 };
+use super::holes::Holes;
+use super::map::Map;
 use super::planted::{self, Bug, mark};
-use crate::media::{ALIGN, Buffer, Drive, DriveError};
+use super::walk::Walk;
+use crate::media::{Buffer, Drive, DriveError};
 use std::fmt;
 
-/// Segments behind the end of the chain that are searched for the next chunk, or for a sign of
-/// damage: so many, or as many as take [`AHEAD_BYTES`].
-const AHEAD: u64 = 64;
-/// What is in flight when a drive fails is at most [`MEMORY_MAX`]; what is written after that
-/// begins behind it.
-const AHEAD_BYTES: u64 = 2 * MEMORY_MAX;
+/// Bytes of a checkpoint that are read at once.
+const LOAD: u64 = 32 << 20;
 
 /// Why a log cannot be made or opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,7 +67,11 @@ pub struct Report {
     pub closed: bool,
     /// A copy of the superblock was damaged and is mended.
     pub mended: bool,
-    /// Chunks that count.
+    /// Blocks that a checkpoint names.
+    pub known: u64,
+    /// There was a checkpoint, and it is damaged: all chunks were read instead.
+    pub checkpoint_lost: bool,
+    /// Chunks that count and were read.
     pub chunks: u64,
     /// Entries in them.
     pub entries: u64,
@@ -84,6 +85,12 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.closed { "closed in order" } else { "not closed" };
         write!(f, "log {how}: {} changes in {} chunks", self.entries, self.chunks)?;
+        if self.known > 0 {
+            write!(f, " after a checkpoint of {} blocks", self.known)?;
+        }
+        if self.checkpoint_lost {
+            f.write_str("; the checkpoint was damaged")?;
+        }
         if self.torn {
             f.write_str("; a torn end was cut off")?;
         }
@@ -111,7 +118,7 @@ pub fn format(
     if !segment.is_power_of_two() || !(SEGMENT_MIN..=SEGMENT_MAX).contains(&segment) {
         return Err(OpenError::Segment(segment));
     }
-    let data_at = DATA_MIN.next_multiple_of(u64::from(segment));
+    let data_at = data_at(log.size(), segment);
     let segments = log.size().saturating_sub(data_at) / u64::from(segment);
     if !(SEGMENTS_MIN..=SEGMENTS_MAX).contains(&segments) {
         return Err(OpenError::Segments(segments));
@@ -132,6 +139,7 @@ pub fn format(
         tail: Tail::default(),
         durable: 0,
         identity,
+        checkpoint: None,
         past_s: 0,
         mixture_s: 0,
         spent: false,
@@ -195,19 +203,26 @@ pub fn read_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), Ope
     Ok((sb, newest, mended))
 }
 
+/// The index of a log, as far as a checkpoint has it.
+#[derive(Default)]
+struct Loaded {
+    map: Map,
+    holes: Holes,
+}
+
 /// A look at a log: all that is needed to open it.
-#[derive(Clone, Debug)]
 pub struct Inspection {
     /// What its superblock says.
     pub superblock: Superblock,
     /// What was found.
     pub report: Report,
-    /// The chunks that count, with what they change.
+    /// The chunks that count and that no checkpoint covers, with what they change.
     pub chunks: Vec<(Header, Vec<Entry>)>,
     /// Blocks with a damaged record, and in which chunk; empty unless payloads were looked at.
     pub damaged: Vec<(u64, u64)>,
     /// Which copy of the superblock is the newest.
     newest: usize,
+    loaded: Loaded,
     segments: Vec<Segment>,
     /// Number of the chunk that comes next.
     next: u64,
@@ -216,7 +231,8 @@ pub struct Inspection {
 }
 
 /// Finds what counts in a log, and changes nothing. With `accept_loss` chunks that are missing are
-/// passed over and reported; with `payloads` every record is verified.
+/// passed over and reported; with `payloads` every chunk is read and every record verified, as if
+/// there were no checkpoint.
 ///
 /// # Errors
 /// The drive fails, there is no log, it cannot be used, or durable chunks are missing.
@@ -225,17 +241,75 @@ pub fn inspect(
     accept_loss: bool,
     payloads: bool,
 ) -> Result<Inspection, OpenError> {
-    let (superblock, newest, mended) = read_superblock(log)?;
+    let (mut superblock, newest, mended) = read_superblock(log)?;
+    let checkpoint = usable(&superblock);
+    let found = checkpoint.map(|pointer| load(log, &superblock, &pointer));
+    let lost = matches!(found, Some(None));
     let mut walk = Walk::new(log, &superblock, accept_loss);
+    let mut loaded = Loaded::default();
+    let mut known = 0;
+    match (found.flatten(), checkpoint) {
+        (Some((there, segments)), Some(pointer)) if !payloads => {
+            mark("recover.checkpoint");
+            known = there.map.len() as u64;
+            loaded = there;
+            walk = walk.quick().from(&pointer, segments);
+        }
+        _ if payloads => {}
+        _ => walk = walk.quick(),
+    }
     walk.run()?;
     let mut damaged = Vec::new();
     for i in 0..if payloads { walk.chunks.len() } else { 0 } {
         let chunk = walk.chunks[i].0.chunk;
-        damaged.extend(walk.unfit(i)?.into_iter().map(|block| (block, chunk)));
+        // A damaged summary costs no data.
+        let unfit = walk.unfit(i)?.into_iter().filter(|data| data.kind != Kind::Summary);
+        damaged.extend(unfit.map(|data| (data.block, chunk)));
     }
-    let report = walk.report(mended);
+    let report = Report { mended, known, checkpoint_lost: lost, ..walk.report() };
     let Walk { chunks, segments, next, prev, .. } = walk;
-    Ok(Inspection { superblock, report, chunks, damaged, newest, segments, next, prev })
+    if lost || !report.missing.is_empty() {
+        superblock.checkpoint = None;
+    }
+    Ok(Inspection { superblock, report, chunks, damaged, newest, loaded, segments, next, prev })
+}
+
+/// The checkpoint, if the log's tail has not passed it.
+fn usable(sb: &Superblock) -> Option<Pointer> {
+    let pointer = sb.checkpoint?;
+    let passed = pointer.chunk < sb.tail.chunk || pointer.segment < sb.tail.segment;
+    if passed {
+        mark("recover.checkpoint_passed");
+    }
+    (!passed).then_some(pointer)
+}
+
+/// Reads a checkpoint; `None` when not all of it is there.
+fn load(log: &dyn Drive, sb: &Superblock, pointer: &Pointer) -> Option<(Loaded, Vec<Segment>)> {
+    let mut loaded = Loaded::default();
+    let mut loading = Loading::new(pointer, sb.segments, sb.tail.segment);
+    let (at, sheet) = (sb.area_at(pointer.area), u64::from(pointer.sheet));
+    let at_once = (LOAD / sheet).max(1);
+    let mut index = 0;
+    while index < u64::from(pointer.count) {
+        let end = (index + at_once).min(u64::from(pointer.count));
+        let wanted = (index..end).map(|i| (at + i * sheet, Buffer::new(sheet as usize)));
+        for read in log.read_many(wanted.collect()) {
+            let taken = read
+                .ok()
+                .and_then(|(_, sheet)| loading.take(&sheet, |packed| loaded.map.push_last(packed)));
+            if taken.is_none() {
+                mark("recover.checkpoint_damaged");
+                return None;
+            }
+        }
+        index = end;
+    }
+    for (start, end, hole) in loading.ranges {
+        loaded.holes.insert(start, end, hole);
+    }
+    let covered = sb.tail.segment + loading.segments.len() as u64 >= pointer.segment;
+    covered.then_some((loaded, loading.segments))
 }
 
 impl Inspection {
@@ -257,12 +331,11 @@ impl Inspection {
         (sb.open, sb.spent) = (true, false);
         let mut core = Core::new(sb, options, next, self.prev);
         core.segments = self.segments.into();
+        (core.map, core.holes) = (self.loaded.map, self.loaded.holes);
         core.resume(in_order);
-        for (block, count) in core.sb.lost.clone() {
-            let entry = Entry::Range { kind: Kind::Lost, block, count };
-            core.index(core.sb.tail.segment, &entry);
-        }
+        core.lose();
         for (header, entries) in &self.chunks {
+            core.checkpoint.grow(header.len);
             for entry in entries {
                 core.index(header.segment, entry);
             }
@@ -297,244 +370,12 @@ pub fn open(
     Ok((found.open(log, options, epoch)?, report))
 }
 
-/// The way along the chain.
-struct Walk<'a> {
-    log: &'a dyn Drive,
-    sb: &'a Superblock,
-    accept_loss: bool,
-    /// Number of the chunk that comes next.
-    next: u64,
-    /// CRC of the header before.
-    prev: u32,
-    /// Where it should be.
-    segment: u64,
-    offset: u32,
-    /// Chunks below this were durable.
-    durable: u64,
-    chunks: Vec<(Header, Vec<Entry>)>,
-    segments: Vec<Segment>,
-    report: Report,
-}
-
-/// What is at a place where a chunk could be.
-enum Here {
-    Chunk(Header, u32, Vec<Entry>),
-    /// A header of the right number, whose table is damaged.
-    Torn,
-    Nothing,
-}
-
-impl<'a> Walk<'a> {
-    fn new(log: &'a dyn Drive, sb: &'a Superblock, accept_loss: bool) -> Self {
-        Self {
-            log,
-            sb,
-            accept_loss,
-            next: sb.tail.chunk,
-            prev: sb.tail.prev,
-            segment: sb.tail.segment,
-            offset: 0,
-            durable: sb.durable,
-            chunks: Vec::new(),
-            segments: Vec::new(),
-            report: Report::default(),
-        }
-    }
-
-    /// What was found, once it has run.
-    fn report(&self, mended: bool) -> Report {
-        Report {
-            closed: !self.sb.open,
-            mended,
-            chunks: self.chunks.len() as u64,
-            entries: self.chunks.iter().map(|(_, entries)| entries.len() as u64).sum(),
-            ..self.report.clone()
-        }
-    }
-
-    fn run(&mut self) -> Result<(), OpenError> {
-        loop {
-            while let Some((header, sum, entries)) = self.find_next()? {
-                self.accept(header, sum, entries);
-            }
-            let Some((header, sum, entries)) = self.find_evidence()? else { break };
-            if !self.accept_loss {
-                return Err(OpenError::Lost { chunk: self.next, segment: self.segment });
-            }
-            mark("recover.loss_accepted");
-            self.report.missing.push((self.next, header.chunk - self.next));
-            (self.next, self.prev) = (header.chunk, header.prev);
-            self.accept(header, sum, entries);
-        }
-        self.cut_torn()?;
-        if self.next < self.sb.durable && !self.accept_loss {
-            return Err(OpenError::Lost { chunk: self.next, segment: self.segment });
-        }
-        self.note_segments();
-        Ok(())
-    }
-
-    fn accept(&mut self, header: Header, sum: u32, entries: Vec<Entry>) {
-        if header.segment > self.segment {
-            mark("recover.next_segment");
-        }
-        if header.segment > self.segment + 1 {
-            mark("recover.segments_skipped");
-        }
-        self.durable = self.durable.max(header.durable);
-        (self.next, self.prev) = (header.chunk + 1, sum);
-        (self.segment, self.offset) = (header.segment, header.offset + header.len);
-        self.chunks.push((header, entries));
-    }
-
-    /// The chunk that follows: in the same segment, or first in one of the next ones.
-    fn find_next(&self) -> Result<Option<(Header, u32, Vec<Entry>)>, OpenError> {
-        let last = self.last_ahead();
-        let here = (self.segment, self.offset);
-        let ahead = (self.segment + 1..=last).map(|segment| (segment, 0));
-        for (segment, offset) in std::iter::once(here).chain(ahead) {
-            if let Here::Chunk(header, sum, entries) = self.look(segment, offset, true)? {
-                return Ok(Some((header, sum, entries)));
-            }
-        }
-        Ok(None)
-    }
-
-    fn last_ahead(&self) -> u64 {
-        let ahead = AHEAD.max(AHEAD_BYTES / u64::from(self.sb.segment));
-        (self.segment + ahead).min(self.sb.tail.segment + self.sb.segments - 1)
-    }
-
-    /// What is at a place: the chunk that follows the last, or (not `chained`) any later one.
-    fn look(&self, segment: u64, offset: u32, chained: bool) -> Result<Here, OpenError> {
-        if offset + ALIGN as u32 > self.sb.segment {
-            return Ok(Here::Nothing);
-        }
-        let at = self.sb.place(segment) + u64::from(offset);
-        let mut front = Buffer::new(ALIGN);
-        self.log.read(at, &mut front)?;
-        let Some((header, sum)) = Header::decode(&front[..HEADER]) else {
-            return Ok(Here::Nothing);
-        };
-        if !self.follows(&header, segment, offset, chained) {
-            return Ok(Here::Nothing);
-        }
-        let len = header.len as usize;
-        let from = header.table_at() / ALIGN * ALIGN;
-        let entries = if len == ALIGN {
-            read_table(&header, &front[header.table_at()..])
-        } else {
-            let mut end = Buffer::new(len - from);
-            self.log.read(at + from as u64, &mut end)?;
-            read_table(&header, &end[header.table_at() - from..])
-        };
-        Ok(match entries {
-            Some(entries) => Here::Chunk(header, sum, entries),
-            None => Here::Torn,
-        })
-    }
-
-    fn follows(&self, header: &Header, segment: u64, offset: u32, chained: bool) -> bool {
-        let fits = header.offset == offset && offset + header.len <= self.sb.segment;
-        if planted::on(Bug::AcceptOldLap) && chained {
-            return fits;
-        }
-        let known = self.sb.epoch_of(header.chunk);
-        let epoch = known.is_none_or(|id| id == header.epoch) || planted::on(Bug::AcceptOldEpoch);
-        let placed = fits && header.segment == segment && epoch;
-        if chained {
-            placed && header.chunk == self.next && header.prev == self.prev
-        } else {
-            // A sign of damage must be beyond doubt: of an epoch that the superblock names.
-            placed && known.is_some() && header.chunk > self.next
-        }
-    }
-
-    /// A chunk behind the end of the chain that says that the missing one was durable. In the
-    /// segment of the end, and in the next two, which may begin with the missing chunk and with
-    /// the one that was written in its place, it may be anywhere; of later ones the first chunk
-    /// must be there.
-    fn find_evidence(&self) -> Result<Option<(Header, u32, Vec<Entry>)>, OpenError> {
-        for segment in self.segment..=self.last_ahead() {
-            let here = segment <= self.segment + 2;
-            let mut offset = if segment == self.segment { self.offset } else { 0 };
-            while offset < self.sb.segment {
-                match self.look(segment, offset, false)? {
-                    Here::Chunk(header, sum, entries) if header.durable > self.next => {
-                        return Ok(Some((header, sum, entries)));
-                    }
-                    Here::Chunk(header, ..) => offset += header.len,
-                    Here::Torn | Here::Nothing if here => offset += ALIGN as u32,
-                    Here::Torn | Here::Nothing => break,
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    /// Cuts the chain before the first chunk that was not durable and has a payload that does not
-    /// fit.
-    fn cut_torn(&mut self) -> Result<(), OpenError> {
-        let durable = self.durable;
-        let sure = self.chunks.partition_point(|(header, _)| header.chunk < durable);
-        for i in sure..self.chunks.len() {
-            if planted::on(Bug::AcceptTornTail) || self.unfit(i)?.is_empty() {
-                continue;
-            }
-            mark("recover.torn_tail");
-            self.report.torn = true;
-            let (header, _) = &self.chunks[i];
-            (self.next, self.prev) = (header.chunk, header.prev);
-            (self.segment, self.offset) = (header.segment, header.offset);
-            self.chunks.truncate(i);
-            break;
-        }
-        Ok(())
-    }
-
-    /// The blocks of a chunk whose payloads do not fit.
-    fn unfit(&self, i: usize) -> Result<Vec<u64>, OpenError> {
-        let (header, entries) = &self.chunks[i];
-        let mut bytes = Buffer::new(header.len as usize);
-        let at = self.sb.place(header.segment) + u64::from(header.offset);
-        self.log.read(at, &mut bytes)?;
-        let Header { epoch, segment, .. } = *header;
-        let unfit = entries.iter().filter_map(|entry| {
-            let Entry::Data(d) = entry else { return None };
-            let from = (d.offset - header.offset) as usize;
-            let stamp = Stamp { epoch, segment, offset: d.offset, block: d.block };
-            let payload = bytes.get(from..from + d.len as usize);
-            let fits = payload.is_some_and(|payload| stamp.fits(payload, d.check));
-            (!fits).then_some(d.block)
-        });
-        Ok(unfit.collect())
-    }
-
-    /// The segments from the tail to the last chunk.
-    fn note_segments(&mut self) {
-        let (mut chunk, mut prev) = (self.sb.tail.chunk, self.sb.tail.prev);
-        let mut rest = self.chunks.iter().peekable();
-        let Some(last) = self.chunks.last().map(|(header, _)| header.segment) else { return };
-        for number in self.sb.tail.segment..=last {
-            let mut segment = Segment { epoch: 0, chunk, prev, used: 0, pins: 0, finished: true };
-            let mut first = true;
-            while let Some((header, _)) = rest.next_if(|(header, _)| header.segment == number) {
-                if std::mem::take(&mut first) {
-                    (segment.chunk, segment.prev) = (header.chunk, header.prev);
-                    segment.epoch = header.epoch;
-                }
-                segment.used = header.offset + header.len;
-                chunk = header.chunk + 1;
-                prev = header.encode().1;
-            }
-            self.segments.push(segment);
-        }
-    }
-}
-
 /// The least bytes that a log of this segment size takes.
 pub fn least_size(segment: u32) -> u64 {
-    DATA_MIN.next_multiple_of(u64::from(segment)) + SEGMENTS_MIN * u64::from(segment)
+    let mut size = SEGMENTS_MIN * u64::from(segment);
+    // The areas for checkpoints grow with the drive.
+    while size < data_at(size, segment) + SEGMENTS_MIN * u64::from(segment) {
+        size = data_at(size, segment) + SEGMENTS_MIN * u64::from(segment);
+    }
+    size
 }
-
-const _: () = assert!(HEADER + ENTRY <= ALIGN);

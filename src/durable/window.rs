@@ -23,8 +23,8 @@ const TRIES: u32 = 3;
 /// given up.
 const READ_TRIES: u32 = 5;
 /// Index entries that go in one step;
-/// few for the simulator, whose windows are small.
-const STEP: usize = if cfg!(sim) { 3 } else { 1024 };
+/// one for the simulator, whose windows are small.
+const STEP: usize = if cfg!(sim) { 1 } else { 1024 };
 
 /// What a superblock is written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub(super) enum After {
     Identity,
     /// The log has failed, and all that was durable in it is in the backing store.
     Spent,
+    /// There is a newer checkpoint.
+    Checkpoint,
 }
 
 /// Segments to write back, and what is known of them.
@@ -275,6 +277,11 @@ impl Core {
         matches!(self.window.step, Step::Forgetting { .. })
     }
 
+    /// Whether the index forgets what the superblock still counts as part of the log.
+    pub(super) fn is_moving_tail(&self) -> bool {
+        matches!(self.window.step, Step::Forgetting { .. } | Step::Moving { .. })
+    }
+
     /// Lets the next window take the segment that is being filled: no chunk comes to it any more.
     pub fn finish_segment(&mut self) {
         self.seal();
@@ -335,23 +342,23 @@ impl Core {
         damaged: &[(u64, Data)],
         unreadable: &[(u64, Range<u32>)],
     ) -> Result<(), Refused> {
+        let mut full = Ok(());
         for (segment, data) in damaged {
             let slot = (segment % self.sb.segments) as u32;
             let current =
                 self.map.get(data.block).is_some_and(|p| p.slot == slot && p.offset == data.offset);
             if current || planted::on(Bug::CopyWithoutCheck) {
                 mark("window.lost_block");
-                self.repeat(end, Kind::Lost, data.block, 1)?;
+                full = full.and(self.repeat(end, Kind::Lost, data.block, 1));
             }
         }
-        let mut full = Ok(());
         for (segment, part) in unreadable {
             mark("window.unreadable");
             let slot = (segment % self.sb.segments) as u32;
             let named = self.map.iter().filter(|(_, p)| p.slot == slot && part.contains(&p.offset));
             let blocks: Vec<u64> = named.map(|(block, _)| block).collect();
             for block in blocks {
-                self.repeat(end, Kind::Lost, block, 1)?;
+                full = full.and(self.repeat(end, Kind::Lost, block, 1));
             }
             for (start, count) in self.holes.of(*segment, Kind::Zeros) {
                 full = full.and(self.say_uncovered(end, Kind::Zeros, start, count));
@@ -359,7 +366,7 @@ impl Core {
         }
         for (start, count) in self.holes.lost_before(end) {
             mark("window.lost_again");
-            self.say_uncovered(end, Kind::Lost, start, count)?;
+            full = full.and(self.say_uncovered(end, Kind::Lost, start, count));
         }
         full
     }
@@ -586,6 +593,7 @@ impl Core {
             match purpose {
                 After::Rewrite => self.rewrite_may_begin(),
                 After::Identity => {}
+                After::Checkpoint => self.checkpoint.named(),
                 After::Close => self.window.closed = true,
                 After::Spent => self.spent(),
                 After::Tail => {
@@ -611,6 +619,7 @@ impl Core {
     /// when everything is durable, and take nothing more.
     pub fn close(&mut self) {
         self.sb.open = false;
+        self.checkpoint.abort();
         self.write_superblock(After::Close);
     }
 

@@ -36,7 +36,7 @@ pub fn decode(codec: &mut Codec, kind: Kind, payload: &[u8], out: &mut [u8; BLOC
             }
             Err(_) => false,
         },
-        Kind::Zeros | Kind::Lost => false,
+        Kind::Zeros | Kind::Lost | Kind::Summary => false,
     }
 }
 
@@ -364,6 +364,7 @@ impl Writeback {
 
     fn note(&mut self, segment: usize, entry: &Entry) {
         match *entry {
+            Entry::Data(Data { kind: Kind::Summary, .. }) => {}
             Entry::Data(data) => {
                 if planted::on(Bug::OldestWins) {
                     self.blocks.entry(data.block).or_insert((segment, data));

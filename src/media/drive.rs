@@ -4,7 +4,7 @@
 //! of power only after a [`Drive::flush`] that began after the write had returned; a write that
 //! failed, or that the power cut, may have stored any of its sectors, each of them whole or torn.
 
-use super::PAGE;
+use super::{Buffer, PAGE};
 use std::fmt;
 
 /// Alignment of every offset, length and buffer, in bytes.
@@ -61,6 +61,16 @@ pub trait Drive: Send + Sync {
 
     /// Fills `buf` from `at` on.
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError>;
+
+    /// Reads into each buffer from its offset on, several at once where the drive gains by it. What
+    /// became of each is said for itself.
+    fn read_many(&self, wanted: Vec<(u64, Buffer)>) -> Vec<Result<(u64, Buffer), DriveError>> {
+        let read = |(at, mut buffer): (u64, Buffer)| {
+            self.read(at, &mut buffer)?;
+            Ok((at, buffer))
+        };
+        wanted.into_iter().map(read).collect()
+    }
 
     /// Stores `data` from `at` on.
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError>;

@@ -31,6 +31,8 @@ const BUSY_WAIT: Duration = Duration::from_secs(1);
 
 /// Bytes moved at a time through memory of our own.
 const BOUNCE: usize = 256 << 10;
+/// Threads that read at once for [`Drive::read_many`].
+const READERS: usize = 16;
 
 /// The ways in which the kernel makes a range read as zeros, the best first: giving the space back,
 /// and keeping it. Both work on files and on block devices (there they are `BLKZEROOUT`), and say
@@ -319,6 +321,30 @@ impl Drive for FileDrive {
             at += piece.len() as u64;
         }
         Ok(())
+    }
+
+    fn read_many(&self, wanted: Vec<(u64, Buffer)>) -> Vec<Result<(u64, Buffer), DriveError>> {
+        let read = |wanted: Vec<(u64, Buffer)>| -> Vec<_> {
+            let each = wanted.into_iter().map(|(at, mut buffer)| {
+                self.read(at, &mut buffer)?;
+                Ok((at, buffer))
+            });
+            each.collect()
+        };
+        let share = wanted.len().div_ceil(READERS).max(1);
+        let mut rest = wanted;
+        let mut shares = Vec::new();
+        while rest.len() > share {
+            let after = rest.split_off(share);
+            shares.push(std::mem::replace(&mut rest, after));
+        }
+        std::thread::scope(|scope| {
+            let start = |share| scope.spawn(|| read(share));
+            let readers: Vec<_> = shares.into_iter().map(start).collect();
+            let last = read(rest);
+            let all = readers.into_iter().filter_map(|reader| reader.join().ok());
+            all.chain([last]).flatten().collect()
+        })
     }
 
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {

@@ -152,6 +152,10 @@ pub struct LogStats {
     pub asked_bytes: u64,
     /// Bytes written to the log's drive.
     pub written_bytes: u64,
+    /// Bytes of checkpoints among those.
+    pub checkpoint_bytes: u64,
+    /// Checkpoints made.
+    pub checkpoints: u64,
     /// Chunks closed.
     pub chunks: u64,
     /// Of those, chunks closed with room for more, because somebody waited or nobody wrote

@@ -90,15 +90,17 @@ impl Codec {
 
     /// Encodes `block` into `out`, which must have room for a whole block.
     pub fn encode(&mut self, block: &[u8; BLOCK_SIZE], out: &mut [u8]) -> Encoded {
-        if let Some(word) = repeated_word(block) {
-            let low = word as u32;
-            if u64::from(low) << 32 | u64::from(low) == word {
-                return Encoded::Same(low);
-            }
-            out[..8].copy_from_slice(&word.to_le_bytes());
-            return Encoded::Payload(8, Coding::Fill);
+        if let Some(encoded) = fold(block, out).or_else(|| self.shrink(block, out)) {
+            return encoded;
         }
-        let shrunk = match self.algorithm {
+        out[..BLOCK_SIZE].copy_from_slice(block);
+        Encoded::Payload(BLOCK_SIZE, Coding::Raw)
+    }
+
+    /// Compresses `block` into `out`, which must have room for a whole block; `None` if that does
+    /// not save enough.
+    pub fn shrink(&mut self, block: &[u8; BLOCK_SIZE], out: &mut [u8]) -> Option<Encoded> {
+        let (len, coding) = match self.algorithm {
             Algorithm::None => None,
             Algorithm::Lz4 => self.lz4(block, out).map(|n| (n, Coding::Lz4)),
             Algorithm::Zstd => self
@@ -106,12 +108,8 @@ impl Codec {
                 .as_mut()
                 .and_then(|z| z.compress.compress2(&mut out[..SHRUNK_MAX], block).ok())
                 .map(|n| (n, Coding::Zstd)),
-        };
-        let (len, coding) = shrunk.unwrap_or_else(|| {
-            out[..BLOCK_SIZE].copy_from_slice(block);
-            (BLOCK_SIZE, Coding::Raw)
-        });
-        Encoded::Payload(len, coding)
+        }?;
+        Some(Encoded::Payload(len, coding))
     }
 
     fn lz4(&mut self, block: &[u8; BLOCK_SIZE], out: &mut [u8]) -> Option<usize> {
@@ -177,6 +175,17 @@ impl Zstd {
         debug_assert!(set.is_ok());
         Self { compress, decompress }
     }
+}
+
+/// Encodes a block that repeats a word, with `out` for a long one; `None` if it is no such block.
+pub fn fold(block: &[u8; BLOCK_SIZE], out: &mut [u8]) -> Option<Encoded> {
+    let word = repeated_word(block)?;
+    let low = word as u32;
+    if u64::from(low) << 32 | u64::from(low) == word {
+        return Some(Encoded::Same(low));
+    }
+    out[..8].copy_from_slice(&word.to_le_bytes());
+    Some(Encoded::Payload(8, Coding::Fill))
 }
 
 fn decode_lz4(payload: &[u8], out: &mut [u8; BLOCK_SIZE]) -> bool {

@@ -6,23 +6,30 @@
 //! read of a read-modify-write to its append; who takes several takes them in order; none of the
 //! log's own threads takes one.
 
+use super::news::News;
 use crate::BLOCK_SIZE;
 use crate::durable::format::{Kind, crc};
 use crate::durable::{
-    Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, decode,
+    Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, decode, join,
 };
 use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId, Waker};
 use crate::stats::LogStats;
 use crate::store::GROUP;
-use crate::store::codec::{Algorithm, Codec, Encoded};
+use crate::store::codec::{self, Algorithm, Codec, Encoded};
 use crate::store::format::Coding;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const STRIPES: usize = 256;
+/// After so many blocks in a row that did not shrink, only one in [`RETRY`] is tried.
+const HOPELESS: u32 = 16;
+/// See [`HOPELESS`].
+const RETRY: u32 = 16;
+/// How long to wait for news before looking again.
+const WAIT: Duration = Duration::from_millis(50);
 
 /// Why a request on a logged volume failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,8 +48,10 @@ pub enum Fault {
 /// One thread's memory for requests.
 pub struct LogHand {
     codec: Codec,
-    /// Payloads of a group, each with its kind.
+    /// Payloads of a group, each with its kind; empty where the block is its own.
     payloads: Vec<(Kind, Vec<u8>)>,
+    /// Blocks in a row that did not shrink, or were not tried.
+    unshrunk: u32,
     found: Vec<Found>,
     buffer: Buffer,
     block: Box<[u8; BLOCK_SIZE]>,
@@ -54,27 +63,34 @@ impl LogHand {
         Self {
             codec: Codec::new(algorithm),
             payloads: (0..GROUP).map(|_| (Kind::Raw, Vec::with_capacity(BLOCK_SIZE))).collect(),
+            unshrunk: 0,
             found: Vec::with_capacity(GROUP),
             buffer: Buffer::new(2 * ALIGN),
             block: Box::new([0; BLOCK_SIZE]),
         }
     }
 
-    /// Encodes a block as the `i`-th payload.
+    /// Encodes a block as the `i`-th payload. One that is kept as it is, is not copied.
     fn encode(&mut self, i: usize, block: &[u8; BLOCK_SIZE]) {
         let (kind, out) = &mut self.payloads[i];
         out.resize(BLOCK_SIZE, 0);
-        let (now, len) = match self.codec.encode(block, out) {
-            Encoded::Same(0) => (Kind::Zeros, 0),
-            Encoded::Same(word) => {
+        let encoded = codec::fold(block, out).or_else(|| {
+            let tries = self.unshrunk < HOPELESS || self.unshrunk.is_multiple_of(RETRY);
+            let shrunk = if tries { self.codec.shrink(block, out) } else { None };
+            self.unshrunk = if shrunk.is_some() { 0 } else { self.unshrunk.wrapping_add(1) };
+            shrunk
+        });
+        let (now, len) = match encoded {
+            Some(Encoded::Same(0)) => (Kind::Zeros, 0),
+            Some(Encoded::Same(word)) => {
                 let word = u64::from(word) << 32 | u64::from(word);
                 out[..8].copy_from_slice(&word.to_le_bytes());
                 (Kind::Same, 8)
             }
-            Encoded::Payload(len, Coding::Raw) => (Kind::Raw, len),
-            Encoded::Payload(len, Coding::Lz4) => (Kind::Lz4, len),
-            Encoded::Payload(len, Coding::Zstd) => (Kind::Zstd, len),
-            Encoded::Payload(len, Coding::Fill) => (Kind::Same, len),
+            Some(Encoded::Payload(len, Coding::Lz4)) => (Kind::Lz4, len),
+            Some(Encoded::Payload(len, Coding::Zstd)) => (Kind::Zstd, len),
+            Some(Encoded::Payload(len, Coding::Fill)) => (Kind::Same, len),
+            None | Some(Encoded::Payload(_, Coding::Raw)) => (Kind::Raw, 0),
         };
         *kind = now;
         out.truncate(len);
@@ -88,7 +104,9 @@ pub type Listener = Box<dyn Fn(&LogStats) + Send + Sync>;
 pub struct Logged {
     core: Mutex<Core>,
     /// Something was completed, or there is something to do.
-    news: Condvar,
+    news: News,
+    /// Chunks below this are durable; never ahead of the core.
+    durable: AtomicU64,
     log: Arc<dyn Drive>,
     backing: Arc<dyn Drive>,
     stripes: Vec<Mutex<()>>,
@@ -112,7 +130,8 @@ impl Logged {
         core.wall(crate::stats::time::now());
         Self {
             core: Mutex::new(core),
-            news: Condvar::new(),
+            news: News::default(),
+            durable: AtomicU64::new(0),
             log,
             backing,
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
@@ -137,8 +156,15 @@ impl Logged {
 
     /// Says what became of a command of the core.
     pub(super) fn completed(&self, id: u64, outcome: &Outcome) {
-        self.core.lock().complete(id, outcome);
-        self.news.notify_all();
+        self.note(&mut self.core.lock(), id, outcome);
+    }
+
+    fn note(&self, core: &mut Core, id: u64, outcome: &Outcome) {
+        core.clock(self.now_us());
+        if core.complete(id, outcome) {
+            self.durable.store(core.durable(), Ordering::Release);
+            self.news.tell();
+        }
     }
 
     /// Whoever wants to know what becomes of the backing store, before it changes and after.
@@ -146,7 +172,7 @@ impl Logged {
         let _ = self.listener.set(listener);
     }
 
-    pub(super) fn note(&self) {
+    pub(super) fn tell(&self) {
         if let Some(listener) = self.listener.get() {
             let stats = self.core.lock().stats();
             listener(&stats);
@@ -226,6 +252,10 @@ impl Logged {
         self.began.elapsed().as_millis() as u64
     }
 
+    fn now_us(&self) -> u64 {
+        self.began.elapsed().as_micros() as u64
+    }
+
     /// How long nobody has asked for anything.
     pub(super) fn idle(&self) -> Duration {
         let last = self.last_request_ms.load(Ordering::Relaxed);
@@ -243,7 +273,7 @@ impl Logged {
     pub(super) fn stop_threads(&self) {
         self.stopping.store(true, Ordering::Release);
         let _core = self.core.lock();
-        self.news.notify_all();
+        self.news.tell();
         self.wake();
     }
 
@@ -356,7 +386,7 @@ impl Logged {
             hand.encode(i, block);
         }
         let _stripe = self.stripe(first).lock();
-        if self.append(&hand.payloads[..blocks.len()], first)? {
+        if self.append(hand, first, blocks)? {
             return Ok(());
         }
         self.write_through(first, blocks)
@@ -374,20 +404,31 @@ impl Logged {
         lost.map_or(Ok(()), |block| Err(self.damaged(block)))
     }
 
-    /// Appends blocks to the log; `false` if they must go to the backing store.
-    fn append(&self, payloads: &[(Kind, Vec<u8>)], first: u64) -> Result<bool, Fault> {
+    /// Appends blocks that were encoded; `false` if they must go to the backing store.
+    fn append(
+        &self,
+        hand: &LogHand,
+        first: u64,
+        blocks: &[[u8; BLOCK_SIZE]],
+    ) -> Result<bool, Fault> {
+        let payloads = || {
+            hand.payloads.iter().zip(blocks).map(|((kind, payload), block)| match kind {
+                Kind::Raw => (*kind, &block[..]),
+                _ => (*kind, &payload[..]),
+            })
+        };
         let mut sums = [0; GROUP];
-        for (sum, (_, payload)) in sums.iter_mut().zip(payloads) {
+        for (sum, (_, payload)) in sums.iter_mut().zip(payloads()) {
             *sum = crc(payload);
         }
         let mut done = 0;
         self.settle(|core| {
             let before = core.chunks();
-            while let Some((kind, payload)) = payloads.get(done) {
+            for (kind, payload) in payloads().skip(done) {
                 let block = first + done as u64;
                 let taken = match kind {
                     Kind::Zeros => core.discard(block, 1),
-                    _ => core.append(block, *kind, payload, sums[done]),
+                    _ => core.append(block, kind, payload, sums[done]),
                 };
                 match taken {
                     Ok(()) => done += 1,
@@ -419,7 +460,7 @@ impl Logged {
         let result = read.and_then(|()| {
             change(&mut content);
             hand.encode(0, &content);
-            match self.append(&hand.payloads[..1], block)? {
+            match self.append(hand, block, std::slice::from_ref(&content))? {
                 true => Ok(()),
                 false => self.write_through(block, std::slice::from_ref(&content)),
             }
@@ -458,39 +499,69 @@ impl Logged {
     /// # Errors
     /// The log has failed, and what it held is not in the backing store.
     pub fn flush(&self) -> Result<(), Fault> {
-        let (through, ticket) = {
-            let mut core = self.core.lock();
-            (core.is_through(), core.flush())
-        };
+        let mut core = self.core.lock();
+        core.clock(self.now_us());
+        let (through, ticket) = (core.is_through(), core.flush());
         if through {
+            drop(core);
             return Ok(self.backing.flush()?);
         }
-        self.settle(|core| match core.progress(ticket) {
-            Progress::Pending => None,
-            Progress::Done => Some(Ok(())),
-            Progress::Failed => Some(Err(Fault::Failed)),
-        })
+        let mut worked = false;
+        loop {
+            match core.progress(ticket) {
+                Progress::Pending => {}
+                progress => {
+                    self.hand_over(worked);
+                    return if progress == Progress::Done { Ok(()) } else { Err(Fault::Failed) };
+                }
+            }
+            worked = self.act(&mut core);
+            if !worked {
+                let soon = core.patience_us().map_or(WAIT, Duration::from_micros);
+                let seen = self.news.seen();
+                drop(core);
+                self.news.wait(seen, soon.min(WAIT));
+                if ticket.is_done(self.durable.load(Ordering::Acquire)) {
+                    return Ok(());
+                }
+                core = self.core.lock();
+            }
+        }
     }
 
     /// Carries out the core's commands until `ready` says something.
     pub(super) fn settle<T>(&self, mut ready: impl FnMut(&mut Core) -> Option<T>) -> T {
         let mut core = self.core.lock();
+        let mut worked = false;
         loop {
             if let Some(value) = ready(&mut core) {
+                self.hand_over(worked);
                 return value;
             }
-            match core.next_command() {
-                Some(command) => {
-                    let outcome = MutexGuard::unlocked(&mut core, || self.carry_out(&command));
-                    core.complete(command.id, &outcome);
-                    self.news.notify_all();
-                }
+            worked = self.act(&mut core);
+            if !worked && core.is_forgetting() {
                 // In steps, so that others have their turn between them.
-                None if core.is_forgetting() => MutexGuard::bump(&mut core),
-                None => {
-                    self.news.wait_for(&mut core, Duration::from_millis(50));
-                }
+                MutexGuard::bump(&mut core);
+            } else if !worked {
+                let seen = self.news.seen();
+                MutexGuard::unlocked(&mut core, || self.news.wait(seen, WAIT));
             }
+        }
+    }
+
+    /// Carries out a command of the core; `false` if there is none.
+    fn act(&self, core: &mut MutexGuard<'_, Core>) -> bool {
+        core.clock(self.now_us());
+        let Some(command) = core.next_command() else { return false };
+        let outcome = MutexGuard::unlocked(core, || self.carry_out(&command));
+        self.note(core, command.id, &outcome);
+        true
+    }
+
+    /// Who has worked and goes may leave something to do of which nobody has been told.
+    fn hand_over(&self, worked: bool) {
+        if worked {
+            self.news.tell();
         }
     }
 
@@ -514,6 +585,7 @@ impl Logged {
                 }
                 drive.write(command.at, &bytes[range.clone()])
             }
+            Op::Join(parts) => drive.write(command.at, &join(parts)),
             Op::Zero(len) => drive.zero(command.at, *len),
             Op::Flush => drive.flush(),
         };

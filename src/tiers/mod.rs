@@ -5,6 +5,7 @@
 //! from a durable log before a backing store, and [`Tending`] moves them from one to the other.
 
 mod logged;
+mod news;
 pub mod policy;
 mod ram;
 mod tending;

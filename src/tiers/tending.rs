@@ -4,7 +4,7 @@
 //! ends does it hold it.
 
 use super::logged::{Fault, Logged};
-use crate::durable::{Command, Ended, Op, Outcome, Progress, Writeback};
+use crate::durable::{Command, Ended, Op, Outcome, Progress, Writeback, join};
 use crate::error::{Context, Result};
 use crate::media::{Buffer, Completion, Ring, Submission, ring};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -149,12 +149,17 @@ fn commit(logged: &Logged, mut ring: Ring) {
             core.tick(logged.now_ms());
             core.wall(crate::stats::time::now());
             while let Some(Command { id, at, op, .. }) = core.next_command() {
-                let action = match op {
+                let action = MutexGuard::unlocked(&mut core, || match op {
                     Op::Read(len) => ring::Op::Read(Buffer::new(len)),
                     Op::Write(bytes, range) => ring::Op::Write(bytes, range),
+                    Op::Join(parts) => {
+                        let whole = join(&parts);
+                        let len = whole.len();
+                        ring::Op::Write(Arc::new(whole), 0..len)
+                    }
                     Op::Zero(len) => ring::Op::Zero { len },
                     Op::Flush => ring::Op::Flush,
-                };
+                });
                 ring.submit(Submission { id, action, at });
             }
         }
@@ -196,12 +201,12 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: &Mutex<Policy>) {
             std::thread::sleep(TICK);
             continue;
         };
-        logged.note();
+        logged.tell();
         let ended = carry(logged, Writeback::new(plan).watching(logged.samples()));
         let failed = matches!(ended, Ended::Badly { .. });
         logged.core().end_window(ended);
         logged.settle(|core| (core.is_between_windows() || logged.is_stopping()).then_some(()));
-        logged.note();
+        logged.tell();
         if failed {
             std::thread::sleep(PAUSE);
         }

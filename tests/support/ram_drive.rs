@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 use ztier::media::{Action, Drive, DriveError};
 
 /// Bytes in memory. Nothing is lost but by its end.
@@ -14,6 +15,8 @@ pub struct RamDrive {
     pub worn_from: AtomicU64,
     /// Flushes so far.
     pub flushes: AtomicU64,
+    /// Milliseconds that a flush takes.
+    pub flush_ms: AtomicU64,
 }
 
 impl RamDrive {
@@ -25,6 +28,7 @@ impl RamDrive {
             broken: AtomicBool::new(false),
             worn_from: AtomicU64::new(u64::MAX),
             flushes: AtomicU64::new(0),
+            flush_ms: AtomicU64::new(0),
         }
     }
 
@@ -75,6 +79,7 @@ impl Drive for RamDrive {
     fn flush(&self) -> Result<(), DriveError> {
         self.check(Action::Flush, 0, 0)?;
         self.flushes.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(self.flush_ms.load(Ordering::SeqCst)));
         Ok(())
     }
 }

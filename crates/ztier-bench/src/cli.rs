@@ -10,9 +10,11 @@ use crate::workload::{
     Context, engine, export, log, memory, models, sequential, soak, startup, stress,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+use ztier::config::size;
+use ztier::durable::format::{SEGMENT_MAX, SEGMENT_MIN};
 use ztier::error::{Error, Result};
 
 /// Reproduces the tables of the source documents: ours and its rivals, in turn, in one run.
@@ -31,7 +33,8 @@ enum Command {
     /// The compressed RAM disk: IOzone, sequential and in-process rows against kernel zram and
     /// others.
     Zram(ZramArgs),
-    /// The durable log on modelled drives: the source's rows, synced writes, opening.
+    /// The durable log: the source's rows, synced writes, a full log, opening, exports, everyday
+    /// work; on modelled drives or real ones.
     Log(LogArgs),
     /// Overwrites a volume for a long time and states how its memory grows (fails if it does).
     Soak(SoakArgs),
@@ -78,9 +81,32 @@ struct ZramArgs {
 
 #[derive(Args)]
 struct LogArgs {
-    /// End within 60 seconds: short runs.
+    /// End within about a minute: short runs, small logs.
     #[arg(long)]
     quick: bool,
+    /// The log's drive: sim:ssd-840pro (the default), sim:ssd-null, sim:hdd-7200, or a block device
+    /// or file that holds nothing. It is overwritten.
+    #[arg(long, value_name = "DRIVE")]
+    log: Option<log::Spec>,
+    /// The backing store: sim:hdd-7200 by default, or as --log. It is overwritten.
+    #[arg(long, value_name = "DRIVE")]
+    backing: Option<log::Spec>,
+    /// Both on files of this machine, made in this directory and removed again.
+    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = log::REAL_DIR,
+        conflicts_with_all = ["log", "backing"])]
+    real: Option<PathBuf>,
+    /// Data of all sections but rows, which has both: 1:1 (random, the default), 2:1, …
+    #[arg(long, value_name = "DATA", default_value = "1:1")]
+    data: Kind,
+    /// Bytes in a segment of all sections but rows, which has two sizes.
+    #[arg(long, value_name = "BYTES", default_value = "1M", value_parser = size::parse_bytes)]
+    segment: u64,
+    /// Only these sections (all by default).
+    #[arg(long, value_name = "SECTION", value_delimiter = ',')]
+    only: Vec<log::Section>,
+    /// Go on with the other sections when one fails; the exit status is still 1.
+    #[arg(long)]
+    keep_going: bool,
     /// Write all figures as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -213,25 +239,50 @@ fn zram(args: ZramArgs) -> Result<()> {
     warn_if_busy()?;
     let sections =
         if args.only.is_empty() { Section::value_variants().to_vec() } else { args.only };
+    let (keep_going, wanted) = (args.keep_going, sections.iter().map(|s| (name_of(s), *s)));
+    let failed = each(wanted.collect(), keep_going, &mut context, Section::run);
+    finish(&context.report, args.json.as_deref(), args.csv.as_deref(), &failed)
+}
+
+/// As it is typed.
+fn name_of(section: &impl ValueEnum) -> String {
+    section.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+}
+
+/// Runs the sections one after the other; those that failed.
+fn each<S>(
+    sections: Vec<(String, S)>,
+    keep_going: bool,
+    context: &mut Context,
+    mut run: impl FnMut(S, &mut Context) -> Result<()>,
+) -> Vec<String> {
     let mut failed = Vec::new();
-    for section in sections {
-        let name = format!("{section:?}").to_lowercase();
+    for (name, section) in sections {
         print(&format!("\n== {name}"));
         let start = std::time::Instant::now();
-        if let Err(e) = section.run(&mut context) {
+        if let Err(e) = run(section, context) {
             context.report.missing(&name, "section", &e);
             failed.push(name);
             // What was measured before is still reported and saved.
-            if !args.keep_going || interrupt::requested() {
+            if !keep_going || interrupt::requested() {
                 break;
             }
         } else {
             say(&format!("{name} took {:.1} s", start.elapsed().as_secs_f64()));
         }
     }
+    failed
+}
+
+fn finish(
+    report: &Report,
+    json: Option<&Path>,
+    csv: Option<&Path>,
+    failed: &[String],
+) -> Result<()> {
     print("\n== ratios (medians of this run)");
-    print(&context.report.ratio_table());
-    context.report.save(args.json.as_deref(), args.csv.as_deref())?;
+    print(&report.ratio_table());
+    report.save(json, csv)?;
     if failed.is_empty() {
         Ok(())
     } else {
@@ -244,11 +295,24 @@ fn durable_log(args: LogArgs) -> Result<()> {
     warn_if_busy()?;
     let mut context =
         Context { report: Report::new("log"), quick: args.quick, data: vec![], modes: vec![] };
-    let done = log::run(&mut context);
-    print("\n== ratios (medians of this run)");
-    print(&context.report.ratio_table());
-    context.report.save(args.json.as_deref(), args.csv.as_deref())?;
-    done
+    let segment = u32::try_from(args.segment)
+        .ok()
+        .filter(|s| s.is_power_of_two() && (SEGMENT_MIN..=SEGMENT_MAX).contains(s))
+        .ok_or_else(|| Error::usage("--segment must be a power of two from 32K to 16M"))?;
+    let choice = log::Choice {
+        log: args.log,
+        backing: args.backing,
+        real: args.real,
+        data: args.data,
+        segment,
+    };
+    let drives = choice.drives(args.quick)?;
+    let sections =
+        if args.only.is_empty() { log::Section::value_variants().to_vec() } else { args.only };
+    let wanted = sections.iter().map(|s| (name_of(s), *s)).collect();
+    let failed =
+        each(wanted, args.keep_going, &mut context, |section, c| section.run(c, &choice, &drives));
+    finish(&context.report, args.json.as_deref(), args.csv.as_deref(), &failed)
 }
 
 fn drive_models(args: ModelsArgs) -> Result<()> {
@@ -294,7 +358,10 @@ mod tests {
             "zram --quick --only engine,memory --json a --csv b --keep-going",
             "zram --stress 5 --data iozone,2:1,files --mode mmap,plain",
             "zram --stress-quick",
-            "log --quick --json a",
+            "log --quick --json a --only rows,full --keep-going",
+            "log --backing /dev/sdb --log sim:ssd-840pro:16G",
+            "log --real --quick --data 2:1 --segment 32K",
+            "log --real /mnt --only synced",
             "soak --minutes 60",
             "models --real-time --drive sim:hdd-7200,sim:ssd-840pro:16G --json a",
         ] {
@@ -307,6 +374,9 @@ mod tests {
             "zram --data zeros",
             "soak --mib 1",
             "models --drive sim:floppy",
+            "log --log sim:floppy",
+            "log --real /mnt --log sim:ssd-null",
+            "log --only everything",
         ] {
             let words = std::iter::once("ztier-bench").chain(line.split(' '));
             assert!(Cli::try_parse_from(words).is_err(), "{line}");

@@ -13,11 +13,13 @@ use crate::rng::mix;
 use crate::trouble::{Kind, Trouble};
 use crate::world::{Flying, Reader, World, image_of};
 use ztier::durable::format::DATA_MIN;
-use ztier::durable::{Device, Found, Op, Outcome, Progress, Refused, Ticket};
+use ztier::durable::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
 use ztier::media::Buffer;
 
 /// Events that somebody waits for at most, and times that nothing happens meanwhile.
 const WAIT_MAX: u32 = 100_000;
+/// The same where a drive is broken.
+const TROUBLED_MAX: u32 = 1000;
 const IDLE_MAX: u32 = 20;
 /// Windows until everything is in the backing store, at most.
 const DRAIN_MAX: u32 = 20;
@@ -139,6 +141,9 @@ impl World<'_> {
             if waited >= self.setup.patience || self.is_stuck {
                 return Ok(Taken::No);
             }
+            if waited > TROUBLED_MAX && self.is_troubled() {
+                break;
+            }
             match self.work()? {
                 Progressed::Yes => idle = 0,
                 Progressed::No => idle += 1,
@@ -151,8 +156,8 @@ impl World<'_> {
             }
         }
         // A full log that has to say that blocks are lost, and has no room left for that after a
-        // rewrite, tries again and again.
-        self.is_stuck = self.lies;
+        // rewrite, tries again and again; so does a window that a broken drive does not let read.
+        self.is_stuck = self.lies || self.is_troubled();
         if self.is_stuck {
             return Ok(Taken::No);
         }
@@ -347,6 +352,7 @@ impl World<'_> {
             let request = match &command.op {
                 Op::Read(len) => Request::Read(command.at, *len),
                 Op::Write(bytes, range) => Request::write(command.at, &bytes[range.clone()]),
+                Op::Join(parts) => Request::write(command.at, &join(parts)),
                 Op::Zero(len) => Request::zero(command.at, *len),
                 Op::Flush => Request::Flush,
             };

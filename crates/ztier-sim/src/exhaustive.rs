@@ -17,7 +17,7 @@ use crate::world::{Stats, World};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use ztier::durable::format::DATA_MIN;
+use ztier::durable::format::data_at;
 use ztier::store::codec::Algorithm;
 
 /// Writes of which every subset is tried.
@@ -86,12 +86,13 @@ fn setup(sequence: &Sequence) -> Setup {
     let tearing = Tearing::choose(&mut Rng::new(1));
     Setup {
         seed: 1,
-        log: DATA_MIN + 8 * (32 << 10),
+        log: data_at(0, 32 << 10) + 8 * (32 << 10),
         segment: 32 << 10,
         blocks: 4,
         window: 1 << 20,
         memory: 64 << 10,
         idle_ms: 100,
+        checkpoint: 1,
         algorithm: Algorithm::Lz4,
         patience: u32::MAX,
         preload: 500,

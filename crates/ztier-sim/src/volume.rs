@@ -58,8 +58,14 @@ impl Volume {
         epoch: u64,
         accept_loss: bool,
     ) -> Result<Self, OpenError> {
-        let options =
-            Options { memory: setup.memory, window: setup.window, idle_ms: setup.idle_ms };
+        let options = Options {
+            memory: setup.memory,
+            window: setup.window,
+            idle_ms: setup.idle_ms,
+            checkpoint: setup.checkpoint,
+            // Not a choice of its own, so that seeds mean what they meant.
+            gather_part: [0, 1, 8][(setup.seed % 3) as usize],
+        };
         log.power().begin();
         let (core, report) = durable::open(log, options, epoch, accept_loss)?;
         Ok(Self {
@@ -140,7 +146,7 @@ impl Volume {
     /// Says what became of a command.
     pub fn complete(&mut self, source: Source, id: u64, outcome: Outcome) {
         match (source, &mut self.writeback) {
-            (Source::Core, _) => self.core.complete(id, &outcome),
+            (Source::Core, _) => _ = self.core.complete(id, &outcome),
             (Source::Writeback, Some(writeback)) => writeback.complete(id, outcome),
             (Source::Writeback, None) => {}
         }

@@ -47,7 +47,7 @@ impl FromStr for Kind {
     fn from_str(text: &str) -> Result<Self> {
         let ratio = |text: &str| {
             let number: f64 = text.strip_suffix(":1")?.parse().ok()?;
-            (1.1..=20.0).contains(&number).then_some(number)
+            (1.0..=20.0).contains(&number).then_some(number)
         };
         match text {
             "iozone" => Ok(Self::Iozone),
@@ -59,7 +59,7 @@ impl FromStr for Kind {
             }
             .ok_or_else(|| {
                 Error::usage(format!("unknown data {text:?}")).mend(
-                    "give iozone, files, N:1 or runs-N:1 with N from 1.1 to 20, or mix-N:1 with N up to 4",
+                    "give iozone, files, N:1 or runs-N:1 with N from 1 to 20, or mix-N:1 with N up to 4",
                 )
             }),
         }
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn data_kinds_read_back_as_they_print() {
-        for text in ["iozone", "files", "2:1", "1.5:1", "mix-2:1", "runs-2:1"] {
+        for text in ["iozone", "files", "1:1", "2:1", "1.5:1", "mix-2:1", "runs-2:1"] {
             assert_eq!(text.parse::<Kind>().unwrap().to_string(), text);
         }
         for text in ["", "2", "0:1", "mix-9:1", "runs-", "zeros"] {

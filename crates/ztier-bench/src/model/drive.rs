@@ -49,11 +49,6 @@ impl ModelDrive {
         Self { name, pages: Pages::new(), time }
     }
 
-    /// What it is.
-    pub fn name(&self) -> Name {
-        self.name
-    }
-
     /// The drive's clock, since it was made.
     pub fn now(&self) -> Nanos {
         match &self.time {

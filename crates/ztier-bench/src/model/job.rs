@@ -3,7 +3,6 @@
 //! Invariants: `depth` requests are under way all the time, each replaced as it completes, as by
 //! fio; offsets come from a seed. What completes while the drive's cache fills does not count.
 
-use super::drive::ModelDrive;
 use super::{Done, Model, Nanos, Request};
 use crate::data::Rng;
 use crate::sys::interrupt;
@@ -23,8 +22,8 @@ pub enum Action {
     Read,
     /// Writes.
     Write,
-    /// Writes, and then flushes.
-    SyncWrite,
+    /// Writes, and flushes after each so many of one lane; only that write's time has the flush.
+    SyncWrite(u64),
 }
 
 /// A load.
@@ -57,6 +56,13 @@ pub struct Reached {
     pub p99: f64,
 }
 
+impl Action {
+    /// Whether a flush comes after the `n`-th write (from 1 on) of a lane.
+    fn flushes(self, n: u64) -> bool {
+        matches!(self, Self::SyncWrite(each) if n.is_multiple_of(each))
+    }
+}
+
 impl Reached {
     fn new(bytes: u64, time: Nanos, mut latencies: Vec<Nanos>) -> Self {
         latencies.sort_unstable();
@@ -87,6 +93,16 @@ impl Offsets {
     }
 }
 
+/// A request under way.
+#[derive(Clone, Copy, Default)]
+struct Under {
+    begun: Nanos,
+    /// Its flush is still to come.
+    flush: bool,
+    /// How many of this lane there were, with it.
+    count: u64,
+}
+
 /// A job in virtual time.
 struct Simulation<'a> {
     job: Job,
@@ -94,8 +110,7 @@ struct Simulation<'a> {
     offsets: Offsets,
     /// Requests begun.
     begun: u64,
-    /// Of each of the requests under way: when it began, and whether its flush is still to come.
-    lanes: Vec<(Nanos, bool)>,
+    lanes: Vec<Under>,
     /// What completes next; named by their lane.
     ends: BinaryHeap<Reverse<(Nanos, u64)>>,
     done: Vec<Done>,
@@ -105,10 +120,12 @@ impl Simulation<'_> {
     fn begin(&mut self, now: Nanos, lane: u64) {
         let (at, len) = (self.offsets.at(self.begun), self.job.block);
         self.begun += 1;
-        self.lanes[lane as usize] = (now, self.job.action == Action::SyncWrite);
+        let count = self.lanes[lane as usize].count + 1;
+        let flush = self.job.action.flushes(count);
+        self.lanes[lane as usize] = Under { begun: now, flush, count };
         let request = match self.job.action {
             Action::Read => Request::Read { at, len },
-            Action::Write | Action::SyncWrite => Request::Write { at, len },
+            Action::Write | Action::SyncWrite(_) => Request::Write { at, len },
         };
         self.model.submit(now, lane, request, &mut self.done);
     }
@@ -137,7 +154,7 @@ pub fn simulate(model: &mut Model, job: &Job, seed: u64) -> Reached {
         model,
         offsets: Offsets { job: *job, rng: Rng::new(seed) },
         begun: 0,
-        lanes: vec![(0, false); job.depth as usize],
+        lanes: vec![Under::default(); job.depth as usize],
         ends: BinaryHeap::new(),
         done: Vec::new(),
     };
@@ -148,9 +165,9 @@ pub fn simulate(model: &mut Model, job: &Job, seed: u64) -> Reached {
     let mut latencies = Vec::new();
     while completed < job.warm_up + job.count {
         let (now, lane) = run.next();
-        let (begun, flush) = run.lanes[lane as usize];
+        let Under { begun, flush, .. } = run.lanes[lane as usize];
         if flush {
-            run.lanes[lane as usize] = (begun, false);
+            run.lanes[lane as usize].flush = false;
             run.model.submit(now, lane, Request::Flush, &mut run.done);
             continue;
         }
@@ -171,7 +188,7 @@ pub fn simulate(model: &mut Model, job: &Job, seed: u64) -> Reached {
 /// # Errors
 /// No memory; the drive fails; interrupted.
 pub fn measure(
-    drive: &ModelDrive,
+    drive: &dyn Drive,
     job: &Job,
     (warm_up, time): (Duration, Duration),
     seed: u64,
@@ -186,11 +203,13 @@ pub fn measure(
                 let mut rng = Rng::new(seed + n);
                 rng.fill(&mut buf);
                 let mut offsets = Offsets { job: *job, rng };
-                let mut latencies = Vec::new();
+                let (mut latencies, mut writes) = (Vec::new(), 0);
                 while !stop.load(Ordering::Relaxed) {
                     let at = offsets.at(begun.fetch_add(1, Ordering::Relaxed));
                     let start = Instant::now();
-                    perform(drive, job.action, at, &mut buf).context(drive.name())?;
+                    writes += 1;
+                    let flush = job.action.flushes(writes);
+                    perform(drive, job.action, flush, at, &mut buf).context("the job's drive")?;
                     if counts.load(Ordering::Relaxed) {
                         counted.fetch_add(1, Ordering::Relaxed);
                         latencies.push(start.elapsed().as_nanos() as Nanos);
@@ -218,14 +237,16 @@ pub fn measure(
 }
 
 fn perform(
-    drive: &ModelDrive,
+    drive: &dyn Drive,
     action: Action,
+    flush: bool,
     at: u64,
     buf: &mut [u8],
 ) -> std::result::Result<(), ztier::media::DriveError> {
     match action {
         Action::Read => drive.read(at, buf),
-        Action::Write => drive.write(at, buf),
-        Action::SyncWrite => drive.write(at, buf).and_then(|()| drive.flush()),
+        Action::Write | Action::SyncWrite(_) => {
+            drive.write(at, buf).and_then(|()| if flush { drive.flush() } else { Ok(()) })
+        }
     }
 }

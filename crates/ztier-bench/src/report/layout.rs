@@ -6,7 +6,7 @@ use super::{Row, machine};
 pub fn row_line(row: &Row) -> String {
     if let Some(reason) = &row.missing {
         let case = if row.case.is_empty() { "all" } else { &row.case };
-        return format!("{:<36} {:<30} missing: {reason}", row.system, case);
+        return format!("{:<36} {:<40} missing: {reason}", row.system, case);
     }
     let value = row.value.unwrap_or(f64::NAN);
     let digits = match value.abs() {
@@ -15,7 +15,7 @@ pub fn row_line(row: &Row) -> String {
         _ => 3,
     };
     let mut line =
-        format!("{:<36} {:<30} {value:>12.digits$} {:<10}", row.system, row.case, row.unit);
+        format!("{:<36} {:<40} {value:>12.digits$} {:<10}", row.system, row.case, row.unit);
     if let (Some(spread), true) = (spread_percent(&row.runs), value > 0.0) {
         line += &format!(" ±{spread:.0} % of {}", row.runs.len());
     }

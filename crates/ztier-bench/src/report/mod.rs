@@ -6,10 +6,12 @@
 mod layout;
 mod machine;
 mod stats;
+mod table;
 
 pub use layout::{Column, IozoneTable};
 pub use machine::{available_bytes, describe as machine};
 pub use stats::{geomean, median, slope};
+pub use table::{Table, bars};
 
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -89,6 +91,16 @@ impl Target {
             Self::AtMost(t) => value <= t,
             Self::Within(t) => (value - 1.0).abs() <= t,
             Self::None => true,
+        }
+    }
+
+    /// As it stands in a cell; empty without one.
+    pub fn short(self) -> String {
+        match self {
+            Self::AtLeast(t) => format!("≥ {t}"),
+            Self::AtMost(t) => format!("≤ {t}"),
+            Self::Within(t) => format!("1 ± {t}"),
+            Self::None => String::new(),
         }
     }
 

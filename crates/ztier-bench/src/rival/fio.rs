@@ -1,17 +1,28 @@
-//! fio, for what it reaches and this program does not: NBD servers.
+//! fio, for what it reaches and this program does not: NBD servers, and the source's own job.
 
 use crate::sys::command::{exists, run};
 use serde_json::Value;
+use std::path::Path;
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
 /// What fio writes, for reports.
 pub const DATA: &str = "fio's own data, half of each 4 KiB compressible";
 
+/// What fio works on.
+#[derive(Clone, Copy)]
+pub enum Target<'a> {
+    /// An NBD URI.
+    Nbd(&'a str),
+    /// A block device or a file, past the page cache.
+    Direct(&'a Path),
+}
+
 /// One job.
+#[derive(Clone, Copy)]
 pub struct Job<'a> {
-    /// The NBD URI.
-    pub target: &'a str,
+    /// On what.
+    pub target: Target<'a>,
     /// `read`, `write`, `randread`, `randwrite`.
     pub pattern: &'a str,
     /// Bytes in a request.
@@ -22,7 +33,23 @@ pub struct Job<'a> {
     pub size: u64,
     /// `None`: once over `size`. Otherwise again and again for this long.
     pub time: Option<Duration>,
+    /// Whether half of each 4 KiB is compressible ([`DATA`]), or nothing is.
+    pub shrinks: bool,
+    /// A flush after so many writes; 0: none.
+    pub flush_after: u64,
 }
+
+/// What a job has unless it says otherwise.
+pub const LIKE: Job<'_> = Job {
+    target: Target::Nbd(""),
+    pattern: "randwrite",
+    block: 4096,
+    depth: 64,
+    size: 0,
+    time: None,
+    shrinks: true,
+    flush_after: 0,
+};
 
 /// What a job reached.
 #[derive(Clone, Copy, Debug)]
@@ -33,9 +60,12 @@ pub struct Reached {
     pub bytes_per_second: f64,
     /// CPU of fio itself (user + system), percent.
     pub cpu_percent: f64,
+    /// The time that 99.9 % of the requests are below, or of the flushes if there are some, in
+    /// milliseconds; NaN if fio does not say.
+    pub p999_ms: f64,
 }
 
-/// Runs a job; what it writes is [`DATA`].
+/// Runs a job; what it writes is [`DATA`], or random.
 ///
 /// # Errors
 /// fio is not installed or fails, or the device does.
@@ -46,8 +76,6 @@ pub fn measure(job: &Job<'_>) -> Result<Reached> {
     let mut args = vec![
         "--name=bench".to_owned(),
         "--output-format=json".to_owned(),
-        "--ioengine=nbd".to_owned(),
-        format!("--uri={}", job.target),
         format!("--rw={}", job.pattern),
         format!("--bs={}", job.block),
         format!("--iodepth={}", job.depth),
@@ -55,10 +83,24 @@ pub fn measure(job: &Job<'_>) -> Result<Reached> {
         "--randrepeat=1".to_owned(),
         "--norandommap=1".to_owned(),
         "--refill_buffers=1".to_owned(),
-        "--buffer_compress_percentage=50".to_owned(),
-        "--buffer_compress_chunk=4k".to_owned(),
         "--thread=1".to_owned(),
     ];
+    if matches!(job.target, Target::Direct(_)) {
+        args.push("--direct=1".to_owned());
+    }
+    args.extend(match job.target {
+        Target::Nbd(uri) => ["--ioengine=nbd".to_owned(), format!("--uri={uri}")],
+        Target::Direct(path) => {
+            ["--ioengine=libaio".to_owned(), format!("--filename={}", path.display())]
+        }
+    });
+    if job.shrinks {
+        args.push("--buffer_compress_percentage=50".to_owned());
+        args.push("--buffer_compress_chunk=4k".to_owned());
+    }
+    if job.flush_after > 0 {
+        args.push(format!("--fsync={}", job.flush_after));
+    }
     let mut limit = Duration::from_secs(300);
     if let Some(time) = job.time {
         args.push("--time_based=1".to_owned());
@@ -66,6 +108,11 @@ pub fn measure(job: &Job<'_>) -> Result<Reached> {
         limit = time + Duration::from_secs(60);
     }
     parse(&run("fio", &args, limit)?, job.pattern.contains("write"))
+}
+
+/// In milliseconds.
+fn p999(times: &Value) -> Option<f64> {
+    times["percentile"]["99.900000"].as_f64().map(|ns| ns / 1e6)
 }
 
 /// fio writes notes before its JSON.
@@ -83,6 +130,7 @@ fn parse(text: &str, write: bool) -> Result<Reached> {
     Ok(Reached {
         iops: number(&side["iops"], "iops")?,
         bytes_per_second: number(&side["bw_bytes"], "bw_bytes")?,
+        p999_ms: p999(&job["sync"]["lat_ns"]).or(p999(&side["clat_ns"])).unwrap_or(f64::NAN),
         cpu_percent: number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?,
     })
 }
@@ -102,6 +150,9 @@ mod tests {
         };
         let result = parse(&text(0), false).unwrap();
         assert!((result.iops - 10.5).abs() < 1e-9 && (result.cpu_percent - 3.5).abs() < 1e-9);
+        assert!(result.p999_ms.is_nan());
+        let times = |ns| serde_json::json!({"percentile": {"99.000000": 1, "99.900000": ns}});
+        assert_eq!(p999(&times(2_500_000)), Some(2.5));
         assert!(parse(&text(0), true).is_err());
         assert!(parse(&text(5), false).is_err());
         assert!(parse("fio: no such engine", false).is_err());

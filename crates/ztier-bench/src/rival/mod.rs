@@ -8,6 +8,8 @@ pub mod fio;
 pub mod nbdkit;
 pub mod plain;
 pub mod ramdisk;
+pub mod raw;
+pub mod served;
 pub mod zram;
 pub mod ztier;
 

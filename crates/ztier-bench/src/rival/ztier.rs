@@ -24,11 +24,33 @@ impl Up {
     /// # Errors
     /// What `ztier` says, or that it printed nothing to open.
     pub fn new(size: u64, export: &str) -> Result<Self> {
+        Self::with(&["--size", &size.to_string(), "--export", export])
+    }
+
+    /// `ztier up NAME --backing DEV --log DEV --segment BYTES --export EXPORT`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_log(log: &Path, backing: &Path, segment: u32, export: &str) -> Result<Self> {
+        let segment = segment.to_string();
+        let (log, backing) = (log.to_string_lossy(), backing.to_string_lossy());
+        Self::with(&[
+            "--log",
+            &log,
+            "--backing",
+            &backing,
+            "--segment",
+            &segment,
+            "--export",
+            export,
+        ])
+    }
+
+    fn with(args: &[&str]) -> Result<Self> {
         let binary = binary()?;
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("bench-{}-{n}", std::process::id());
-        let size = size.to_string();
-        let text = run(&binary, &["up", &name, "--size", &size, "--export", export], LIMIT)?;
+        let text = run(&binary, &[&["up", &name], args].concat(), LIMIT)?;
         // From here on the volume is up: the guard must exist before anything else can fail.
         let mut up = Self { binary, name, endpoint: PathBuf::new() };
         let endpoint = endpoint(&text).ok_or_else(|| {

@@ -8,15 +8,15 @@ use crate::data::{Kind, Pool};
 use crate::report::{Report, Row, Target as Goal, geomean};
 use crate::rival::fio::{self, Job};
 use crate::rival::plain::PlainMemory;
+use crate::rival::served::Served;
 use crate::sys::command::exists;
 use crate::sys::workdir::WorkDir;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use ztier::BLOCK_SIZE;
 use ztier::error::{Error, Result};
 use ztier::export::Export;
-use ztier::export::fuse::{FuseLoop, Options as FuseOptions};
 use ztier::export::nbd::{Listen, MAX_CONNECTIONS, Options as NbdOptions, Server};
 use ztier::volume::Device;
 
@@ -74,42 +74,6 @@ struct Plan {
     time: Duration,
 }
 
-/// A device behind FUSE and a loop device. Fields are dropped in order.
-struct Served {
-    export: FuseLoop,
-    device: PathBuf,
-    _dir: WorkDir,
-}
-
-impl Served {
-    fn new(device: Arc<dyn Device>, name: &str) -> Result<Self> {
-        let dir = WorkDir::new(name)?;
-        let export = FuseLoop::start(
-            device,
-            FuseOptions {
-                name: format!("bench-{}-{name}", std::process::id()),
-                run_dir: dir.path().to_owned(),
-                link_dir: dir.path().join("link"),
-                threads: std::thread::available_parallelism().map_or(2, usize::from),
-                block_device: true,
-            },
-        )?;
-        let device = export
-            .loop_device()
-            .map(Path::to_owned)
-            .ok_or_else(|| Error::failure("the FUSE export made no block device"))?;
-        Ok(Self { export, device, _dir: dir })
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        if let Err(e) = self.export.stop() {
-            crate::report::warn(&e.to_string());
-        }
-    }
-}
-
 impl Plan {
     /// Random 4 KiB by two threads and sequential 1 MiB, direct, on the loop devices. The inner
     /// error is the reason why this machine cannot do it.
@@ -136,7 +100,7 @@ impl Plan {
             });
         for round in 0..self.rounds {
             for (i, served) in served.iter().enumerate() {
-                let results = self.fuse_round(&served.device, &mut pools, round)?;
+                let results = self.fuse_round(served.path(), &mut pools, round)?;
                 for (figure, result) in figures.iter_mut().zip(results) {
                     figure.runs[i].push(result);
                 }
@@ -190,7 +154,9 @@ impl Plan {
                     let uri =
                         uris.first().ok_or_else(|| Error::failure("the NBD server has no URI"))?;
                     let time = (block == 4096).then_some(self.time);
-                    let job = Job { target: uri, pattern, block, depth, size: self.bytes, time };
+                    let target = fio::Target::Nbd(uri);
+                    let job =
+                        Job { target, pattern, block, depth, size: self.bytes, time, ..fio::LIKE };
                     let result = fio::measure(&job)?;
                     runs.push(if block == 4096 {
                         result.iops

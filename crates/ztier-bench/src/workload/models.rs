@@ -84,8 +84,8 @@ impl SourceRow {
 
 /// What else is said of each drive, in the order of the columns.
 const LOADS: [(&str, Job); 8] = [
-    ("4 KiB written and flushed, 1 writer", small(Action::SyncWrite, 1)),
-    ("4 KiB written and flushed, 16 writers", small(Action::SyncWrite, 16)),
+    ("4 KiB written and flushed, 1 writer", small(Action::SyncWrite(1), 1)),
+    ("4 KiB written and flushed, 16 writers", small(Action::SyncWrite(1), 16)),
     ("4 KiB random write, depth 1", small(Action::Write, 1)),
     ("4 KiB random write, depth 32", small(Action::Write, 32)),
     ("4 KiB random read, depth 1", small(Action::Read, 1)),

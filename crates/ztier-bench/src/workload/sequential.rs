@@ -110,12 +110,12 @@ fn servers(context: &mut Context) -> Result<()> {
         for ((_, uri), runs) in servers.iter().zip(&mut runs) {
             for (pattern, runs) in ["write", "read"].into_iter().zip(runs) {
                 runs.push(fio::measure(&Job {
-                    target: uri,
+                    target: fio::Target::Nbd(uri),
                     pattern,
                     block: REQUEST as u64,
                     depth: 4,
                     size: bytes,
-                    time: None,
+                    ..fio::LIKE
                 })?);
             }
         }

@@ -1,0 +1,224 @@
+//! How long it takes to open a log that was not closed, by its size and by what filled it.
+//!
+//! The log is the product's own work: requests through a volume, then the volume ends without
+//! closing the log, as when power goes. Its drive is memory that keeps what is not zeros, because
+//! payloads do not matter; so what is measured is the processor's part, and what the reads take a
+//! modelled drive, one after the other, stands beside it.
+
+use super::BLOCK;
+use super::Plan;
+use super::compact::{Compact, Nothing, Reads};
+use super::own::epoch;
+use crate::data::Rng;
+use crate::model::{Kind as Model, Name};
+use crate::report::{Report, Row, Table, Target as Goal, available_bytes, median, print};
+use crate::sys::interrupt;
+use crate::workload::SEED;
+use std::sync::Arc;
+use std::time::Instant;
+use ztier::BLOCK_SIZE;
+use ztier::durable;
+use ztier::error::{Context as _, Error, Result};
+use ztier::media::Drive;
+use ztier::volume::{Algorithm, Device, LogOptions, LogVolume, Policy, Request};
+
+const SECTION: &str = "recovery";
+const GIB: u64 = 1 << 30;
+const SEGMENT: u64 = 1 << 20;
+/// Threads that fill a log at full speed.
+const WRITERS: u64 = 2;
+/// Memory that a GiB of log takes here, at most: what is kept of it, its index, and what opening
+/// holds.
+const MEMORY_PER_GIB: u64 = 160 << 20;
+/// Memory that is left for others.
+const SPARE: u64 = 2 << 30;
+
+/// What filled the log.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Load {
+    /// 4 KiB blocks as fast as they go.
+    Speed,
+    /// 4 KiB blocks, each with a flush.
+    Synced,
+}
+
+/// A log that was left open.
+struct Left {
+    drive: Arc<Compact>,
+    backing: Arc<dyn Drive>,
+    blocks: u64,
+    chunks: u64,
+}
+
+/// How opening went.
+struct Opened {
+    seconds: Vec<f64>,
+    reads: Reads,
+    entries: u64,
+}
+
+impl Plan<'_> {
+    /// The table over sizes and loads.
+    pub(super) fn recovery(&self, report: &mut Report, quick: bool) -> Result<()> {
+        let sizes: &[u64] = if quick { &[1, 2] } else { &[1, 4, 16, 100] };
+        let text = format!(
+            "in memory without what is zero, left as by a cut of power; read times as of {}",
+            Name::from(Model::Ssd840Pro)
+        );
+        report.note(SECTION, "logs", text);
+        let table = Table::new(&[
+            ("log, GiB", 8),
+            ("filled by", 16),
+            ("blocks, 10^6", 12),
+            ("chunks, 10^6", 12),
+            ("kept, MiB", 9),
+            ("reads", 9),
+            ("read, MiB", 9),
+            ("processor, s", 12),
+            ("drive, s", 9),
+            ("s/100 GiB", 10),
+            ("with drive", 10),
+        ]);
+        print(&table.head());
+        for load in [Load::Speed, Load::Synced] {
+            let what = if load == Load::Speed { "4 KiB" } else { "4 KiB + flush" };
+            let mut last = None;
+            for &size in sizes {
+                let needed = size * MEMORY_PER_GIB + SPARE;
+                if available_bytes() < needed {
+                    let text = format!("needs {} MiB of memory", needed >> 20);
+                    report.missing(SECTION, &format!("{size} GiB by {what}"), text);
+                    continue;
+                }
+                let left = fill(size * GIB, load)?;
+                let opened = left.open(self.rounds.max(2), size >= 100)?;
+                let seconds = median(&opened.seconds);
+                let drive = opened.reads.drive as f64 / 1e9;
+                let scale = 100.0 / size as f64;
+                print(&table.line(&[
+                    size.to_string(),
+                    what.into(),
+                    format!("{:.2}", left.blocks as f64 / 1e6),
+                    format!("{:.3}", left.chunks as f64 / 1e6),
+                    (left.drive.kept_bytes() >> 20).to_string(),
+                    opened.reads.requests.to_string(),
+                    (opened.reads.bytes >> 20).to_string(),
+                    format!("{seconds:.3}"),
+                    format!("{drive:.3}"),
+                    format!("{:.2}", seconds * scale),
+                    format!("{:.2}", (seconds + drive) * scale),
+                ]));
+                rows(report, size, what, &opened);
+                last = Some((seconds * scale, (seconds + drive) * scale));
+            }
+            let Some((processor, all)) = last else { continue };
+            let name = match load {
+                Load::Speed => "recovery_s_per_100gib",
+                Load::Synced => "recovery_s_per_100gib_synced",
+            };
+            report.ratio(name, processor, Goal::AtMost(1.0));
+            report.ratio(&format!("{name}_with_drive"), all, Goal::None);
+        }
+        Ok(())
+    }
+}
+
+fn rows(report: &mut Report, size: u64, what: &str, opened: &Opened) {
+    let mut row = |case: &str, unit: &'static str, runs: Vec<f64>| {
+        report.silent_row(Row {
+            section: SECTION.into(),
+            system: format!("{size} GiB filled by {what}"),
+            case: case.into(),
+            unit,
+            runs,
+            ..Row::default()
+        });
+    };
+    row("processor", "s", opened.seconds.clone());
+    row("drive, reads one after the other", "s", vec![opened.reads.drive as f64 / 1e9]);
+    row("reads", "", vec![opened.reads.requests as f64]);
+    row("read", "MiB", vec![(opened.reads.bytes >> 20) as f64]);
+    row("entries found", "", vec![opened.entries as f64]);
+}
+
+fn options() -> LogOptions {
+    // Nothing may be written back.
+    let policy = Policy { threshold_percent: 101, ..Policy::default() };
+    LogOptions { algorithm: Algorithm::None, policy, ..LogOptions::default() }
+}
+
+/// A log of `bytes`, filled up to some segments.
+fn fill(bytes: u64, load: Load) -> Result<Left> {
+    let name = Name { size: bytes, ..Model::Ssd840Pro.into() };
+    let drive = Arc::new(Compact::new(bytes, name));
+    // As many blocks again as the log can hold, so that most records count.
+    let backing: Arc<dyn Drive> = Arc::new(Nothing(2 * bytes));
+    durable::format(&*drive, [1; 16], [0; 64], 2 * bytes / BLOCK, SEGMENT as u32)
+        .context("a log in memory")?;
+    let log = Arc::clone(&drive) as Arc<dyn Drive>;
+    let volume = LogVolume::open(log, Arc::clone(&backing), options(), epoch())
+        .context("a log in memory")?;
+    volume.start(None)?;
+    let lanes = if load == Load::Speed { WRITERS } else { 1 };
+    std::thread::scope(|scope| -> Result<()> {
+        let lane = |n| {
+            let volume = &volume;
+            move || fill_lane(volume, load, n)
+        };
+        let lanes: Vec<_> = (0..lanes).map(|n| scope.spawn(lane(n))).collect();
+        for lane in lanes {
+            lane.join().map_err(|_| Error::failure("a writer panicked"))??;
+        }
+        Ok(())
+    })?;
+    let mut channel = Arc::clone(&volume).channel();
+    channel.submit(Request::Flush, Instant::now()).context("flush")?;
+    let stats = volume.stats().log.unwrap_or_default();
+    // It ends here without being closed.
+    Ok(Left { drive, backing, blocks: stats.blocks_appended, chunks: stats.chunks })
+}
+
+fn fill_lane(volume: &Arc<LogVolume>, load: Load, n: u64) -> Result<()> {
+    let mut channel = Arc::clone(volume).channel();
+    let mut rng = Rng::new(SEED + n);
+    let mut data = [0; BLOCK_SIZE];
+    let blocks = volume.size() / BLOCK;
+    for i in 0u64.. {
+        // Counting takes as long as the index is large.
+        if i % 1024 == 0 {
+            interrupt::check()?;
+            let stats = volume.stats().log.unwrap_or_default();
+            // What is in memory must still fit.
+            let room = durable::Options::default().memory / SEGMENT + 32;
+            if stats.segments_used + room >= stats.segments {
+                return Ok(());
+            }
+        }
+        let block = rng.below(blocks);
+        // Kept as it is, though nearly all zeros: not one word again and again.
+        data[..8].copy_from_slice(&(block + 1).to_le_bytes());
+        let write =
+            Request::Write { offset: block * BLOCK, data: &data, fua: load == Load::Synced };
+        channel.submit(write, Instant::now()).context("write")?;
+    }
+    Ok(())
+}
+
+impl Left {
+    /// Opens it some times, or once if that takes long, and never closes it.
+    fn open(&self, times: u32, once: bool) -> Result<Opened> {
+        let mut opened = Opened { seconds: Vec::new(), reads: Reads::default(), entries: 0 };
+        for _ in 0..if once { 1 } else { times } {
+            interrupt::check()?;
+            self.drive.count();
+            let log = Arc::clone(&self.drive) as Arc<dyn Drive>;
+            let start = Instant::now();
+            let volume = LogVolume::open(log, Arc::clone(&self.backing), options(), epoch())
+                .context("opening the log again")?;
+            opened.seconds.push(start.elapsed().as_secs_f64());
+            opened.reads = self.drive.count();
+            opened.entries = volume.report().entries;
+        }
+        Ok(opened)
+    }
+}

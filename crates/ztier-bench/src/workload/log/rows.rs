@@ -1,0 +1,230 @@
+//! The source's table: random writes on a disk, on an SSD, and on a log before the disk.
+
+use super::drives::{Drives, Source, Spec};
+use super::own::OwnLog;
+use super::{BLOCK, Plan, SPAN};
+use crate::data::{Kind, Pool};
+use crate::model::Kind as Model;
+use crate::model::job::{self, Action, Job};
+use crate::report::{Report, Row, Target as Goal, bars, median, print, say};
+use crate::workload::SEED;
+use crate::workload::random::pools;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use ztier::BLOCK_SIZE;
+use ztier::durable::format::crc;
+use ztier::error::Result;
+use ztier::media::Buffer;
+
+const SECTION: &str = "rows";
+/// The source's figures, 10^6 bytes a second, with its names.
+const SOURCE: [(&str, &str, f64); 6] = [
+    ("A", "HDD (rand)", 0.883),
+    ("B", "SSD (rand)", 202.0),
+    ("C", "SSD (seq)", 266.0),
+    ("D", "HDD+SSD seg=1M", 259.0),
+    ("E", "HDD+SSD seg=32K", 184.0),
+    ("F", "HDD+MaxSSD", 1579.0),
+];
+
+/// What a row runs.
+#[derive(Clone, Copy)]
+enum Load {
+    /// A drive alone: the backing store or the log's.
+    Backing(Job),
+    Log(Job),
+    /// A log with such segments, and data of such a ratio.
+    Logged(u32, f64),
+    /// The same before and on drives that cost nothing.
+    Free(f64),
+    /// Blocks copied and summed, without any drive.
+    Memory,
+}
+
+/// A row of the table, as it fills.
+struct Line {
+    letter: &'static str,
+    load: Load,
+    runs: Vec<f64>,
+    amplification: Vec<f64>,
+}
+
+impl Line {
+    fn case(&self) -> String {
+        let (_, name, mb) =
+            SOURCE.iter().find(|(l, ..)| *l == self.letter).copied().unwrap_or_default();
+        let letter = self.letter;
+        match self.load {
+            Load::Memory => "4 KiB copied and summed, 2 threads".into(),
+            Load::Logged(_, ratio) | Load::Free(ratio) => {
+                format!("({letter}) {name} {ratio}:1, source {mb}")
+            }
+            _ => format!("({letter}) {name}, source {mb}"),
+        }
+    }
+
+    fn system(&self, drives: &Drives) -> String {
+        match self.load {
+            Load::Backing(_) => drives.backing.to_string(),
+            Load::Log(_) => drives.log.to_string(),
+            Load::Logged(..) | Load::Free(_) => "ztier, in process".into(),
+            Load::Memory => "memory".into(),
+        }
+    }
+}
+
+fn lines(span: u64) -> Vec<Line> {
+    let random = Job {
+        action: Action::Write,
+        random: true,
+        block: BLOCK,
+        depth: 64,
+        span,
+        warm_up: 0,
+        count: 0,
+    };
+    // The SSD's rows on a gigabyte: a model keeps it all in memory.
+    let near = Job { span: span.min(1 << 30), ..random };
+    let sequential = Job { random: false, block: 1 << 20, ..near };
+    [
+        ("A", Load::Backing(random)),
+        ("B", Load::Log(near)),
+        ("C", Load::Log(sequential)),
+        ("D", Load::Logged(1 << 20, 1.0)),
+        ("D", Load::Logged(1 << 20, 2.0)),
+        ("E", Load::Logged(32 << 10, 1.0)),
+        ("E", Load::Logged(32 << 10, 2.0)),
+        ("F", Load::Free(1.0)),
+        ("F", Load::Free(2.0)),
+        ("", Load::Memory),
+    ]
+    .map(|(letter, load)| Line { letter, load, runs: Vec::new(), amplification: Vec::new() })
+    .into()
+}
+
+impl Plan<'_> {
+    /// Runs the rows in turn, and shows them beside the source's.
+    pub(super) fn rows(&self, report: &mut Report) -> Result<()> {
+        let mut lines = lines(self.span);
+        let mut data = [pools(Kind::Ratio(1.0), 2)?, pools(Kind::Ratio(2.0), 2)?];
+        for round in 0..self.rounds {
+            for line in &mut lines {
+                self.run_line(line, &mut data, round)?;
+            }
+            say(&format!("round {} of {}", round + 1, self.rounds));
+        }
+        let mut figures = Vec::new();
+        for line in &lines {
+            figures.push(report.row(Row {
+                section: SECTION.into(),
+                system: line.system(self.drives),
+                case: line.case(),
+                unit: "MB/s",
+                runs: line.runs.clone(),
+                ..Row::default()
+            }));
+        }
+        print(&chart(&lines, &figures));
+        ratios(report, &lines, &figures);
+        Ok(())
+    }
+
+    fn run_line(&self, line: &mut Line, data: &mut [Vec<Pool>; 2], round: u32) -> Result<()> {
+        let drives = self.drives;
+        let alone = |source: &Source, job: &Job| -> Result<f64> {
+            let opened = source.open(SPAN)?;
+            let job = Job { span: job.span.min(opened.drive.size()), ..*job };
+            let times = (self.time.min(Duration::from_secs(1)) / 2, self.time);
+            Ok(job::measure(&*opened.drive, &job, times, SEED)?.bytes_per_second / 1e6)
+        };
+        line.runs.push(match &line.load {
+            Load::Backing(job) => alone(&drives.backing, job)?,
+            Load::Log(job) => alone(&drives.log, job)?,
+            Load::Logged(segment, ratio) => {
+                let log = OwnLog::new(drives, self.log_bytes, *segment)?;
+                let reached = log.write(of(data, *ratio), self.time, round)?;
+                line.amplification.push(log.amplification());
+                reached
+            }
+            Load::Free(ratio) => {
+                let free = || Source::new(Spec::Model(Model::SsdNull.into()));
+                let free = Drives { log: free()?, backing: free()? };
+                let log = OwnLog::new(&free, 4 * self.log_bytes, 1 << 20)?;
+                log.write(of(data, *ratio), self.time.min(Duration::from_secs(2)), round)?
+            }
+            Load::Memory => copy_and_sum(&mut data[0], self.time.min(Duration::from_secs(2))),
+        });
+        Ok(())
+    }
+}
+
+/// The data that shrinks by `ratio`.
+fn of(data: &mut [Vec<Pool>; 2], ratio: f64) -> &mut [Pool] {
+    &mut data[usize::from(ratio > 1.0)]
+}
+
+fn chart(lines: &[Line], figures: &[f64]) -> String {
+    let mut groups = Vec::new();
+    for (letter, name, source) in SOURCE {
+        let mut group = vec![("source".to_owned(), source)];
+        for (line, figure) in lines.iter().zip(figures).filter(|(l, _)| l.letter == letter) {
+            let what = match line.load {
+                Load::Logged(_, ratio) | Load::Free(ratio) => format!("here, {ratio}:1"),
+                _ => "here".into(),
+            };
+            group.push((what, *figure));
+        }
+        groups.push((format!("({letter}) {name}"), group));
+    }
+    format!("\nMB/s\n{}", bars(&groups, 50))
+}
+
+fn ratios(report: &mut Report, lines: &[Line], figures: &[f64]) {
+    let find = |wanted: &str, ratio: f64| {
+        let fits = |line: &&Line| match line.load {
+            Load::Logged(_, r) | Load::Free(r) => line.letter == wanted && r == ratio,
+            _ => line.letter == wanted,
+        };
+        lines.iter().position(|line| fits(&line)).unwrap_or(0)
+    };
+    let figure = |letter, ratio| figures[find(letter, ratio)];
+    let (sequential, memory) = (figure("C", 1.0), figure("", 1.0));
+    for (name, letter, ratio, goal) in [
+        ("randwrite_vs_ssd_seq", "D", 1.0, Goal::AtLeast(0.97)),
+        ("randwrite_compressible_vs_ssd_seq", "D", 2.0, Goal::AtLeast(1.5)),
+        ("randwrite_32k_vs_ssd_seq", "E", 1.0, Goal::AtLeast(0.9)),
+        ("randwrite_32k_compressible_vs_ssd_seq", "E", 2.0, Goal::None),
+    ] {
+        report.ratio(name, figure(letter, ratio) / sequential, goal);
+    }
+    report.ratio("maxssd_vs_memcpy_crc", figure("F", 1.0) / memory, Goal::AtLeast(0.5));
+    report.ratio("maxssd_compressible_vs_memcpy_crc", figure("F", 2.0) / memory, Goal::None);
+    let written = &lines[find("D", 1.0)].amplification;
+    report.ratio("write_amplification", median(written), Goal::AtMost(1.05));
+}
+
+/// Blocks copied and summed by as many threads as there are pools: 10^6 bytes a second.
+fn copy_and_sum(pools: &mut [Pool], time: Duration) -> f64 {
+    let done = AtomicU64::new(0);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for pool in pools.iter_mut() {
+            let done = &done;
+            scope.spawn(move || {
+                let mut to = Buffer::new(64 << 20);
+                let (mut blocks, mut sum) = (0, 0);
+                while start.elapsed() < time {
+                    for (i, to) in (0..).zip(to.chunks_exact_mut(BLOCK_SIZE)) {
+                        let block = pool.record(i * BLOCK, 1, BLOCK_SIZE);
+                        sum ^= crc(block);
+                        to.copy_from_slice(block);
+                        blocks += 1;
+                    }
+                }
+                std::hint::black_box(sum);
+                done.fetch_add(blocks, Ordering::Relaxed);
+            });
+        }
+    });
+    done.into_inner() as f64 * BLOCK as f64 / 1e6 / start.elapsed().as_secs_f64()
+}

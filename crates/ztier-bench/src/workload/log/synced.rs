@@ -1,0 +1,135 @@
+//! Synced writes: one flush after 1, 8 and 64 blocks, by 1, 4 and 16 writers, on the log and on its
+//! drive alone.
+
+use super::own::{Flushed, OwnLog, Synced, small_pools};
+use super::{BLOCK, Plan};
+use crate::model::job::{self, Action, Job};
+use crate::report::{Report, Row, Table, Target as Goal, median, print};
+use crate::rival::raw::RawDevice;
+use crate::workload::SEED;
+use std::sync::Arc;
+use std::time::Duration;
+use ztier::error::Result;
+use ztier::volume::Device;
+
+const SECTION: &str = "synced";
+const WRITERS: [usize; 3] = [1, 4, 16];
+const EACH: [u64; 3] = [1, 8, 64];
+/// A model keeps what is written; more span tells no more of an SSD.
+const NEAR: u64 = 1 << 30;
+
+/// Rounds of one system on one load.
+#[derive(Default)]
+struct Side {
+    blocks: Vec<f64>,
+    median: Vec<f64>,
+    last: Vec<f64>,
+}
+
+impl Side {
+    fn push(&mut self, mut reached: Flushed) {
+        self.blocks.push(reached.blocks_per_second);
+        self.median.push(reached.flushes.quantile_ms(0.5));
+        self.last.push(reached.flushes.quantile_ms(0.999));
+    }
+
+    fn report(&self, report: &mut Report, system: &str, case: &str) {
+        for (what, unit, runs) in [
+            ("", "IOPS", &self.blocks),
+            (", a flush", "ms", &self.median),
+            (", a flush, 99.9 %", "ms", &self.last),
+        ] {
+            report.silent_row(Row {
+                section: SECTION.into(),
+                system: system.into(),
+                case: format!("{case}{what}"),
+                unit,
+                runs: runs.clone(),
+                ..Row::default()
+            });
+        }
+    }
+}
+
+impl Plan<'_> {
+    /// What the drive alone would reach if waking threads took no time.
+    fn modelled(&self, load: Synced) -> Option<f64> {
+        let mut model = self.drives.log.model(NEAR)?;
+        let job = Job {
+            action: Action::SyncWrite(load.each),
+            random: true,
+            block: BLOCK,
+            depth: load.writers as u64,
+            span: load.span,
+            warm_up: 1000,
+            count: 10_000,
+        };
+        Some(job::simulate(&mut model, &job, SEED).bytes_per_second / BLOCK as f64)
+    }
+
+    /// The table of all loads.
+    pub(super) fn synced(&self, report: &mut Report) -> Result<()> {
+        let most = WRITERS.into_iter().max().unwrap_or(1);
+        let mut pools = small_pools(self.data, most)?;
+        let time = self.time.min(Duration::from_secs(2)) / 3;
+        report.note(SECTION, "data", &pools[0]);
+        let table = Table::new(&[
+            ("writers", 7),
+            ("writes a flush", 14),
+            ("drive alone, IOPS", 17),
+            ("(its model)", 11),
+            ("ztier, IOPS", 11),
+            ("ratio", 7),
+            ("target", 8),
+            ("drive: flush, 99.9 %, ms", 24),
+            ("ztier: flush, 99.9 %, ms", 24),
+            ("written", 7),
+        ]);
+        print(&table.head());
+        for each in EACH {
+            for writers in WRITERS {
+                let load = Synced { writers, each, span: self.span.min(NEAR), time };
+                let (mut raw, mut ours) = (Side::default(), Side::default());
+                let mut written = Vec::new();
+                for round in 0..self.rounds {
+                    let drive = self.drives.log.open(NEAR)?.drive;
+                    let alone: Arc<dyn Device> = Arc::new(RawDevice(drive));
+                    let span = load.span.min(alone.size());
+                    raw.push(Synced { span, ..load }.run(&alone, &mut pools, round)?);
+                    drop(alone);
+                    let log = OwnLog::new(self.drives, NEAR, self.segment)?;
+                    ours.push(load.run(&log.device(), &mut pools, round)?);
+                    written.push(log.amplification());
+                }
+                let case = format!("a flush after {each} writes, {writers} writers");
+                raw.report(report, "drive alone", &case);
+                ours.report(report, "ztier, in process", &case);
+                let ratio = median(&ours.blocks) / median(&raw.blocks);
+                let goal = if (writers, each) == (16, 1) { Goal::AtLeast(2.0) } else { Goal::None };
+                let name = match each {
+                    1 => format!("sync_write_vs_raw_{writers}"),
+                    _ => format!("sync_write_vs_raw_{writers}_flush_after_{each}"),
+                };
+                report.ratio(&name, ratio, goal);
+                let written = median(&written);
+                if (writers, each) == (1, 1) {
+                    report.ratio("write_amplification_synced", written, Goal::AtMost(2.1));
+                }
+                let times = |s: &Side| format!("{:.2} {:.2}", median(&s.median), median(&s.last));
+                print(&table.line(&[
+                    writers.to_string(),
+                    each.to_string(),
+                    format!("{:.0}", median(&raw.blocks)),
+                    self.modelled(load).map_or(String::new(), |iops| format!("{iops:.0}")),
+                    format!("{:.0}", median(&ours.blocks)),
+                    format!("{ratio:.2}"),
+                    goal.short(),
+                    times(&raw),
+                    times(&ours),
+                    format!("{written:.2}"),
+                ]));
+            }
+        }
+        Ok(())
+    }
+}

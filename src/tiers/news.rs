@@ -1,0 +1,70 @@
+//! Waiting until somebody else has done something, without a lock to come back through: all who
+//! wait go on at once.
+//!
+//! Invariant: who reads [`News::seen`] before looking for what to wait for misses nothing that is
+//! told afterwards.
+
+use rustix::thread::futex::{self, Flags, Timespec};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// What has been told so far.
+#[derive(Default)]
+pub(super) struct News {
+    count: AtomicU32,
+    waiting: AtomicU32,
+}
+
+impl News {
+    /// What to give to [`Self::wait`].
+    pub(super) fn seen(&self) -> u32 {
+        self.count.load(Ordering::SeqCst)
+    }
+
+    /// Everybody who waits goes on.
+    pub(super) fn tell(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            // Fails only for an address that is none.
+            let _ = futex::wake(&self.count, Flags::PRIVATE, i32::MAX as u32);
+        }
+    }
+
+    /// Waits until something is told that was not `seen`, but no longer than `most`; may end early.
+    pub(super) fn wait(&self, seen: u32, most: Duration) {
+        let time = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        // Ends at once if something was told since; an interruption is an early end.
+        let _ = futex::wait(&self.count, Flags::PRIVATE, seen, Some(&time));
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn news_end_a_wait_also_if_they_came_before_it() {
+        let news = News::default();
+        let start = Instant::now();
+        let seen = news.seen();
+        news.tell();
+        news.wait(seen, Duration::from_secs(60));
+        std::thread::scope(|scope| {
+            let (news, seen) = (&news, news.seen());
+            for _ in 0..4 {
+                scope.spawn(move || news.wait(seen, Duration::from_secs(60)));
+            }
+            while news.waiting.load(Ordering::SeqCst) < 4 {
+                std::thread::yield_now();
+            }
+            news.tell();
+        });
+        assert!(start.elapsed() < Duration::from_secs(30));
+        let start = Instant::now();
+        news.wait(news.seen(), Duration::from_millis(20));
+        assert!(start.elapsed() >= Duration::from_millis(20));
+    }
+}
