@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use ztier::durable::{self, format::data_at};
 use ztier::media::Drive;
+use ztier::tiers::Policy;
 use ztier::volume::{Channel, Device, IoError, LogOptions, LogVolume, Request};
 
 const BLOCK: u64 = 4096;
@@ -34,10 +35,13 @@ impl Pair {
     }
 
     fn open(&mut self) -> Arc<LogVolume> {
+        self.open_with(LogOptions::default())
+    }
+
+    fn open_with(&mut self, options: LogOptions) -> Arc<LogVolume> {
         self.opened += 1;
         let (log, backing) = (Arc::clone(&self.log), Arc::clone(&self.backing));
-        let volume =
-            LogVolume::open(log, backing, LogOptions::default(), 1000 + self.opened).unwrap();
+        let volume = LogVolume::open(log, backing, options, 1000 + self.opened).unwrap();
         volume.start(None).unwrap();
         volume
     }
@@ -228,6 +232,42 @@ fn flushes_of_several_threads_share_commits() {
     volume.close().unwrap();
 }
 
+/// Writes of the backing store while somebody reads from it, or looks on, for a while.
+fn written_while(reads: bool) -> u64 {
+    let mut pair = Pair::new(4 << 20);
+    let policy = Policy { threshold_percent: 0, ..Policy::default() };
+    let volume = pair.open_with(LogOptions { policy, ..LogOptions::default() });
+    pair.backing.write_ms.store(5, Ordering::SeqCst);
+    let mut channel = Arc::clone(&volume).channel();
+    // Half of the log, in blocks that are no neighbours; the odd ones are in the backing store.
+    for block in (0..1000).step_by(2) {
+        write(&mut *channel, block * BLOCK, &bytes(block * 4 + 3, 4096)).unwrap();
+    }
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    let began = Instant::now();
+    for block in (1..).step_by(2) {
+        if began.elapsed().as_millis() >= 600 {
+            break;
+        }
+        if reads {
+            read(&mut *channel, block % 1000 * BLOCK, 4096).unwrap();
+        } else {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+    let writes = pair.backing.writes.load(Ordering::SeqCst);
+    pair.backing.write_ms.store(0, Ordering::SeqCst);
+    drain(&volume);
+    volume.close().unwrap();
+    writes
+}
+
+#[test]
+fn writeback_gives_way_to_readers() {
+    let (read, alone) = (written_while(true), written_while(false));
+    assert!(read * 2 < alone, "{read} with a reader, {alone} without");
+}
+
 #[test]
 fn a_damaged_record_is_an_error_and_no_other_block_suffers() {
     let mut pair = Pair::new(4 << 20);
@@ -347,7 +387,7 @@ fn what_a_failed_log_cannot_give_back_stays_an_error() {
         write(&mut *channel, block * BLOCK, &bytes(block * 4 + 3, 4096)).unwrap();
     }
     channel.submit(Request::Flush, Instant::now()).unwrap();
-    pair.log.damage((128 << 10) + 200);
+    pair.log.damage(data_at(pair.log.size(), SEGMENT) + 200);
     pair.log.worn_from.store(128 << 10, Ordering::SeqCst);
     write(&mut *channel, 64 * BLOCK, &bytes(7, 4096)).unwrap();
     channel.submit(Request::Flush, Instant::now()).unwrap();

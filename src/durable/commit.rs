@@ -27,7 +27,7 @@ const DEPTH: usize = 32;
 /// memory fills up.
 const IN_FLIGHT: usize = 8 << 20;
 /// Most bytes of neighbouring chunks that are written as one.
-const JOINED: usize = 1 << 20;
+pub(super) const JOINED: usize = 1 << 20;
 /// Buffers that are kept for new chunks while nothing happens; under load, as many as there may be
 /// in memory at all: to get new memory from the system costs more than to fill it.
 const SPARE: usize = 16;

@@ -5,6 +5,7 @@
 //! written. Reading ahead and summaries change how fast an answer comes, never what it is.
 
 use super::chunk::{CHUNK_MIN, read_table};
+use super::commit::JOINED;
 use super::core::{MEMORY_MAX, Segment};
 use super::format::{Data, ENTRY, Entry, HEADER, Header, Kind, Pointer, Stamp, Superblock};
 use super::planted::{self, Bug, mark};
@@ -382,13 +383,15 @@ impl<'a> Walk<'a> {
 
     /// A chunk behind the end of the chain that says that the missing one was durable. In the
     /// segment of the end, and in the one that may begin with the missing chunk, it may be
-    /// anywhere; of later ones the first chunk must be there. The missing chunk begins the next
-    /// segment, or, if its epoch begins with it, one behind those that failed.
+    /// anywhere; of later ones the first chunk must be there. The missing chunks are of the next
+    /// segment, or of as many as one write has, or, if their epoch begins with them, behind those
+    /// that failed.
     fn find_evidence(&mut self) -> Result<Option<(Header, u32, Vec<Entry>)>, OpenError> {
         let before = self.next.checked_sub(1).and_then(|chunk| self.sb.epoch_of(chunk));
+        let joined = 1 + (JOINED as u64).div_ceil(u64::from(self.sb.segment));
         let anew = before != self.sb.epoch_of(self.next);
         for segment in self.segment..=self.last_ahead() {
-            let here = anew || segment <= self.segment + 1;
+            let here = anew || segment <= self.segment + joined;
             if here {
                 self.ahead.load(segment);
             }

@@ -6,7 +6,9 @@
 //! read of a read-modify-write to its append; who takes several takes them in order; none of the
 //! log's own threads takes one.
 
+use super::brake::Brake;
 use super::news::News;
+use super::tending::MOVERS;
 use crate::BLOCK_SIZE;
 use crate::durable::format::{Kind, crc};
 use crate::durable::{
@@ -120,6 +122,8 @@ pub struct Logged {
     identity: Mutex<Option<(Identity, StableId)>>,
     /// Hears what became of the backing store, when a window begins and ends.
     listener: OnceLock<Listener>,
+    /// Lets writeback give way to reads of the backing store.
+    brake: Brake,
     /// Ends the sleep of the thread that writes what nobody waits for.
     waker: OnceLock<Waker>,
 }
@@ -142,6 +146,7 @@ impl Logged {
             written_back: AtomicU64::new(0),
             identity: Mutex::new(None),
             listener: OnceLock::new(),
+            brake: Brake::new(MOVERS),
             waker: OnceLock::new(),
         }
     }
@@ -177,6 +182,10 @@ impl Logged {
             let stats = self.core.lock().stats();
             listener(&stats);
         }
+    }
+
+    pub(super) fn brake(&self) -> &Brake {
+        &self.brake
     }
 
     fn wake(&self) {
@@ -330,7 +339,10 @@ impl Logged {
             Found::Zeros => out.as_flattened_mut().fill(0),
             Found::Lost => return Err(self.damaged(block)),
             Found::Backing => {
-                self.backing.read(block * BLOCK_SIZE as u64, out.as_flattened_mut())?
+                let (began, moving) = (Instant::now(), self.brake.is_moving());
+                self.backing.read(block * BLOCK_SIZE as u64, out.as_flattened_mut())?;
+                let moving = moving || self.brake.is_moving();
+                self.brake.note(began.elapsed(), moving, self.now_ms());
             }
             Found::Memory(kind) => {
                 let (_, payload) = &hand.payloads[i];

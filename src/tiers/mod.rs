@@ -4,6 +4,7 @@
 //! does not fit; what to clean is decided by [`policy`], which is pure. [`Logged`] serves blocks
 //! from a durable log before a backing store, and [`Tending`] moves them from one to the other.
 
+mod brake;
 mod logged;
 mod news;
 pub mod policy;

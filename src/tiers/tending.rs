@@ -4,7 +4,7 @@
 //! ends does it hold it.
 
 use super::logged::{Fault, Logged};
-use crate::durable::{Command, Ended, Op, Outcome, Progress, Writeback, join};
+use crate::durable::{Command, Device, Ended, Op, Outcome, Progress, Writeback, join};
 use crate::error::{Context, Result};
 use crate::media::{Buffer, Completion, Ring, Submission, ring};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -16,11 +16,15 @@ use std::time::Duration;
 /// Writes of the log that are in flight at once.
 const DEPTH: u32 = 32;
 /// Threads that carry out a window.
-const MOVERS: usize = 4;
+pub(super) const MOVERS: usize = 4;
 /// How often the clock of the core is moved.
 const TICK: Duration = Duration::from_millis(100);
 /// A volume of which nobody asked anything for this long is idle.
 const IDLE: Duration = Duration::from_millis(500);
+/// How long a mover that gives way to readers waits before it asks again.
+const GIVE_WAY: Duration = Duration::from_millis(5);
+/// Percent of the log from which on writeback gives way to nobody.
+const PRESSED_PERCENT: u64 = 90;
 /// How long writeback waits after a drive has failed.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Percent of the log, and free segments, at which writeback runs although it is switched off.
@@ -201,8 +205,14 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: &Mutex<Policy>) {
             std::thread::sleep(TICK);
             continue;
         };
+        let pressed = || {
+            let core = logged.core();
+            let (used, segments) = core.fullness();
+            let full = used * 100 >= segments * PRESSED_PERCENT || core.is_rescuing();
+            full || draining.load(Ordering::Acquire) || logged.is_stopping()
+        };
         logged.tell();
-        let ended = carry(logged, Writeback::new(plan).watching(logged.samples()));
+        let ended = carry(logged, Writeback::new(plan).watching(logged.samples()), &pressed);
         let failed = matches!(ended, Ended::Badly { .. });
         logged.core().end_window(ended);
         logged.settle(|core| (core.is_between_windows() || logged.is_stopping()).then_some(()));
@@ -221,30 +231,46 @@ fn finish(logged: &Logged) -> bool {
     failed || core.is_clean()
 }
 
+/// Whether writeback has to hurry, whoever reads.
+type Pressed<'a> = dyn Fn() -> bool + Sync + 'a;
+
 /// Carries out a window: first what is read, then, when the log knows that samples of the backing
 /// store's identity no longer count, what is written.
-fn carry(logged: &Logged, writeback: Writeback) -> Ended {
+fn carry(logged: &Logged, writeback: Writeback, pressed: &Pressed<'_>) -> Ended {
     let writeback = Mutex::new(writeback);
-    move_blocks(logged, &writeback);
+    move_blocks(logged, &writeback, pressed);
     let held = writeback.lock().is_held();
     if held {
         if logged.forget(|blocks| writeback.lock().changes(blocks)).is_err() {
             return Ended::Badly { unread: false };
         }
         writeback.lock().proceed();
-        move_blocks(logged, &writeback);
+        move_blocks(logged, &writeback, pressed);
     }
     writeback.into_inner().ended().unwrap_or(Ended::Badly { unread: false })
 }
 
 /// Carries out commands by several threads, until there are no more or it is held.
-fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>) {
+fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<'_>) {
     let news = Condvar::new();
     let mover = || {
         let mut work = writeback.lock();
         loop {
+            let ends = work.is_over() || work.is_held();
+            let brake = logged.brake();
+            if !ends && !brake.admits(logged.now_ms()) && !pressed() {
+                news.wait_for(&mut work, GIVE_WAY);
+                continue;
+            }
             if let Some(command) = work.next_command() {
+                let moves = command.device == Device::Backing;
+                if moves {
+                    brake.begin();
+                }
                 let outcome = MutexGuard::unlocked(&mut work, || logged.carry_out(&command));
+                if moves {
+                    brake.end();
+                }
                 work.complete(command.id, outcome);
                 news.notify_all();
             } else if work.is_over() || work.is_held() {

@@ -17,6 +17,11 @@ pub struct RamDrive {
     pub flushes: AtomicU64,
     /// Milliseconds that a flush takes.
     pub flush_ms: AtomicU64,
+    /// Milliseconds that a write takes, and a read while there are writes.
+    pub write_ms: AtomicU64,
+    /// Writes so far, and under way.
+    pub writes: AtomicU64,
+    writing: AtomicU64,
 }
 
 impl RamDrive {
@@ -29,6 +34,9 @@ impl RamDrive {
             worn_from: AtomicU64::new(u64::MAX),
             flushes: AtomicU64::new(0),
             flush_ms: AtomicU64::new(0),
+            write_ms: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            writing: AtomicU64::new(0),
         }
     }
 
@@ -53,6 +61,13 @@ impl RamDrive {
     }
 }
 
+fn pause(ms: &AtomicU64) {
+    match ms.load(Ordering::SeqCst) {
+        0 => {}
+        ms => std::thread::sleep(Duration::from_millis(ms)),
+    }
+}
+
 impl Drive for RamDrive {
     fn size(&self) -> u64 {
         self.size
@@ -60,12 +75,19 @@ impl Drive for RamDrive {
 
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
         self.check(Action::Read, at, buf.len() as u64)?;
+        if self.writing.load(Ordering::SeqCst) > 0 {
+            pause(&self.write_ms);
+        }
         buf.copy_from_slice(&self.bytes.lock().unwrap()[at as usize..][..buf.len()]);
         Ok(())
     }
 
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
         self.check(Action::Write, at, data.len() as u64)?;
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        self.writing.fetch_add(1, Ordering::SeqCst);
+        pause(&self.write_ms);
+        self.writing.fetch_sub(1, Ordering::SeqCst);
         self.bytes.lock().unwrap()[at as usize..][..data.len()].copy_from_slice(data);
         Ok(())
     }
@@ -79,7 +101,7 @@ impl Drive for RamDrive {
     fn flush(&self) -> Result<(), DriveError> {
         self.check(Action::Flush, 0, 0)?;
         self.flushes.fetch_add(1, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_millis(self.flush_ms.load(Ordering::SeqCst)));
+        pause(&self.flush_ms);
         Ok(())
     }
 }

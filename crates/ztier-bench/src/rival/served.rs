@@ -1,4 +1,5 @@
-//! A device of this process as a block device, by the product's FUSE and loop export.
+//! A device of this process behind the product's exports: a block device by FUSE and a loop device,
+//! and an NBD server on a socket of its own.
 
 use crate::sys::workdir::WorkDir;
 use std::path::{Path, PathBuf};
@@ -6,6 +7,7 @@ use std::sync::Arc;
 use ztier::error::{Error, Result};
 use ztier::export::Export;
 use ztier::export::fuse::{FuseLoop, Options as FuseOptions};
+use ztier::export::nbd::{Listen, MAX_CONNECTIONS, Options as NbdOptions, Server};
 use ztier::volume::Device;
 
 /// A device behind FUSE and a loop device. Fields are dropped in order.
@@ -48,6 +50,45 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         if let Err(e) = self.export.stop() {
+            crate::report::warn(&e.to_string());
+        }
+    }
+}
+
+/// A device behind an NBD server. Fields are dropped in order.
+pub struct ServedNbd {
+    server: Server,
+    uri: String,
+    _dir: WorkDir,
+}
+
+impl ServedNbd {
+    /// Serves it as `name`.
+    ///
+    /// # Errors
+    /// No socket, no thread.
+    pub fn new(device: Arc<dyn Device>, name: &str) -> Result<Self> {
+        let dir = WorkDir::new(name)?;
+        let options = NbdOptions {
+            name: name.into(),
+            listen: vec![Listen::Unix(dir.path().join(name))],
+            max_connections: MAX_CONNECTIONS,
+        };
+        let server = Server::start(device, options)?;
+        let uri = server.endpoints().first().cloned();
+        let uri = uri.ok_or_else(|| Error::failure("the NBD server has no URI"))?;
+        Ok(Self { server, uri, _dir: dir })
+    }
+
+    /// Where it is.
+    pub fn uri(&self) -> &str {
+        &self.uri
+    }
+}
+
+impl Drop for ServedNbd {
+    fn drop(&mut self) {
+        if let Err(e) = self.server.stop() {
             crate::report::warn(&e.to_string());
         }
     }

@@ -8,16 +8,13 @@ use crate::data::{Kind, Pool};
 use crate::report::{Report, Row, Target as Goal, geomean};
 use crate::rival::fio::{self, Job};
 use crate::rival::plain::PlainMemory;
-use crate::rival::served::Served;
+use crate::rival::served::{Served, ServedNbd};
 use crate::sys::command::exists;
-use crate::sys::workdir::WorkDir;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use ztier::BLOCK_SIZE;
-use ztier::error::{Error, Result};
-use ztier::export::Export;
-use ztier::export::nbd::{Listen, MAX_CONNECTIONS, Options as NbdOptions, Server};
+use ztier::error::Result;
 use ztier::volume::Device;
 
 const SECTION: &str = "export";
@@ -130,16 +127,9 @@ impl Plan {
     fn nbd(&self, report: &mut Report, devices: &[Arc<dyn Device>; 2]) -> Result<Vec<Figures>> {
         let text = format!("NBD: {} MiB of {}", self.bytes >> 20, fio::DATA);
         report.note(SECTION, "data", text);
-        let dir = WorkDir::new("nbd")?;
-        let mut servers = Vec::new();
-        for (device, name) in devices.iter().zip(["ours", "plain"]) {
-            let options = NbdOptions {
-                name: name.into(),
-                listen: vec![Listen::Unix(dir.path().join(name))],
-                max_connections: MAX_CONNECTIONS,
-            };
-            servers.push(Server::start(Arc::clone(device), options)?);
-        }
+        let serve = |(device, name): (&Arc<_>, &str)| ServedNbd::new(Arc::clone(device), name);
+        let servers: Vec<ServedNbd> =
+            devices.iter().zip(["ours", "plain"]).map(serve).collect::<Result<_>>()?;
         let mut figures = Vec::new();
         for (case, pattern, block, depth) in [
             ("seq write 1M, nbd", "write", 1u64 << 20, 4),
@@ -150,11 +140,8 @@ impl Plan {
             let mut runs = [Vec::new(), Vec::new()];
             for _ in 0..self.rounds {
                 for (server, runs) in servers.iter().zip(&mut runs) {
-                    let uris = server.endpoints();
-                    let uri =
-                        uris.first().ok_or_else(|| Error::failure("the NBD server has no URI"))?;
                     let time = (block == 4096).then_some(self.time);
-                    let target = fio::Target::Nbd(uri);
+                    let target = fio::Target::Nbd(server.uri());
                     let job =
                         Job { target, pattern, block, depth, size: self.bytes, time, ..fio::LIKE };
                     let result = fio::measure(&job)?;
@@ -167,9 +154,6 @@ impl Plan {
             }
             let unit = if block == 4096 { "IOPS" } else { "MiB/s" };
             figures.push(Figures { case, unit, runs });
-        }
-        for server in &mut servers {
-            server.stop()?;
         }
         Ok(figures)
     }

@@ -5,9 +5,13 @@
 //! Invariants: what was written is read back; pages are written whole.
 
 use crate::model::{Model, Name, Nanos, Request};
-use ztier::media::{ALIGN, Drive, DriveError};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use ztier::media::{ALIGN, Buffer, Drive, DriveError};
 use ztier::sync::Mutex;
 
+/// Reads under way at a time, of those that are asked together: as many as a file gets.
+const DEPTH: usize = 16;
 const LINE: usize = 64;
 /// Bytes in a piece of memory; pages do not cross its end.
 const PIECE: usize = 32 << 20;
@@ -21,8 +25,29 @@ pub struct Reads {
     pub requests: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// What they take the modelled drive, one after the other.
+    /// What they take the modelled drive: one after the other, but for those that are asked
+    /// together.
     pub drive: Nanos,
+}
+
+impl Reads {
+    /// Reads that are asked together, [`DEPTH`] of them under way at a time.
+    fn serve(&mut self, model: &mut Model, reads: impl Iterator<Item = Request>) {
+        let mut lanes: BinaryHeap<Reverse<Nanos>> =
+            (0..DEPTH).map(|_| Reverse(self.drive)).collect();
+        let mut last = self.drive;
+        for request in reads {
+            let Some(Reverse(free)) = lanes.pop() else { return };
+            let end = model.serve(free, request);
+            lanes.push(Reverse(end));
+            last = last.max(end);
+            if let Request::Read { len, .. } = request {
+                self.requests += 1;
+                self.bytes += len;
+            }
+        }
+        self.drive = last;
+    }
 }
 
 #[derive(Default)]
@@ -115,6 +140,13 @@ impl Compact {
         }
     }
 
+    fn fill(&self, at: u64, buf: &mut [u8]) {
+        let lines = self.lines.lock();
+        for (page, out) in (at as usize / ALIGN..).zip(buf.chunks_exact_mut(ALIGN)) {
+            lines.read(page, out);
+        }
+    }
+
     /// Memory that its content takes, in bytes.
     pub fn kept_bytes(&self) -> u64 {
         let lines = self.lines.lock();
@@ -141,15 +173,23 @@ impl Drive for Compact {
         {
             let (model, reads) = &mut *self.reads.lock();
             let len = buf.len() as u64;
-            reads.requests += 1;
-            reads.bytes += len;
-            reads.drive = model.serve(reads.drive, Request::Read { at, len });
+            reads.serve(model, std::iter::once(Request::Read { at, len }));
         }
-        let lines = self.lines.lock();
-        for (page, out) in (at as usize / ALIGN..).zip(buf.chunks_exact_mut(ALIGN)) {
-            lines.read(page, out);
-        }
+        self.fill(at, buf);
         Ok(())
+    }
+
+    fn read_many(&self, wanted: Vec<(u64, Buffer)>) -> Vec<Result<(u64, Buffer), DriveError>> {
+        {
+            let (model, reads) = &mut *self.reads.lock();
+            let read = |(at, buf): &(u64, Buffer)| Request::Read { at: *at, len: buf.len() as u64 };
+            reads.serve(model, wanted.iter().map(read));
+        }
+        let filled = wanted.into_iter().map(|(at, mut buf)| {
+            self.fill(at, &mut buf);
+            Ok((at, buf))
+        });
+        filled.collect()
     }
 
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
@@ -237,6 +277,19 @@ mod tests {
         assert_eq!((reads.requests, reads.bytes), (500, 500 * model.len() as u64));
         assert!(reads.drive > 500 * 71_000, "a read of flash each");
         assert_eq!(drive.count().requests, 0);
+        let one = |at| (at, Buffer::new(ALIGN));
+        let many = drive.read_many((0..32).map(|n| one(n * ALIGN as u64)).collect());
+        for (n, read) in many.into_iter().enumerate() {
+            let (at, page) = read.unwrap();
+            assert!(at == (n * ALIGN) as u64 && page[..] == model[n * ALIGN..][..ALIGN]);
+        }
+        let together = drive.count();
+        for n in 0..32 {
+            drive.read(n * ALIGN as u64, &mut Buffer::new(ALIGN)).unwrap();
+        }
+        let apart = drive.count();
+        assert_eq!((together.requests, together.bytes), (apart.requests, apart.bytes));
+        assert!(together.drive * 2 < apart.drive, "{together:?} {apart:?}");
         assert!(drive.kept_bytes() < 40 << 20);
     }
 }

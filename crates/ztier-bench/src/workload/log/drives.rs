@@ -241,6 +241,13 @@ impl Drive for First {
         self.drive.read(at, buf)
     }
 
+    fn read_many(
+        &self,
+        wanted: Vec<(u64, Buffer)>,
+    ) -> Vec<std::result::Result<(u64, Buffer), DriveError>> {
+        self.drive.read_many(wanted)
+    }
+
     fn write(&self, at: u64, data: &[u8]) -> std::result::Result<(), DriveError> {
         self.drive.write(at, data)
     }

@@ -7,6 +7,9 @@ use crate::data::{Kind, Pool};
 use crate::model::Kind as Model;
 use crate::model::job::{self, Action, Job};
 use crate::report::{Report, Row, Target as Goal, bars, median, print, say};
+use crate::rival::fio;
+use crate::rival::served::{Served, ServedNbd};
+use crate::sys::command::exists;
 use crate::workload::SEED;
 use crate::workload::random::pools;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,10 +38,19 @@ enum Load {
     Log(Job),
     /// A log with such segments, and data of such a ratio.
     Logged(u32, f64),
+    /// A log of 1 MiB segments behind an export, by fio.
+    Exported(Export),
     /// The same before and on drives that cost nothing.
     Free(f64),
     /// Blocks copied and summed, without any drive.
     Memory,
+}
+
+/// The way to a log that is not in process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Export {
+    Nbd,
+    Fuse,
 }
 
 /// A row of the table, as it fills.
@@ -68,6 +80,8 @@ impl Line {
             Load::Backing(_) => drives.backing.to_string(),
             Load::Log(_) => drives.log.to_string(),
             Load::Logged(..) | Load::Free(_) => "ztier, in process".into(),
+            Load::Exported(Export::Nbd) => "ztier, NBD".into(),
+            Load::Exported(Export::Fuse) => "ztier, FUSE and loop".into(),
             Load::Memory => "memory".into(),
         }
     }
@@ -92,6 +106,8 @@ fn lines(span: u64) -> Vec<Line> {
         ("C", Load::Log(sequential)),
         ("D", Load::Logged(1 << 20, 1.0)),
         ("D", Load::Logged(1 << 20, 2.0)),
+        ("D", Load::Exported(Export::Nbd)),
+        ("D", Load::Exported(Export::Fuse)),
         ("E", Load::Logged(32 << 10, 1.0)),
         ("E", Load::Logged(32 << 10, 2.0)),
         ("F", Load::Free(1.0)),
@@ -106,6 +122,12 @@ impl Plan<'_> {
     /// Runs the rows in turn, and shows them beside the source's.
     pub(super) fn rows(&self, report: &mut Report) -> Result<()> {
         let mut lines = lines(self.span);
+        lines.retain(|line| match line.load {
+            Load::Exported(export) => here(export)
+                .inspect_err(|reason| report.missing(SECTION, &line.system(self.drives), reason))
+                .is_ok(),
+            _ => true,
+        });
         let mut data = [pools(Kind::Ratio(1.0), 2)?, pools(Kind::Ratio(2.0), 2)?];
         for round in 0..self.rounds {
             for line in &mut lines {
@@ -146,6 +168,7 @@ impl Plan<'_> {
                 line.amplification.push(log.amplification());
                 reached
             }
+            Load::Exported(export) => self.exported(*export)?,
             Load::Free(ratio) => {
                 let free = || Source::new(Spec::Model(Model::SsdNull.into()));
                 let free = Drives { log: free()?, backing: free()? };
@@ -155,6 +178,32 @@ impl Plan<'_> {
             Load::Memory => copy_and_sum(&mut data[0], self.time.min(Duration::from_secs(2))),
         });
         Ok(())
+    }
+
+    /// fio's job on a device or a server; what it wrote counts when a flush has ended.
+    fn exported(&self, export: Export) -> Result<f64> {
+        let log = OwnLog::new(self.drives, self.log_bytes, 1 << 20)?;
+        let run = |target: fio::Target<'_>| {
+            let (size, time) = (self.span, Some(self.time));
+            fio::measure(&fio::Job { target, size, time, shrinks: false, ..fio::LIKE })
+        };
+        let reached = match export {
+            Export::Nbd => run(fio::Target::Nbd(ServedNbd::new(log.device(), "rows")?.uri()))?,
+            Export::Fuse => run(fio::Target::Direct(Served::new(log.device(), "rows")?.path()))?,
+        };
+        let start = Instant::now();
+        log.flush()?;
+        let time = self.time.as_secs_f64();
+        Ok(reached.bytes_per_second * time / 1e6 / (time + start.elapsed().as_secs_f64()))
+    }
+}
+
+/// Whether this machine can do it.
+fn here(export: Export) -> std::result::Result<(), String> {
+    match export {
+        _ if !exists("fio") => Err("fio is not installed".into()),
+        Export::Nbd => Ok(()),
+        Export::Fuse => ztier::export::fuse::available(true),
     }
 }
 
@@ -170,6 +219,8 @@ fn chart(lines: &[Line], figures: &[f64]) -> String {
         for (line, figure) in lines.iter().zip(figures).filter(|(l, _)| l.letter == letter) {
             let what = match line.load {
                 Load::Logged(_, ratio) | Load::Free(ratio) => format!("here, {ratio}:1"),
+                Load::Exported(Export::Nbd) => "here, NBD".into(),
+                Load::Exported(Export::Fuse) => "here, FUSE".into(),
                 _ => "here".into(),
             };
             group.push((what, *figure));
@@ -183,6 +234,7 @@ fn ratios(report: &mut Report, lines: &[Line], figures: &[f64]) {
     let find = |wanted: &str, ratio: f64| {
         let fits = |line: &&Line| match line.load {
             Load::Logged(_, r) | Load::Free(r) => line.letter == wanted && r == ratio,
+            Load::Exported(_) => false,
             _ => line.letter == wanted,
         };
         lines.iter().position(|line| fits(&line)).unwrap_or(0)
@@ -196,6 +248,13 @@ fn ratios(report: &mut Report, lines: &[Line], figures: &[f64]) {
         ("randwrite_32k_compressible_vs_ssd_seq", "E", 2.0, Goal::None),
     ] {
         report.ratio(name, figure(letter, ratio) / sequential, goal);
+    }
+    for (export, name) in [(Export::Nbd, "nbd"), (Export::Fuse, "fuse")] {
+        let found = lines.iter().zip(figures);
+        let wanted = |load| matches!(load, Load::Exported(other) if other == export);
+        if let Some((_, figure)) = found.into_iter().find(|(line, _)| wanted(line.load)) {
+            report.ratio(&format!("randwrite_{name}_vs_ssd_seq"), figure / sequential, Goal::None);
+        }
     }
     report.ratio("maxssd_vs_memcpy_crc", figure("F", 1.0) / memory, Goal::AtLeast(0.5));
     report.ratio("maxssd_compressible_vs_memcpy_crc", figure("F", 2.0) / memory, Goal::None);

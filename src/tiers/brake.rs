@@ -1,0 +1,169 @@
+//! When writeback gives way to reads of the backing store that somebody waits for.
+//!
+//! What such reads take while writeback is at work is compared with what they take else. When the
+//! slowest tenth of the last ones takes more than three times as long, half as many commands may be
+//! out, down to none; after a while without that, one more. Where nobody reads, nothing is braked.
+//! Invariant: only [`Brake::admits`] gives way; whoever must not wait does not ask.
+
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Reads that are remembered, and how many it takes to judge.
+const RECENT: usize = 16;
+const ENOUGH: usize = 4;
+/// So many times what a read takes without writeback is too long.
+const TIMES: u64 = 3;
+/// What counts as no time at all, in microseconds.
+const FAST_US: u64 = 500;
+/// Milliseconds after which one more command is tried.
+const CALM_MS: u64 = 100;
+/// Milliseconds without a read after which nobody is disturbed.
+const ALONE_MS: u64 = 200;
+
+/// Knows what reads take, and how many commands of writeback may be out.
+pub(super) struct Brake {
+    /// Most commands.
+    most: usize,
+    /// Commands of writeback on the backing store that are out.
+    moving: AtomicUsize,
+    state: Mutex<State>,
+}
+
+struct State {
+    depth: usize,
+    /// A moving mean of what a read takes without writeback.
+    usual_us: u64,
+    /// What the last reads took with it.
+    recent: Vec<u64>,
+    read_ms: u64,
+    changed_ms: u64,
+}
+
+impl Brake {
+    pub(super) fn new(most: usize) -> Self {
+        let state = State {
+            depth: most,
+            usual_us: 0,
+            recent: Vec::with_capacity(RECENT),
+            read_ms: 0,
+            changed_ms: 0,
+        };
+        Self { most, moving: AtomicUsize::new(0), state: Mutex::new(state) }
+    }
+
+    /// Whether writeback is at work on the backing store.
+    pub(super) fn is_moving(&self) -> bool {
+        self.moving.load(Ordering::Relaxed) > 0
+    }
+
+    /// A command of writeback on the backing store begins.
+    pub(super) fn begin(&self) {
+        self.moving.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It has ended.
+    pub(super) fn end(&self) {
+        self.moving.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Notes what a read of the backing store took, and whether writeback was at work meanwhile.
+    pub(super) fn note(&self, took: Duration, moving: bool, now_ms: u64) {
+        let took = took.as_micros() as u64;
+        let mut state = self.state.lock();
+        state.read_ms = now_ms;
+        if !moving {
+            let usual = state.usual_us;
+            state.usual_us = if usual == 0 { took } else { usual - usual / 8 + took / 8 };
+            return;
+        }
+        if state.recent.len() == RECENT {
+            state.recent.remove(0);
+        }
+        state.recent.push(took);
+        let mut sorted = state.recent.clone();
+        sorted.sort_unstable();
+        let high = sorted[sorted.len() - 1 - sorted.len() / 10];
+        if sorted.len() >= ENOUGH && high > TIMES * state.usual_us.max(FAST_US) {
+            let depth = state.depth / 2;
+            state.set(depth, now_ms);
+        }
+    }
+
+    /// Whether one more command of writeback may begin now.
+    pub(super) fn admits(&self, now_ms: u64) -> bool {
+        let mut state = self.state.lock();
+        if now_ms.saturating_sub(state.read_ms) >= ALONE_MS {
+            state.set(self.most, now_ms);
+        } else if state.depth < self.most && now_ms.saturating_sub(state.changed_ms) >= CALM_MS {
+            let depth = state.depth + 1;
+            state.set(depth, now_ms);
+        }
+        self.moving.load(Ordering::Relaxed) < state.depth
+    }
+}
+
+impl State {
+    fn set(&mut self, depth: usize, now_ms: u64) {
+        (self.depth, self.changed_ms) = (depth, now_ms);
+        self.recent.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    /// How many commands may be out.
+    fn depth(brake: &Brake, now_ms: u64) -> usize {
+        let begun = std::iter::repeat_with(|| brake.admits(now_ms)).take_while(|more| {
+            if *more {
+                brake.begin();
+            }
+            *more
+        });
+        let count = begun.count();
+        (0..count).for_each(|_| brake.end());
+        count
+    }
+
+    #[test]
+    fn slow_reads_halve_what_is_out_and_calm_brings_it_back() {
+        let brake = Brake::new(4);
+        (0..20).for_each(|n| brake.note(MS(10), false, 1000 + n));
+        assert_eq!(depth(&brake, 1020), 4);
+        // Twice as long is what sharing costs.
+        (0..40).for_each(|_| brake.note(MS(20), true, 1020));
+        assert_eq!(depth(&brake, 1020), 4);
+        for expected in [2, 1, 0] {
+            (0..ENOUGH).for_each(|_| brake.note(MS(50), true, 1030));
+            assert_eq!(depth(&brake, 1030), expected);
+        }
+        // One at a time while there are readers.
+        for (now, expected) in [(1129, 0), (1130, 1), (1131, 1), (1230, 2)] {
+            brake.note(MS(10), false, now);
+            assert_eq!(depth(&brake, now), expected, "at {now}");
+        }
+        assert_eq!(depth(&brake, 1500), 4, "nobody reads");
+    }
+
+    #[test]
+    fn one_slow_read_of_many_is_no_reason_and_the_first_reads_are_learned_from() {
+        let brake = Brake::new(4);
+        (0..20).for_each(|n| brake.note(MS(10), false, 1000 + n));
+        (0..RECENT).for_each(|_| brake.note(MS(15), true, 1020));
+        brake.note(MS(500), true, 1020);
+        assert_eq!(depth(&brake, 1020), 4);
+        brake.note(MS(500), true, 1020);
+        assert_eq!(depth(&brake, 1020), 2);
+        // Of a slow drive whose readers were never alone, that is found out by giving way.
+        let brake = Brake::new(4);
+        (0..3 * ENOUGH).for_each(|_| brake.note(MS(15), true, 1000));
+        assert_eq!(depth(&brake, 1000), 0);
+        brake.note(MS(12), false, 1001);
+        (0..40).for_each(|_| brake.note(MS(15), true, 1099));
+        assert_eq!(depth(&brake, 1100), 1);
+    }
+}
