@@ -336,7 +336,7 @@ fn wear_out(pair: &mut Pair) -> (Arc<LogVolume>, Box<dyn Channel>) {
     let (offset, len) = (5 * BLOCK, BLOCK);
     channel.submit(Request::Discard { offset, len }, Instant::now()).unwrap();
     channel.submit(Request::Flush, Instant::now()).unwrap();
-    pair.log.worn_from.store(128 << 10, Ordering::SeqCst);
+    pair.log.worn_from.store(data_at(pair.log.size(), SEGMENT), Ordering::SeqCst);
     write(&mut *channel, 8 * BLOCK, &bytes(7, 4096)).unwrap();
     (volume, channel)
 }
@@ -388,7 +388,7 @@ fn what_a_failed_log_cannot_give_back_stays_an_error() {
     }
     channel.submit(Request::Flush, Instant::now()).unwrap();
     pair.log.damage(data_at(pair.log.size(), SEGMENT) + 200);
-    pair.log.worn_from.store(128 << 10, Ordering::SeqCst);
+    pair.log.worn_from.store(data_at(pair.log.size(), SEGMENT), Ordering::SeqCst);
     write(&mut *channel, 64 * BLOCK, &bytes(7, 4096)).unwrap();
     channel.submit(Request::Flush, Instant::now()).unwrap();
     assert!(volume.stats().log.unwrap().through);

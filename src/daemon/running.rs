@@ -14,12 +14,14 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long a lock that somebody only looks at may be in the way.
 const LOOKERS: Duration = Duration::from_millis(300);
 /// How long a question waits while the export is being stopped.
 const BUSY: Duration = Duration::from_secs(2);
+/// How long a client that has hung up may take to be gone.
+const LEAVING: Duration = Duration::from_secs(1);
 /// How often a daemon that was asked to end looks whether its device is still held.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -278,10 +280,22 @@ impl Running {
         Ok(())
     }
 
+    /// Who holds the device, and still does in a moment.
+    fn holders_that_stay(&self) -> Result<Vec<String>> {
+        let until = Instant::now() + LEAVING;
+        loop {
+            let holders = self.export()?.as_ref().map(|e| e.holders()).unwrap_or_default();
+            if holders.is_empty() || Instant::now() >= until {
+                return Ok(holders);
+            }
+            std::thread::sleep(LEAVING / 20);
+        }
+    }
+
     fn down(&self, discard: bool, force: bool) -> Result<()> {
         let name = &self.name;
-        let holders = self.export()?.as_ref().map(|e| e.holders()).unwrap_or_default();
-        if !force && !holders.is_empty() {
+        let holders = if force { Vec::new() } else { self.holders_that_stay()? };
+        if !holders.is_empty() {
             return Err(Error::failure(format!(
                 "volume `{name}` is in use: {}",
                 holders.join(", ")

@@ -12,7 +12,8 @@
 //! dropped. Nothing is copied while the index forgets a window whose end is no durable tail yet: a
 //! later, smaller window from the same tail would take the backing store behind what was forgotten.
 
-use super::commit::{Command, Device, Flight, Op};
+use super::command::{Command, Device, Op};
+use super::commit::Flight;
 use super::core::{Core, Segment};
 use super::format::{ENTRY, Kind, Pointer, SHEETS, crc, mix};
 use super::holes::Hole;

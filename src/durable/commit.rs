@@ -12,13 +12,12 @@
 //! no longer than a part of the time that commit took, and never for somebody who is alone.
 
 use super::chunk::{CHUNK_MAX, Closing, Open, Sealed};
+use super::command::{Command, Device, Op, Outcome, Parts};
 use super::core::{Core, Refused, Segment};
-use super::format::Header;
+use super::format::{EPOCHS_MAX, Epoch, Header, LOST_MAX};
 use super::planted::{self, Bug, mark};
 use super::window::After;
-use crate::media::{Buffer, DriveError};
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
 
 /// Writes of chunks that are in flight at once.
@@ -35,68 +34,6 @@ const SPARE: usize = 16;
 const GATHER_MAX_US: u64 = 10_000;
 /// Times that chunks are written elsewhere before the log is given up.
 const REWRITES: u32 = 3;
-
-/// Which drive a command is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
-    /// The log's.
-    Log,
-    /// The backing store.
-    Backing,
-}
-
-/// Beginnings of buffers, each of so many bytes.
-pub type Parts = Vec<(Arc<Buffer>, usize)>;
-
-/// What a drive shall do.
-#[derive(Clone, Debug)]
-pub enum Op {
-    /// Read so many bytes.
-    Read(usize),
-    /// Write these bytes of the buffer.
-    Write(Arc<Buffer>, Range<usize>),
-    /// Write these, one after the other.
-    Join(Parts),
-    /// Make so many bytes read as zeros.
-    Zero(u64),
-    /// Make all writes durable that have ended.
-    Flush,
-}
-
-/// The bytes of [`Op::Join`] in one buffer.
-pub fn join(parts: &[(Arc<Buffer>, usize)]) -> Buffer {
-    let mut whole = Buffer::new(parts.iter().map(|(_, len)| len).sum());
-    let mut at = 0;
-    for (bytes, len) in parts {
-        whole[at..at + len].copy_from_slice(&bytes[..*len]);
-        at += len;
-    }
-    whole
-}
-
-/// Something to do; commands that are out at the same time may be done in any order.
-#[derive(Clone, Debug)]
-pub struct Command {
-    /// What [`Core::complete`] is told.
-    pub id: u64,
-    /// Which drive.
-    pub device: Device,
-    /// From where on, in bytes.
-    pub at: u64,
-    /// What.
-    pub op: Op,
-}
-
-/// What became of a command.
-#[derive(Debug)]
-pub enum Outcome {
-    /// It is done.
-    Done,
-    /// It is done, and these are the bytes.
-    Bytes(Buffer),
-    /// It failed.
-    Failed(DriveError),
-}
 
 /// What a flush waits for: that every chunk below this number is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -555,6 +492,11 @@ impl Core {
         self.give_windows_up();
     }
 
+    /// Whether the log takes anything.
+    pub(super) fn check_health(&self) -> Result<(), Refused> {
+        if self.is_failed() { Err(self.rescue.refusal()) } else { Ok(()) }
+    }
+
     /// When what was in flight has ended after a failure: lays out anew what is not durable.
     fn mend(&mut self) {
         if self.commit.health != Health::Broken || !self.commit.flights.is_empty() {
@@ -648,6 +590,16 @@ impl Core {
         }
     }
 
+    /// Chunks from this one on are of a new epoch.
+    pub(super) fn begin_epoch(&mut self, from: u64, id: u64) {
+        let epochs = &mut self.sb.epochs;
+        epochs.retain(|epoch| epoch.from < from);
+        while epochs.len() + LOST_MAX >= EPOCHS_MAX {
+            epochs.remove(0);
+        }
+        epochs.push(Epoch { from, id });
+    }
+
     /// The superblock that names the new epoch is durable: chunks may be written again.
     pub(super) fn rewrite_may_begin(&mut self) {
         if self.commit.health == Health::Rewriting {
@@ -685,7 +637,7 @@ pub(super) fn next_epoch(epoch: u64) -> u64 {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::core::Options;
-    use super::super::format::{DATA_MIN, Epoch, IDENTITY, Kind, Superblock, Tail};
+    use super::super::format::{DATA_MIN, IDENTITY, Kind, Superblock, Tail};
     use super::*;
 
     fn core() -> Core {
@@ -700,12 +652,12 @@ mod tests {
             tail: Tail::default(),
             durable: 0,
             identity: [0; IDENTITY],
+            checkpoint: None,
             past_s: 0,
             mixture_s: 0,
             spent: false,
-            checkpoint: None,
-            epochs: vec![Epoch { from: 0, id: 7 }],
             lost: Vec::new(),
+            epochs: vec![Epoch { from: 0, id: 7 }],
         };
         Core::new(sb, Options::default(), 0, 0)
     }

@@ -12,7 +12,7 @@
 use super::checkpoint::Checkpoint;
 use super::chunk::{CHUNK_MAX, CHUNK_MIN, Closing, Open, Sealed};
 use super::commit::Commit;
-use super::format::{Data, EPOCHS_MAX, Entry, Epoch, Kind, LOST_MAX, Stamp, Superblock, crc};
+use super::format::{Data, Entry, Epoch, Kind, Stamp, Superblock, crc};
 use super::holes::{Hole, Holes};
 use super::map::{Map, Place};
 use super::planted::mark;
@@ -143,9 +143,9 @@ pub struct Core {
     pub(super) prev: u32,
     pub(super) commit: Commit,
     pub(super) window: Window,
-    pub(super) rescue: Rescue,
     pub(super) checkpoint: Checkpoint,
     pub(super) summaries: Summaries,
+    pub(super) rescue: Rescue,
     pub(super) counts: LogStats,
 }
 
@@ -167,9 +167,9 @@ impl Core {
             next_chunk,
             prev,
             window: Window::default(),
-            rescue: Rescue::default(),
             checkpoint: Checkpoint::new(),
             summaries: Summaries::default(),
+            rescue: Rescue::default(),
             counts: LogStats::default(),
         }
     }
@@ -357,16 +357,6 @@ impl Core {
     /// The epoch that new chunks have.
     pub(super) fn epoch(&self) -> u64 {
         self.sb.epochs.last().map_or(0, |e: &Epoch| e.id)
-    }
-
-    /// Chunks from this one on are of a new epoch.
-    pub(super) fn begin_epoch(&mut self, from: u64, id: u64) {
-        let epochs = &mut self.sb.epochs;
-        epochs.retain(|epoch| epoch.from < from);
-        while epochs.len() + LOST_MAX >= EPOCHS_MAX {
-            epochs.remove(0);
-        }
-        epochs.push(Epoch { from, id });
     }
 
     /// Closes the open chunk, if there is one; it will be written.

@@ -165,6 +165,8 @@ pub struct Superblock {
     pub durable: u64,
     /// Which backing store belongs to this log.
     pub identity: [u8; IDENTITY],
+    /// The newest checkpoint.
+    pub checkpoint: Option<Pointer>,
     /// When the backing store alone was last a past state of the volume, as that state's time at
     /// the latest, in seconds since 1970; 0 when nobody knows.
     pub past_s: u64,
@@ -172,8 +174,6 @@ pub struct Superblock {
     pub mixture_s: u64,
     /// The log had failed, and the backing store went on without it.
     pub spent: bool,
-    /// The newest checkpoint.
-    pub checkpoint: Option<Pointer>,
     /// The epochs of the chunks in the log, oldest first.
     pub epochs: Vec<Epoch>,
     /// Blocks whose content was damaged before it reached the backing store, as first block and

@@ -14,6 +14,9 @@ const LOADED: usize = FULL * 3 / 4;
 /// A page with fewer looks for a neighbour to join.
 const SMALL: usize = FULL / 4;
 
+/// Steps in which the search for an entry begins: a cache line.
+const NEAR: usize = 4;
+
 /// Where a block's payload is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -109,8 +112,40 @@ impl Map {
 
     fn find(&self, block: u64) -> Option<(usize, usize)> {
         let page = self.page_of(block);
-        let found = self.pages.get(page)?.binary_search_by_key(&block, |e| e.block());
-        Some((page, found.ok()?))
+        self.pages.get(page)?;
+        Some((page, self.search(page, block).ok()?))
+    }
+
+    /// Where in a page a block is, or would be. Blocks are often spread evenly, so the search
+    /// begins where the block would be then, and goes on in growing steps: that touches fewer
+    /// cache lines than halving the page does.
+    fn search(&self, page: usize, block: u64) -> Result<usize, usize> {
+        let (entries, first) = (&self.pages[page], self.firsts[page]);
+        let next = self.firsts.get(page + 1).copied();
+        let next = next.unwrap_or_else(|| entries.last().map_or(0, |e| e.block()) + 1);
+        if block < first || block >= next || entries.is_empty() {
+            return entries.binary_search_by_key(&block, |e| e.block());
+        }
+        let guess = (block - first) * entries.len() as u64 / (next - first);
+        let (mut from, mut to, mut step) = (guess as usize, guess as usize, NEAR);
+        if entries[from].block() <= block {
+            to = from + step;
+            while to < entries.len() && entries[to].block() <= block {
+                (from, step) = (to, step * 2);
+                to += step;
+            }
+            to = to.min(entries.len());
+        } else {
+            from = to.saturating_sub(step);
+            while entries[from].block() > block {
+                (to, step) = (from, step * 2);
+                from = to.saturating_sub(step);
+            }
+        }
+        match entries[from..to].binary_search_by_key(&block, |e| e.block()) {
+            Ok(at) => Ok(from + at),
+            Err(at) => Err(from + at),
+        }
     }
 
     /// Where a block is.
@@ -127,7 +162,7 @@ impl Map {
             self.pages.push(Vec::with_capacity(FULL));
         }
         let mut page = self.page_of(block);
-        let at = match self.pages[page].binary_search_by_key(&block, |e| e.block()) {
+        let at = match self.search(page, block) {
             Ok(at) => {
                 return Some(std::mem::replace(&mut self.pages[page][at], entry).place());
             }

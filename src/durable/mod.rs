@@ -6,6 +6,7 @@
 
 mod checkpoint;
 mod chunk;
+mod command;
 mod commit;
 mod core;
 pub mod format;
@@ -20,7 +21,8 @@ mod window;
 mod writeback;
 
 pub use self::core::{Core, Found, Options, Reading, Refused};
-pub use commit::{Command, Device, Op, Outcome, Progress, Ticket, join};
+pub use command::{Command, Device, Op, Outcome, join};
+pub use commit::{Progress, Ticket};
 pub use recover::{
     Inspection, OpenError, Report, format, inspect, least_size, open, read_superblock,
 };

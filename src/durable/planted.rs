@@ -74,12 +74,12 @@ pub const BUGS: [Bug; 23] = [
     Bug::SuperblocksTogether,
     Bug::IgnorePins,
     Bug::ForgetBeforeRetiring,
-    Bug::ThroughBeforeSpent,
     Bug::CheckpointBeforeDurable,
     Bug::CheckpointKeepsFreed,
     Bug::CheckpointFromEnd,
     Bug::CheckpointForgets,
     Bug::TrustSummary,
+    Bug::ThroughBeforeSpent,
 ];
 
 #[cfg(sim)]

@@ -11,7 +11,7 @@ use super::format::{
     DATA_MIN, Entry, Epoch, Header, IDENTITY, Kind, Pointer, SEGMENT_MAX, SEGMENT_MIN,
     SEGMENTS_MAX, SEGMENTS_MIN, SUPER, SUPER_AT, Superblock, Tail, Unfit, data_at,
 };
-use super::holes::Holes;
+use super::holes::{Hole, Holes};
 use super::map::Map;
 use super::planted::{self, Bug, mark};
 use super::walk::Walk;
@@ -204,10 +204,21 @@ pub fn read_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), Ope
 }
 
 /// The index of a log, as far as a checkpoint has it.
-#[derive(Default)]
 struct Loaded {
     map: Map,
     holes: Holes,
+}
+
+impl Loaded {
+    /// What the superblock says is lost, as if it came before everything else.
+    fn new(sb: &Superblock) -> Self {
+        let (map, mut holes) = (Map::default(), Holes::default());
+        for &(block, count) in &sb.lost {
+            let hole = Hole { segment: sb.tail.segment, kind: Kind::Lost };
+            holes.insert(block, block + count, hole);
+        }
+        Self { map, holes }
+    }
 }
 
 /// A look at a log: all that is needed to open it.
@@ -246,7 +257,7 @@ pub fn inspect(
     let found = checkpoint.map(|pointer| load(log, &superblock, &pointer));
     let lost = matches!(found, Some(None));
     let mut walk = Walk::new(log, &superblock, accept_loss);
-    let mut loaded = Loaded::default();
+    let mut loaded = Loaded::new(&superblock);
     let mut known = 0;
     match (found.flatten(), checkpoint) {
         (Some((there, segments)), Some(pointer)) if !payloads => {
@@ -286,7 +297,7 @@ fn usable(sb: &Superblock) -> Option<Pointer> {
 
 /// Reads a checkpoint; `None` when not all of it is there.
 fn load(log: &dyn Drive, sb: &Superblock, pointer: &Pointer) -> Option<(Loaded, Vec<Segment>)> {
-    let mut loaded = Loaded::default();
+    let mut loaded = Loaded::new(sb);
     let mut loading = Loading::new(pointer, sb.segments, sb.tail.segment);
     let (at, sheet) = (sb.area_at(pointer.area), u64::from(pointer.sheet));
     let at_once = (LOAD / sheet).max(1);
@@ -331,9 +342,8 @@ impl Inspection {
         (sb.open, sb.spent) = (true, false);
         let mut core = Core::new(sb, options, next, self.prev);
         core.segments = self.segments.into();
-        (core.map, core.holes) = (self.loaded.map, self.loaded.holes);
         core.resume(in_order);
-        core.lose();
+        (core.map, core.holes) = (self.loaded.map, self.loaded.holes);
         for (header, entries) in &self.chunks {
             core.checkpoint.grow(header.len);
             for entry in entries {

@@ -80,11 +80,6 @@ impl Core {
         self.rescue.is_through()
     }
 
-    /// Whether the log takes anything.
-    pub(super) fn check_health(&self) -> Result<(), Refused> {
-        if self.is_failed() { Err(self.rescue.refusal()) } else { Ok(()) }
-    }
-
     /// Whether the log has failed, and says so durably: the backing store is ahead of it.
     pub fn is_spent(&self) -> bool {
         matches!(self.rescue.stage, Stage::Memory | Stage::Through)
@@ -112,20 +107,6 @@ impl Core {
             }
         }
         merged
-    }
-
-    /// Indexes the lost blocks that the superblock names, where nothing newer is known of them.
-    pub(super) fn lose(&mut self) {
-        let segment = self.sb.tail.segment;
-        for (start, count) in self.sb.lost.clone() {
-            for (from, count) in self.uncovered(start, count, |_| true) {
-                for block in from..from + count {
-                    if self.holes.get(block).is_none() {
-                        self.holes.insert(block, block + 1, Hole { segment, kind: Kind::Lost });
-                    }
-                }
-            }
-        }
     }
 
     /// The first of these blocks that nobody can read any more.
@@ -303,7 +284,6 @@ impl Core {
         let epoch = next_epoch(self.epoch());
         self.sb.epochs.clear();
         self.begin_epoch(chunk, epoch);
-        self.sb.checkpoint = None;
         (self.sb.open, self.sb.spent, self.sb.lost) = (false, true, lost);
         self.write_superblock(After::Spent);
         if planted::on(Bug::ThroughBeforeSpent) {

@@ -37,10 +37,10 @@ pub(super) enum After {
     Close,
     /// What is known of the backing store changes.
     Identity,
-    /// The log has failed, and all that was durable in it is in the backing store.
-    Spent,
     /// There is a newer checkpoint.
     Checkpoint,
+    /// The log has failed, and all that was durable in it is in the backing store.
+    Spent,
 }
 
 /// Segments to write back, and what is known of them.

@@ -6,7 +6,7 @@
 //! window over. What cannot be verified is not written, and is reported.
 
 use super::chunk::read_table;
-use super::commit::{Command, Device, Op, Outcome};
+use super::command::{Command, Device, Op, Outcome};
 use super::format::{Data, Entry, HEADER, Header, Kind, Stamp};
 use super::planted::{self, Bug, mark};
 use super::window::{Ended, Plan, Planned};

@@ -120,10 +120,10 @@ pub struct Logged {
     written_back: AtomicU64,
     /// What identifies the backing store, as the log's superblock has it.
     identity: Mutex<Option<(Identity, StableId)>>,
-    /// Hears what became of the backing store, when a window begins and ends.
-    listener: OnceLock<Listener>,
     /// Lets writeback give way to reads of the backing store.
     brake: Brake,
+    /// Hears what became of the backing store, when a window begins and ends.
+    listener: OnceLock<Listener>,
     /// Ends the sleep of the thread that writes what nobody waits for.
     waker: OnceLock<Waker>,
 }
@@ -145,8 +145,8 @@ impl Logged {
             damaged_reads: AtomicU64::new(0),
             written_back: AtomicU64::new(0),
             identity: Mutex::new(None),
-            listener: OnceLock::new(),
             brake: Brake::new(MOVERS),
+            listener: OnceLock::new(),
             waker: OnceLock::new(),
         }
     }
@@ -172,20 +172,21 @@ impl Logged {
         }
     }
 
+    pub(super) fn brake(&self) -> &Brake {
+        &self.brake
+    }
+
     /// Whoever wants to know what becomes of the backing store, before it changes and after.
     pub fn listen(&self, listener: Listener) {
         let _ = self.listener.set(listener);
     }
 
-    pub(super) fn tell(&self) {
+    /// Tells the listener how the backing store stands.
+    pub(super) fn note_backing(&self) {
         if let Some(listener) = self.listener.get() {
             let stats = self.core.lock().stats();
             listener(&stats);
         }
-    }
-
-    pub(super) fn brake(&self) -> &Brake {
-        &self.brake
     }
 
     fn wake(&self) {
@@ -512,12 +513,12 @@ impl Logged {
     /// The log has failed, and what it held is not in the backing store.
     pub fn flush(&self) -> Result<(), Fault> {
         let mut core = self.core.lock();
-        core.clock(self.now_us());
-        let (through, ticket) = (core.is_through(), core.flush());
-        if through {
+        if core.is_through() {
             drop(core);
             return Ok(self.backing.flush()?);
         }
+        core.clock(self.now_us());
+        let ticket = core.flush();
         let mut worked = false;
         loop {
             match core.progress(ticket) {
@@ -591,13 +592,13 @@ impl Logged {
                     Err(e) => Outcome::Failed(e),
                 };
             }
+            Op::Join(parts) => drive.write(command.at, &join(parts)),
             Op::Write(bytes, range) => {
                 if command.device == Device::Backing {
                     self.written_back.fetch_add(range.len() as u64, Ordering::Relaxed);
                 }
                 drive.write(command.at, &bytes[range.clone()])
             }
-            Op::Join(parts) => drive.write(command.at, &join(parts)),
             Op::Zero(len) => drive.zero(command.at, *len),
             Op::Flush => drive.flush(),
         };

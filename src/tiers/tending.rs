@@ -211,12 +211,12 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: &Mutex<Policy>) {
             let full = used * 100 >= segments * PRESSED_PERCENT || core.is_rescuing();
             full || draining.load(Ordering::Acquire) || logged.is_stopping()
         };
-        logged.tell();
+        logged.note_backing();
         let ended = carry(logged, Writeback::new(plan).watching(logged.samples()), &pressed);
         let failed = matches!(ended, Ended::Badly { .. });
         logged.core().end_window(ended);
         logged.settle(|core| (core.is_between_windows() || logged.is_stopping()).then_some(()));
-        logged.tell();
+        logged.note_backing();
         if failed {
             std::thread::sleep(PAUSE);
         }

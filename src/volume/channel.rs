@@ -33,13 +33,7 @@ impl From<Damaged> for IoError {
 impl Channel for VolumeChannel {
     fn submit(&mut self, request: Request<'_>, arrived: Instant) -> Result<(), IoError> {
         let start = Instant::now();
-        let (kind, offset, len) = match &request {
-            Request::Read { offset, buf } => (Kind::Read, *offset, buf.len() as u64),
-            Request::Write { offset, data, .. } => (Kind::Write, *offset, data.len() as u64),
-            Request::Flush => (Kind::Flush, 0, 0),
-            Request::Discard { offset, len } => (Kind::Discard, *offset, *len),
-            Request::WriteZeroes { offset, len, .. } => (Kind::WriteZeroes, *offset, *len),
-        };
+        let (kind, offset, len) = Kind::of(&request);
         let size = self.volume.size_now();
         let result = if offset.checked_add(len).is_none_or(|end| end > size) {
             self.counters.count_invalid();

@@ -1,7 +1,8 @@
 //! What the requests of one thread came to. Written by that thread alone, added up on demand.
 
-use crate::stats::Requests;
+use super::Request;
 use crate::stats::histogram::{Histogram, Sum};
+use crate::stats::{Requests, Stats};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -19,6 +20,19 @@ pub enum Kind {
     Discard,
     /// Write-zeroes.
     WriteZeroes,
+}
+
+impl Kind {
+    /// The kind of a request, where it begins, and its bytes.
+    pub fn of(request: &Request<'_>) -> (Self, u64, u64) {
+        match request {
+            Request::Read { offset, buf } => (Self::Read, *offset, buf.len() as u64),
+            Request::Write { offset, data, .. } => (Self::Write, *offset, data.len() as u64),
+            Request::Flush => (Self::Flush, 0, 0),
+            Request::Discard { offset, len } => (Self::Discard, *offset, *len),
+            Request::WriteZeroes { offset, len, .. } => (Self::WriteZeroes, *offset, *len),
+        }
+    }
 }
 
 /// How many kinds there are.
@@ -106,8 +120,21 @@ impl Totals {
         }
     }
 
+    /// What counters know of a volume; the rest is 0.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            read: self.requests(Kind::Read),
+            write: self.requests(Kind::Write),
+            flush: self.requests(Kind::Flush),
+            discard: self.requests(Kind::Discard),
+            write_zeroes: self.requests(Kind::WriteZeroes),
+            invalid_io: self.invalid,
+            ..Stats::default()
+        }
+    }
+
     /// One kind, as it is reported.
-    pub fn requests(&self, kind: Kind) -> Requests {
+    fn requests(&self, kind: Kind) -> Requests {
         let total = &self.kinds[kind as usize];
         Requests {
             requests: total.requests,

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a hand belongs to one thread at a time, and owns all memory that it needs.
 
-use super::split::{Piece, pieces};
+use super::split::{Piece, each, each_mut, pieces};
 use super::{IoError, Ram};
 use crate::BLOCK_SIZE;
 use crate::store::index::LEAF;
@@ -19,16 +19,9 @@ impl Hand {
         Self { session, block: Box::new([0; BLOCK_SIZE]) }
     }
 
-    pub(super) fn read(
-        &mut self,
-        ram: &Ram,
-        offset: u64,
-        mut buf: &mut [u8],
-    ) -> Result<(), IoError> {
-        for piece in pieces(offset, buf.len() as u64) {
-            let (now, rest) = std::mem::take(&mut buf).split_at_mut(piece.bytes());
-            buf = rest;
-            let store = ram.store();
+    pub(super) fn read(&mut self, ram: &Ram, offset: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        let store = ram.store();
+        each_mut(offset, buf, |piece, now| {
             match piece {
                 Piece::Blocks { first, .. } => {
                     let (blocks, _) = now.as_chunks_mut::<BLOCK_SIZE>();
@@ -39,14 +32,12 @@ impl Hand {
                     now.copy_from_slice(&self.block[from..from + len]);
                 }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
-    pub(super) fn write(&mut self, ram: &Ram, offset: u64, mut data: &[u8]) -> Result<(), IoError> {
-        for piece in pieces(offset, data.len() as u64) {
-            let (now, rest) = data.split_at(piece.bytes());
-            data = rest;
+    pub(super) fn write(&mut self, ram: &Ram, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        each(offset, data, |piece, now| {
             match piece {
                 Piece::Blocks { first, .. } => {
                     let (blocks, _) = now.as_chunks::<BLOCK_SIZE>();
@@ -56,8 +47,8 @@ impl Hand {
                     self.modify(ram, block, |b| b[from..from + len].copy_from_slice(now))?;
                 }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// Read-modify-write: the change is compressed outside of the lock and published only if the

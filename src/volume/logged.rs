@@ -6,7 +6,7 @@
 
 use super::counters::{Counters, Kind, Outcome, Totals};
 use super::record::{Book, Record};
-use super::split::{Piece, pieces};
+use super::split::{Piece, each, each_mut};
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 use crate::BLOCK_SIZE;
 use crate::durable::{self, Inspection, OpenError};
@@ -180,16 +180,10 @@ impl LogVolume {
         };
         Stats {
             disk_size_bytes: self.blocks * BLOCK,
-            read: totals.requests(Kind::Read),
-            write: totals.requests(Kind::Write),
-            flush: totals.requests(Kind::Flush),
-            discard: totals.requests(Kind::Discard),
-            write_zeroes: totals.requests(Kind::WriteZeroes),
-            invalid_io: totals.invalid,
             corrupt_records: self.logged.damaged_reads(),
             log: Some(log),
             log_lost_blocks: lost,
-            ..Stats::default()
+            ..totals.stats()
         }
     }
 }
@@ -285,13 +279,7 @@ impl Channel for LogChannel {
         arrived: Instant,
     ) -> std::result::Result<(), IoError> {
         let start = Instant::now();
-        let (kind, offset, len) = match &request {
-            Request::Read { offset, buf } => (Kind::Read, *offset, buf.len() as u64),
-            Request::Write { offset, data, .. } => (Kind::Write, *offset, data.len() as u64),
-            Request::Flush => (Kind::Flush, 0, 0),
-            Request::Discard { offset, len } => (Kind::Discard, *offset, *len),
-            Request::WriteZeroes { offset, len, .. } => (Kind::WriteZeroes, *offset, *len),
-        };
+        let (kind, offset, len) = Kind::of(&request);
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.volume.size());
         let result = if !inside {
             self.counters.count_invalid();
@@ -330,46 +318,35 @@ impl LogChannel {
         if durable || sync { self.volume.logged.flush() } else { Ok(()) }
     }
 
-    fn read(&mut self, offset: u64, mut buf: &mut [u8]) -> std::result::Result<(), Fault> {
-        let logged = &self.volume.logged;
-        for piece in pieces(offset, buf.len() as u64) {
-            let (now, rest) = std::mem::take(&mut buf).split_at_mut(piece.bytes());
-            buf = rest;
-            match piece {
-                Piece::Blocks { first, .. } => {
-                    let (blocks, _) = now.as_chunks_mut::<BLOCK_SIZE>();
-                    logged.read(&mut self.hand, first, blocks)?;
-                }
-                Piece::Part { block, from, len } => {
-                    self.volume.partial[0].fetch_add(1, Ordering::Relaxed);
-                    let mut whole = [0; BLOCK_SIZE];
-                    logged.read(&mut self.hand, block, std::slice::from_mut(&mut whole))?;
-                    now.copy_from_slice(&whole[from..from + len]);
-                }
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), Fault> {
+        let (volume, hand) = (&self.volume, &mut self.hand);
+        let logged = &volume.logged;
+        each_mut(offset, buf, |piece, now| match piece {
+            Piece::Blocks { first, .. } => {
+                logged.read(hand, first, now.as_chunks_mut::<BLOCK_SIZE>().0)
             }
-        }
-        Ok(())
+            Piece::Part { block, from, len } => {
+                volume.partial[0].fetch_add(1, Ordering::Relaxed);
+                let mut whole = [0; BLOCK_SIZE];
+                logged.read(hand, block, std::slice::from_mut(&mut whole))?;
+                now.copy_from_slice(&whole[from..from + len]);
+                Ok(())
+            }
+        })
     }
 
-    fn write(&mut self, offset: u64, mut data: &[u8]) -> std::result::Result<(), Fault> {
-        let logged = &self.volume.logged;
-        for piece in pieces(offset, data.len() as u64) {
-            let (now, rest) = data.split_at(piece.bytes());
-            data = rest;
-            match piece {
-                Piece::Blocks { first, .. } => {
-                    let (blocks, _) = now.as_chunks::<BLOCK_SIZE>();
-                    logged.write(&mut self.hand, first, blocks)?;
-                }
-                Piece::Part { block, from, len } => {
-                    self.volume.partial[1].fetch_add(1, Ordering::Relaxed);
-                    let change =
-                        |b: &mut [u8; BLOCK_SIZE]| b[from..from + len].copy_from_slice(now);
-                    logged.modify(&mut self.hand, block, change)?;
-                }
+    fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), Fault> {
+        let (volume, hand) = (&self.volume, &mut self.hand);
+        let logged = &volume.logged;
+        each(offset, data, |piece, now| match piece {
+            Piece::Blocks { first, .. } => {
+                logged.write(hand, first, now.as_chunks::<BLOCK_SIZE>().0)
             }
-        }
-        Ok(())
+            Piece::Part { block, from, len } => {
+                volume.partial[1].fetch_add(1, Ordering::Relaxed);
+                logged.modify(hand, block, |b| b[from..from + len].copy_from_slice(now))
+            }
+        })
     }
 
     fn zero(&mut self, offset: u64, len: u64) -> std::result::Result<(), Fault> {

@@ -29,7 +29,7 @@ use crate::store::{RESERVE_SEGMENTS, Session, Shape};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::tiers::Ram;
-use counters::{Counters, Kind, Totals};
+use counters::{Counters, Totals};
 use crew::Crew;
 use std::sync::{Arc, OnceLock};
 use tender::Tender;
@@ -213,12 +213,6 @@ impl Volume {
         Stats {
             disk_size_bytes: self.size_now(),
             ram_limit_bytes: budget.limit(),
-            read: totals.requests(Kind::Read),
-            write: totals.requests(Kind::Write),
-            flush: totals.requests(Kind::Flush),
-            discard: totals.requests(Kind::Discard),
-            write_zeroes: totals.requests(Kind::WriteZeroes),
-            invalid_io: totals.invalid,
             blocks_discarded: at_least_0(counts.discarded),
             blocks_stored: stored,
             blocks_same: same,
@@ -246,8 +240,7 @@ impl Volume {
             stalls: self.ram.stalls(),
             no_space: self.ram.refusals(),
             corrupt_records: at_least_0(counts.corrupt),
-            log: None,
-            log_lost_blocks: Vec::new(),
+            ..totals.stats()
         }
     }
 

@@ -58,6 +58,34 @@ pub fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
+/// Gives each piece of a range its part of `buf`, in order, until one fails.
+pub fn each_mut<E>(
+    offset: u64,
+    mut buf: &mut [u8],
+    mut serve: impl FnMut(Piece, &mut [u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    for piece in pieces(offset, buf.len() as u64) {
+        let (now, rest) = std::mem::take(&mut buf).split_at_mut(piece.bytes());
+        buf = rest;
+        serve(piece, now)?;
+    }
+    Ok(())
+}
+
+/// Gives each piece of a range its part of `data`, in order, until one fails.
+pub fn each<E>(
+    offset: u64,
+    mut data: &[u8],
+    mut serve: impl FnMut(Piece, &[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    for piece in pieces(offset, data.len() as u64) {
+        let (now, rest) = data.split_at(piece.bytes());
+        data = rest;
+        serve(piece, now)?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

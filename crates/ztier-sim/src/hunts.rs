@@ -97,14 +97,11 @@ mod planted {
             let side = Side::BOTH[(n % 2) as usize];
             let kind = Kind::HONEST[(n / 2 % 7) as usize];
             let workload = (n % u64::from(WORKLOADS)) as u32;
-            let fault = match n.is_multiple_of(10) {
-                true => (Side::Log, lasting[(n / 10 % 3) as usize], nth(n)),
-                false => (Side::Log, Kind::Once, nth(n) / 2),
-            };
             [
                 Case::Cuts(n, 20),
                 Case::Errors(workload, Some((side, kind, nth(n)))),
-                Case::Errors(workload, Some(fault)),
+                Case::Errors(workload, Some((Side::Log, Kind::Once, nth(n) / 2))),
+                Case::Errors(workload, Some((Side::Log, lasting[(n % 3) as usize], nth(n)))),
                 Case::Corruption(n),
                 short.next().unwrap_or(Case::Corruption(n + (1 << 32))),
             ]

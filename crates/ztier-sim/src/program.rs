@@ -251,7 +251,7 @@ impl Swarm {
             weights: [
                 400,
                 rng.pick(&[10, 200]),
-                rng.pick(&[5, 100]),
+                rng.pick(&[5, 100, 300]),
                 10,
                 200,
                 20,
@@ -312,7 +312,7 @@ impl Swarm {
             flavours = [0, 0, 0, 0, 0, 1];
             weights = [200, 5, 0, 1, 100, 0, 20, 1, 2, 5, 0, 0, 0];
         }
-        if rng.chance(100) {
+        if rng.chance(200) {
             return Self::crowded(setup, rng);
         }
         Self {
@@ -482,9 +482,12 @@ fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
     swarm.setup.depth = 1;
     // Seven such blocks fill a segment; two segments are kept free of them.
     let blocks = |range: Range<u32>| range.map(|block| Step::Write(block, Flavour::Stamp(255)));
-    let mut steps: Vec<Step> = blocks(0..28).chain([Step::Sync]).chain(blocks(28..42)).collect();
+    let beheaded = rng.chance(500);
+    // What is written again is not lost with the first segment, only its discard is.
+    let more = if beheaded { blocks(0..14) } else { blocks(28..42) };
+    let mut steps: Vec<Step> = blocks(0..28).chain([Step::Sync]).chain(more).collect();
     steps.push(Step::Sync);
-    if rng.chance(500) {
+    if beheaded {
         steps.insert(0, Step::Discard(60, rng.between(1, 100) as u32));
         steps.push(Step::Behead(rng.bits()));
     } else {
@@ -587,7 +590,7 @@ mod tests {
                 |s: &&Step| matches!(s, Step::Flip(..) | Step::Behead(_) | Step::Miscompress(_));
             let flips = program.steps.iter().filter(lies).count();
             let faults = program.faults.iter().filter(|(_, fault)| fault.kind.is_lie()).count();
-            assert!([1, 4, 16].contains(&(faults + flips)), "seed {seed}");
+            assert!([1, 4].contains(&(faults + flips)), "seed {seed}");
             assert!(matches!(program.steps.last(), Some(Step::Cut(_))));
         }
     }

@@ -41,7 +41,7 @@ struct Fill {
     span: u64,
     /// As the policy has it; a full log makes four times this.
     window: u64,
-    /// Windows that count.
+    /// Windows that count, at least.
     windows: u64,
     paced: Duration,
 }
@@ -93,7 +93,12 @@ impl Plan<'_> {
             say(&format!("round {} of {}: the log is done", round + 1, self.rounds));
             for (depth, runs) in DEPTHS.into_iter().zip(&mut sorted) {
                 let drive = self.drives.backing.open(span)?.drive;
-                runs.push(sort_and_write(&*drive, found.per_window as u64, depth, round)?);
+                let (start, mut rates) = (Instant::now(), Vec::new());
+                while rates.is_empty() || start.elapsed() < self.time / 2 {
+                    let seed = u64::from(round) << 32 | rates.len() as u64;
+                    rates.push(sort_and_write(&*drive, found.per_window as u64, depth, seed)?);
+                }
+                runs.push(median(&rates));
             }
             let alone: Arc<dyn Device> = Arc::new(RawDevice(self.drives.backing.open(span)?.drive));
             idle.push(pace(&alone, &mut pools, paced, || true)?);
@@ -155,19 +160,24 @@ impl Plan<'_> {
                 let (start, before) = (Instant::now(), done.load(Ordering::Relaxed));
                 counts.store(true, Ordering::Relaxed);
                 backing.take();
-                until(&log, SKIPPED + fill.windows)?;
-                let seen = backing.take();
-                Ok((start.elapsed().as_secs_f64(), done.load(Ordering::Relaxed) - before, seen))
+                let mut windows = fill.windows;
+                until(&log, SKIPPED + windows)?;
+                while start.elapsed() < self.time {
+                    windows = log.stats().windows - SKIPPED + 1;
+                    until(&log, SKIPPED + windows)?;
+                }
+                let (seconds, seen) = (start.elapsed().as_secs_f64(), backing.take());
+                Ok((seconds, done.load(Ordering::Relaxed) - before, windows as f64, seen))
             })();
             stop.store(true, Ordering::Relaxed);
             for lane in lanes {
                 let lane = lane.join().map_err(|_| Error::failure("a writer panicked"))?;
                 found.write.append(&mut lane?);
             }
-            let (seconds, blocks, seen) = watched?;
+            let (seconds, blocks, windows, seen) = watched?;
             found.blocks_per_second = blocks as f64 / seconds;
-            found.per_window = blocks as f64 / fill.windows as f64;
-            found.seconds_per_window = seconds / fill.windows as f64;
+            found.per_window = blocks as f64 / windows;
+            found.seconds_per_window = seconds / windows;
             (found.busy_percent, found.depth) = (seen.busy_percent(), seen.depth());
             found.mean_write = seen.mean_write();
             Ok(())
@@ -212,8 +222,8 @@ fn until(log: &OwnLog, windows: u64) -> Result<()> {
 
 /// Random blocks, as many as were drawn for a window, each once and in order, and a flush: drawn
 /// blocks a second.
-fn sort_and_write(drive: &dyn Drive, drawn: u64, depth: usize, round: u32) -> Result<f64> {
-    let mut rng = Rng::new(SEED + 7 + u64::from(round));
+fn sort_and_write(drive: &dyn Drive, drawn: u64, depth: usize, seed: u64) -> Result<f64> {
+    let mut rng = Rng::new(SEED + 7 + seed);
     let blocks = drive.size() / BLOCK;
     let drawn = drawn.max(1);
     let sorted: BTreeSet<u64> = (0..drawn).map(|_| rng.below(blocks)).collect();
