@@ -342,23 +342,23 @@ impl Core {
         damaged: &[(u64, Data)],
         unreadable: &[(u64, Range<u32>)],
     ) -> Result<(), Refused> {
+        let mut full = Ok(());
         for (segment, data) in damaged {
             let slot = (segment % self.sb.segments) as u32;
             let current =
                 self.map.get(data.block).is_some_and(|p| p.slot == slot && p.offset == data.offset);
             if current || planted::on(Bug::CopyWithoutCheck) {
                 mark("window.lost_block");
-                self.repeat(end, Kind::Lost, data.block, 1)?;
+                full = full.and(self.repeat(end, Kind::Lost, data.block, 1));
             }
         }
-        let mut full = Ok(());
         for (segment, part) in unreadable {
             mark("window.unreadable");
             let slot = (segment % self.sb.segments) as u32;
             let named = self.map.iter().filter(|(_, p)| p.slot == slot && part.contains(&p.offset));
             let blocks: Vec<u64> = named.map(|(block, _)| block).collect();
             for block in blocks {
-                self.repeat(end, Kind::Lost, block, 1)?;
+                full = full.and(self.repeat(end, Kind::Lost, block, 1));
             }
             for (start, count) in self.holes.of(*segment, Kind::Zeros) {
                 full = full.and(self.say_uncovered(end, Kind::Zeros, start, count));
@@ -366,7 +366,7 @@ impl Core {
         }
         for (start, count) in self.holes.lost_before(end) {
             mark("window.lost_again");
-            self.say_uncovered(end, Kind::Lost, start, count)?;
+            full = full.and(self.say_uncovered(end, Kind::Lost, start, count));
         }
         full
     }

@@ -206,8 +206,9 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: &Mutex<Policy>) {
             continue;
         };
         let pressed = || {
-            let (used, segments) = logged.core().fullness();
-            let full = used * 100 >= segments * PRESSED_PERCENT;
+            let core = logged.core();
+            let (used, segments) = core.fullness();
+            let full = used * 100 >= segments * PRESSED_PERCENT || core.is_rescuing();
             full || draining.load(Ordering::Acquire) || logged.is_stopping()
         };
         logged.note_backing();
