@@ -233,9 +233,9 @@ impl Swarm {
         }
     }
 
-    /// Many small records of many blocks and ranges, windows of any size, and flushes that take their
-    /// time: checkpoints are long, and meet every state of a window; segments have many chunks, of
-    /// which some are durable.
+    /// Many small records of many blocks and ranges, windows of any size, and flushes that take
+    /// their time: checkpoints are long, and meet every state of a window; segments have many
+    /// chunks, of which some are durable.
     fn crowded(setup: Setup, rng: &mut Rng) -> Self {
         let segment = 32 << 10;
         let setup = Setup {
@@ -390,6 +390,9 @@ const STRETCHES: [u64; 6] = [8, 40, 100, 200, 400, 800];
 pub fn cuts(seed: u64, cuts: u32) -> Program {
     let mut rng = Rng::new(seed);
     let mut swarm = Swarm::choose(&mut rng);
+    if rng.chance(50) {
+        return summarised(swarm, &mut rng, cuts);
+    }
     let stretch = rng.pick(&STRETCHES);
     let (nesting, again) = (rng.pick(&[0, 200, 600]), rng.pick(&[0, 100, 500]));
     let mut steps = Vec::new();
@@ -404,6 +407,33 @@ pub fn cuts(seed: u64, cuts: u32) -> Program {
             nested.push(if rng.chance(500) { -1 - operations % 8 } else { operations });
         }
         steps.push(Step::Cut(Cut { seed: rng.bits(), nested, again: rng.chance(again) }));
+    }
+    Program { setup: swarm.setup(), faults: Vec::new(), steps }
+}
+
+/// Cuts while the first chunks of a segment are durable, its last ones are not, and its summary is
+/// under way as well.
+fn summarised(mut swarm: Swarm, rng: &mut Rng, cuts: u32) -> Program {
+    let segment = 32 << 10;
+    swarm.setup.segment = segment;
+    swarm.setup.log = data_at(0, segment) + 16 * u64::from(segment);
+    swarm.setup.memory = 16 * u64::from(segment);
+    swarm.setup.depth = 32;
+    swarm.setup.patience = u32::MAX;
+    swarm.setup.slow = Slow::Flushes;
+    let mut steps = Vec::new();
+    for _ in 0..cuts {
+        for _ in 0..rng.between(1, 3) {
+            let block = rng.below(u64::from(swarm.setup.blocks)) as u32;
+            steps.extend([Step::Write(block, Flavour::Word), Step::Sync]);
+        }
+        for _ in 0..rng.between(7, 14) {
+            let block = rng.below(u64::from(swarm.setup.blocks)) as u32;
+            steps.push(Step::Write(block, Flavour::Stamp(255)));
+        }
+        steps.push(Step::Flush);
+        steps.extend((0..rng.between(2, 8)).map(|_| Step::Media(32, rng.bits() as u32)));
+        steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
     }
     Program { setup: swarm.setup(), faults: Vec::new(), steps }
 }
