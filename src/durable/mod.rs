@@ -14,6 +14,7 @@ mod holes;
 mod map;
 pub mod planted;
 mod recover;
+mod replay;
 mod rescue;
 mod summary;
 mod walk;

@@ -344,12 +344,7 @@ impl Inspection {
         core.segments = self.segments.into();
         core.resume(in_order);
         (core.map, core.holes) = (self.loaded.map, self.loaded.holes);
-        for (header, entries) in &self.chunks {
-            core.checkpoint.grow(header.len);
-            for entry in entries {
-                core.index(header.segment, entry);
-            }
-        }
+        core.replay(&self.chunks);
         if !planted::on(Bug::KeepEpoch) || core.sb.epochs.is_empty() {
             core.begin_epoch(next, epoch);
         }

@@ -512,6 +512,7 @@ impl Logged {
     /// # Errors
     /// The log has failed, and what it held is not in the backing store.
     pub fn flush(&self) -> Result<(), Fault> {
+        self.touch();
         let mut core = self.core.lock();
         if core.is_through() {
             drop(core);

@@ -256,6 +256,10 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<
     let mover = || {
         let mut work = writeback.lock();
         loop {
+            // The log keeps what this window would have moved; nobody waits for a slow disk.
+            if logged.is_stopping() {
+                return;
+            }
             let ends = work.is_over() || work.is_held();
             let brake = logged.brake();
             if !ends && !brake.admits(logged.now_ms()) && !pressed() {

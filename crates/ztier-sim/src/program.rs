@@ -523,7 +523,7 @@ fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
         steps.insert(0, Step::Discard(60, rng.between(1, 100) as u32));
         steps.push(Step::Behead(rng.bits()));
     } else {
-        steps.extend((0..16).map(|_| Step::Flip(Side::Log, rng.bits())));
+        steps.extend((0..4).map(|_| Step::Flip(Side::Log, rng.bits())));
     }
     steps.extend([Step::Window(32 << 10), Step::Settle]);
     steps.extend(SECURE);

@@ -1,7 +1,7 @@
 //! The memory behind a modelled drive: pages that exist once something was written to them.
 //!
-//! Invariants: a page that is all zeros takes no memory; each page is read and written as a whole,
-//! under the lock of its shard.
+//! Invariants: a page that is all zeros takes no memory of its own, though slabs stay; each page is
+//! read and written as a whole, under the lock of its shard.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,19 +13,53 @@ const GROUP: u64 = 64;
 const SHARDS: usize = 64;
 const PAGE: u64 = ALIGN as u64;
 
-type Group = Vec<Option<Box<[u8]>>>;
+/// Pages in a slab: 2 MiB, which the system can back with one page of its own.
+const SLAB: usize = 512;
+
+/// Where in its shard each page of a group is.
+type Group = Vec<Option<u32>>;
+
+/// A part of the memory: slabs of pages, and which are free.
+#[derive(Debug, Default)]
+struct Shard {
+    groups: HashMap<u64, Group>,
+    slabs: Vec<Box<[u8]>>,
+    free: Vec<u32>,
+}
+
+impl Shard {
+    fn page(&self, at: u32) -> &[u8] {
+        let from = at as usize % SLAB * ALIGN;
+        &self.slabs[at as usize / SLAB][from..from + ALIGN]
+    }
+
+    fn page_mut(&mut self, at: u32) -> &mut [u8] {
+        let from = at as usize % SLAB * ALIGN;
+        &mut self.slabs[at as usize / SLAB][from..from + ALIGN]
+    }
+
+    /// A page that nothing names.
+    fn take(&mut self) -> u32 {
+        if self.free.is_empty() {
+            let first = (self.slabs.len() * SLAB) as u32;
+            self.slabs.push(vec![0; SLAB * ALIGN].into());
+            self.free.extend((first..first + SLAB as u32).rev());
+        }
+        self.free.pop().unwrap_or_default()
+    }
+}
 
 /// Sparse memory of any size.
 #[derive(Debug)]
 pub struct Pages {
-    shards: Vec<Mutex<HashMap<u64, Group>>>,
+    shards: Vec<Mutex<Shard>>,
     kept: AtomicU64,
 }
 
 impl Pages {
     /// All zeros.
     pub fn new() -> Self {
-        let shards = (0..SHARDS).map(|_| Mutex::new(HashMap::new())).collect();
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         Self { shards, kept: AtomicU64::new(0) }
     }
 
@@ -34,7 +68,7 @@ impl Pages {
         self.kept.load(Ordering::Relaxed) * PAGE
     }
 
-    fn shard(&self, group: u64) -> &Mutex<HashMap<u64, Group>> {
+    fn shard(&self, group: u64) -> &Mutex<Shard> {
         &self.shards[(group % SHARDS as u64) as usize]
     }
 
@@ -45,11 +79,11 @@ impl Pages {
             let (here, rest) = left.split_at_mut(count * ALIGN);
             left = rest;
             let shard = self.shard(group).lock();
-            match shard.get(&group) {
+            match shard.groups.get(&group) {
                 Some(pages) => {
                     for (to, from) in here.chunks_exact_mut(ALIGN).zip(&pages[first..]) {
                         match from {
-                            Some(page) => to.copy_from_slice(page),
+                            Some(page) => to.copy_from_slice(shard.page(*page)),
                             None => to.fill(0),
                         }
                     }
@@ -66,17 +100,25 @@ impl Pages {
             let (here, rest) = left.split_at(count * ALIGN);
             left = rest;
             let mut shard = self.shard(group).lock();
-            let pages = shard.entry(group).or_insert_with(|| vec![None; GROUP as usize]);
+            let mut pages =
+                shard.groups.remove(&group).unwrap_or_else(|| vec![None; GROUP as usize]);
             for (from, to) in here.chunks_exact(ALIGN).zip(&mut pages[first..]) {
-                match to {
-                    _ if is_zero(from) => self.count(to.take().is_some(), false),
-                    Some(page) => page.copy_from_slice(from),
-                    None => {
-                        *to = Some(from.into());
-                        self.count(false, true);
+                let zero = is_zero(from);
+                self.count(to.is_some(), !zero);
+                match *to {
+                    Some(page) if zero => {
+                        shard.free.push(page);
+                        *to = None;
+                    }
+                    None if zero => {}
+                    page => {
+                        let page = page.unwrap_or_else(|| shard.take());
+                        shard.page_mut(page).copy_from_slice(from);
+                        *to = Some(page);
                     }
                 }
             }
+            shard.groups.insert(group, pages);
         }
     }
 
@@ -84,12 +126,13 @@ impl Pages {
     pub fn zero(&self, at: u64, len: u64) {
         for (group, first, count) in groups(at, len) {
             let mut shard = self.shard(group).lock();
-            let Some(pages) = shard.get_mut(&group) else { continue };
+            let Some(mut pages) = shard.groups.remove(&group) else { continue };
             for page in &mut pages[first..first + count] {
-                self.count(page.take().is_some(), false);
+                self.count(page.is_some(), false);
+                shard.free.extend(page.take());
             }
-            if pages.iter().all(Option::is_none) {
-                shard.remove(&group);
+            if pages.iter().any(Option::is_some) {
+                shard.groups.insert(group, pages);
             }
         }
     }
