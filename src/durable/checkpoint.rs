@@ -17,7 +17,7 @@ use super::commit::Flight;
 use super::core::{Core, Segment};
 use super::format::{ENTRY, Kind, Pointer, SHEETS, crc, mix};
 use super::holes::Hole;
-use super::map::Packed;
+use super::map::{Map, Packed, Pages};
 use super::planted::{self, Bug, mark};
 use super::window::After;
 use crate::media::Buffer;
@@ -39,7 +39,7 @@ const ITEM: usize = 24;
 /// What the items of a sheet are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-enum Content {
+pub(super) enum Content {
     Segments = 1,
     Ranges = 2,
     Blocks = 3,
@@ -345,35 +345,48 @@ impl Front {
 #[derive(Debug)]
 pub(super) struct Loading {
     stamp: u64,
-    index: u32,
     /// Segments of the log.
     slots: u64,
     /// The oldest segment that is still in use.
     tail: u64,
-    last_block: Option<u64>,
     /// From the tail on.
     pub segments: Vec<Segment>,
     /// Ranges: first block, end, what covers it.
     pub ranges: Vec<(u64, u64, Hole)>,
 }
 
+/// A sheet that is what it should be.
+pub(super) enum Sheet {
+    /// Its items as they are: segments from a number on, or ranges.
+    Items(Content, u64, Vec<u8>),
+    /// Pages of the index.
+    Blocks(Vec<Vec<Packed>>),
+}
+
 impl Loading {
     pub(super) fn new(pointer: &Pointer, slots: u64, tail: u64) -> Self {
         let (segments, ranges) = (Vec::new(), Vec::new());
-        Self { stamp: pointer.stamp, index: 0, slots, tail, last_block: None, segments, ranges }
+        Self { stamp: pointer.stamp, slots, tail, segments, ranges }
     }
 
-    /// Takes the next sheet; blocks go to `push`. `None` when it is not what it should be.
-    pub(super) fn take(&mut self, sheet: &[u8], push: impl FnMut(Packed)) -> Option<()> {
-        let front = Front::decode(sheet, self.stamp, self.index)?;
-        self.index += 1;
+    /// Verifies a sheet. `None` when it is not what it should be.
+    pub(super) fn read(&self, index: u32, sheet: &[u8]) -> Option<Sheet> {
+        let front = Front::decode(sheet, self.stamp, index)?;
         let items = sheet.get(FRONT..)?;
         let size = if front.content == Content::Blocks { ENTRY } else { ITEM };
         let items = items.get(..(front.count as usize).checked_mul(size)?)?;
-        match front.content {
-            Content::Segments => self.take_segments(front.base, items),
-            Content::Ranges => self.take_ranges(items),
-            Content::Blocks => self.take_blocks(front.first, items, push),
+        Some(match front.content {
+            Content::Blocks => Sheet::Blocks(self.read_blocks(front.first, items)?),
+            content => Sheet::Items(content, front.base, items.to_vec()),
+        })
+    }
+
+    /// Takes the sheets in order; blocks go to `map`. `None` when one does not fit to those before.
+    pub(super) fn take(&mut self, sheet: Sheet, map: &mut Map) -> Option<()> {
+        match sheet {
+            Sheet::Items(Content::Segments, base, items) => self.take_segments(base, &items),
+            Sheet::Items(_, _, items) => self.take_ranges(&items),
+            Sheet::Blocks(pages) => pages.into_iter().try_for_each(|page| map.push_page(page)),
         }
     }
 
@@ -404,27 +417,20 @@ impl Loading {
         Some(())
     }
 
-    fn take_blocks(
-        &mut self,
-        first: u64,
-        items: &[u8],
-        mut push: impl FnMut(Packed),
-    ) -> Option<()> {
+    /// The entries of a sheet whose segments are in use, as pages.
+    fn read_blocks(&self, first: u64, items: &[u8]) -> Option<Vec<Vec<Packed>>> {
         let (slots, at) = (self.slots, first % self.slots);
+        let mut pages = Pages::default();
         for item in items.chunks_exact(ENTRY) {
             let packed = Packed::from_words([get8(item, 0), get8(item, 8)])?;
-            if self.last_block.is_some_and(|last| last >= packed.block()) {
-                return None;
-            }
-            self.last_block = Some(packed.block());
             let slot = u64::from(packed.slot());
             let segment = first + if slot >= at { slot - at } else { slot + slots - at };
             if segment >= self.tail || planted::on(Bug::CheckpointKeepsFreed) {
-                push(packed);
+                pages.push(packed)?;
             } else {
                 mark("recover.checkpoint_freed");
             }
         }
-        Some(())
+        Some(pages.into_inner())
     }
 }

@@ -79,6 +79,36 @@ impl Packed {
     }
 }
 
+/// Pages that are filled in order, for [`Map::push_page`].
+#[derive(Default)]
+pub struct Pages(Vec<Vec<Packed>>);
+
+impl Pages {
+    /// Adds an entry; `None` if its block does not come after the one before.
+    pub fn push(&mut self, entry: Packed) -> Option<()> {
+        let page = match self.0.last_mut() {
+            Some(page) if page.len() < LOADED => page,
+            full => {
+                if full.is_some_and(|page| !follows(page, entry)) {
+                    return None;
+                }
+                self.0.push(Vec::with_capacity(FULL));
+                self.0.last_mut()?
+            }
+        };
+        follows(page, entry).then(|| page.push(entry))
+    }
+
+    /// The pages.
+    pub fn into_inner(self) -> Vec<Vec<Packed>> {
+        self.0
+    }
+}
+
+fn follows(page: &[Packed], entry: Packed) -> bool {
+    page.last().is_none_or(|last| last.block() < entry.block())
+}
+
 /// The index of a log.
 #[derive(Default)]
 pub struct Map {
@@ -256,16 +286,17 @@ impl Map {
         self.pages.iter().skip(page).flatten().copied().skip(skip)
     }
 
-    /// Adds an entry whose block comes after all others.
-    pub fn push_last(&mut self, entry: Packed) {
-        if self.pages.last().is_none_or(|page| page.len() >= LOADED) {
-            self.firsts.push(entry.block());
-            self.pages.push(Vec::with_capacity(FULL));
+    /// Adds a page whose blocks come after all others; `None` if they do not.
+    pub fn push_page(&mut self, page: Vec<Packed>) -> Option<()> {
+        let Some(first) = page.first().map(|entry| entry.block()) else { return Some(()) };
+        let last = self.pages.last().and_then(|page| page.last());
+        if last.is_some_and(|last| last.block() >= first) {
+            return None;
         }
-        if let Some(page) = self.pages.last_mut() {
-            page.push(entry);
-            self.len += 1;
-        }
+        self.len += page.len();
+        self.firsts.push(first);
+        self.pages.push(page);
+        Some(())
     }
 
     /// Every block with its place, ascending.
@@ -334,5 +365,25 @@ mod tests {
             assert!(map.memory() < 24 * map.len(), "{} bytes", map.memory());
             assert!(map.iter().zip(map.iter().skip(1)).all(|(a, b)| a.0 < b.0));
         }
+    }
+
+    #[test]
+    fn pages_in_order_make_a_map_and_others_are_refused() {
+        let entries = |from: u64| (from..from + 500).map(|b| Packed::new(2 * b, place(b as u32)));
+        let pages = |from| {
+            let mut pages = Pages::default();
+            assert!(entries(from).all(|entry| pages.push(entry).is_some()));
+            assert!(pages.push(Packed::new(2 * from, place(0))).is_none());
+            pages.into_inner()
+        };
+        let mut map = Map::default();
+        for page in [pages(0), pages(500)].concat() {
+            map.push_page(page).unwrap();
+        }
+        assert!(map.push_page(pages(700).remove(0)).is_none());
+        let model = (0..1000).map(|b| (2 * b, place(b as u32))).collect();
+        check(&map, &model);
+        map.insert(999, place(7));
+        assert_eq!(map.get(999), Some(place(7)));
     }
 }

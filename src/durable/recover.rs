@@ -5,7 +5,7 @@
 //! on, or from where a checkpoint begins. Where the chain ends, a later chunk that says that the
 //! missing one was durable makes the end *damage*, else it is the torn tail that every cut leaves.
 
-use super::checkpoint::Loading;
+use super::checkpoint::{Loading, Sheet};
 use super::core::{Core, Options, Segment};
 use super::format::{
     DATA_MIN, Entry, Epoch, Header, IDENTITY, Kind, Pointer, SEGMENT_MAX, SEGMENT_MIN,
@@ -305,14 +305,12 @@ fn load(log: &dyn Drive, sb: &Superblock, pointer: &Pointer) -> Option<(Loaded, 
     while index < u64::from(pointer.count) {
         let end = (index + at_once).min(u64::from(pointer.count));
         let wanted = (index..end).map(|i| (at + i * sheet, Buffer::new(sheet as usize)));
-        for read in log.read_many(wanted.collect()) {
-            let taken = read
-                .ok()
-                .and_then(|(_, sheet)| loading.take(&sheet, |packed| loaded.map.push_last(packed)));
-            if taken.is_none() {
-                mark("recover.checkpoint_damaged");
-                return None;
-            }
+        let read: Result<Vec<_>, _> = log.read_many(wanted.collect()).into_iter().collect();
+        let sheets = read.ok().and_then(|read| verify(&loading, index as u32, &read));
+        let take = |sheet| loading.take(sheet, &mut loaded.map);
+        if sheets.and_then(|sheets| sheets.into_iter().try_for_each(take)).is_none() {
+            mark("recover.checkpoint_damaged");
+            return None;
         }
         index = end;
     }
@@ -321,6 +319,27 @@ fn load(log: &dyn Drive, sb: &Superblock, pointer: &Pointer) -> Option<(Loaded, 
     }
     let covered = sb.tail.segment + loading.segments.len() as u64 >= pointer.segment;
     covered.then_some((loaded, loading.segments))
+}
+
+/// Verifies sheets, as many at once as there are processors.
+fn verify(loading: &Loading, first: u32, sheets: &[(u64, Buffer)]) -> Option<Vec<Sheet>> {
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = sheets.len().div_ceil(workers).max(1);
+    let verify = |(first, sheets): (usize, &[(u64, Buffer)])| -> Option<Vec<Sheet>> {
+        let numbered = (first as u32..).zip(sheets);
+        numbered.map(|(index, (_, sheet))| loading.read(index, sheet)).collect()
+    };
+    let shares = sheets.chunks(share).enumerate();
+    let mut shares = shares.map(|(i, sheets)| (first as usize + i * share, sheets));
+    std::thread::scope(|scope| {
+        let own = shares.next()?;
+        let others: Vec<_> = shares.map(|share| scope.spawn(move || verify(share))).collect();
+        let mut all = verify(own)?;
+        for other in others {
+            all.extend(other.join().ok()??);
+        }
+        Some(all)
+    })
 }
 
 impl Inspection {
