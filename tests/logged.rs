@@ -10,7 +10,7 @@ use proptest::test_runner::RngSeed;
 use ram_drive::RamDrive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use ztier::durable::{self, format::data_at};
 use ztier::media::Drive;
 use ztier::tiers::Policy;
@@ -486,34 +486,43 @@ fn golden_blocks() -> Vec<(u64, Vec<u8>)> {
     blocks
 }
 
-/// An image of each version of the format stays readable. `ZTIER_GOLDEN=write` makes one of this
-/// version.
-#[test]
-fn the_first_format_stays_readable() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v1.img");
-    let size = 384 << 10;
-    let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
+/// Writes the golden image, if `ZTIER_GOLDEN=write` asks for one of this version; its content.
+fn golden_image(name: &str, size: u64, checkpoint: u64) -> Vec<u8> {
+    let path = format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"));
     if std::env::var("ZTIER_GOLDEN").is_ok_and(|what| what == "write") {
-        let log = Arc::new(RamDrive::new(size));
+        let (log, backing) =
+            (Arc::new(RamDrive::new(size)), Arc::new(RamDrive::new(BLOCKS * BLOCK)));
         durable::format(&*log, [1; 16], [2; 64], BLOCKS, 32 << 10).unwrap();
-        let (drive, before) = (Arc::clone(&log), Arc::clone(&backing));
-        let volume = LogVolume::open(drive, before, LogOptions::default(), 77).unwrap();
+        let log_options = durable::Options { checkpoint, ..durable::Options::default() };
+        let policy = Policy { enabled: false, ..Policy::default() };
+        let options = LogOptions { log: log_options, policy, ..LogOptions::default() };
+        let volume = LogVolume::open(Arc::clone(&log) as _, backing, options, 77).unwrap();
+        volume.start(None).unwrap();
         let mut channel = Arc::clone(&volume).channel();
         write(&mut *channel, 101 * BLOCK, &bytes(7, 4096)).unwrap();
         for (block, data) in golden_blocks() {
             write(&mut *channel, block * BLOCK, &bytes(block + 2, 4096)).unwrap();
             write(&mut *channel, block * BLOCK, &data).unwrap();
             channel.submit(Request::Flush, Instant::now()).unwrap();
+            // Time for checkpoints.
+            std::thread::sleep(Duration::from_millis(20));
         }
         let (offset, len) = (101 * BLOCK, BLOCK);
         channel.submit(Request::Discard { offset, len }, Instant::now()).unwrap();
         channel.submit(Request::Flush, Instant::now()).unwrap();
-        std::fs::write(path, log.content()).unwrap();
+        std::fs::write(&path, log.content()).unwrap();
     }
-    let log = Arc::new(RamDrive::new(size));
-    log.write(0, &std::fs::read(path).unwrap()).unwrap();
+    std::fs::read(&path).unwrap()
+}
+
+/// An image stays readable; whether it has a checkpoint.
+fn golden_is_readable(image: &[u8]) -> bool {
+    let log = Arc::new(RamDrive::new(image.len() as u64));
+    log.write(0, image).unwrap();
     let found = durable::inspect(&*log, false, true).unwrap();
     assert!(found.damaged.is_empty() && found.report.chunks >= 14, "{:?}", found.report);
+    let known = durable::inspect(&*log, false, false).unwrap().report.known;
+    let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
     let volume = LogVolume::open(log, Arc::clone(&backing) as _, LogOptions::default(), 78);
     let volume = volume.unwrap();
     volume.start(None).unwrap();
@@ -528,4 +537,18 @@ fn the_first_format_stays_readable() {
     }
     drop(channel);
     volume.close().unwrap();
+    known > 0
+}
+
+/// The first image has segments right behind the superblocks, and nothing else.
+#[test]
+fn the_first_format_stays_readable() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v1.img");
+    assert!(!golden_is_readable(&std::fs::read(path).unwrap()));
+}
+
+/// The second has summaries, and a checkpoint that does not cover everything.
+#[test]
+fn a_log_with_a_checkpoint_stays_readable() {
+    assert!(golden_is_readable(&golden_image("log-v1-checkpoint.img", 448 << 10, 1)));
 }

@@ -52,7 +52,7 @@ impl Default for Options {
             memory: 64 << 20,
             window: 64 << 20,
             idle_ms: 1000,
-            checkpoint: 64 << 20,
+            checkpoint: 4 << 30,
             gather_part: 8,
         }
     }
