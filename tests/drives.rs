@@ -130,14 +130,10 @@ fn signature(path: &Path) -> Option<Signature> {
     Signature::of(&FileDrive::open(path, Access::ReadOnly).unwrap()).unwrap()
 }
 
-/// Not a test by itself: the process that has a drive while the tests try to get it, and that they
-/// kill. It is in this program because only a test's own program is sure to be built with it.
-#[test]
-#[ignore = "the second process of the exclusive-open tests, which start it by name (Holder::of)"]
-fn holder() {
-    let Some(path) = std::env::var_os("ZTIER_TEST_HOLD") else { return };
+/// Has a drive until this process is killed.
+fn hold(path: &Path) {
     // With requests under way: what they hold ends a little after the process.
-    let drive = Arc::new(exclusive(Path::new(&path)));
+    let drive = Arc::new(exclusive(path));
     let mut ring = Ring::new(Arc::clone(&drive), 8).unwrap();
     let data = Arc::new(pattern(MIB as usize, 1));
     for id in 0..8 {
@@ -148,13 +144,10 @@ fn holder() {
     std::thread::sleep(Duration::from_secs(60));
 }
 
-/// Not a test by itself: it takes every descriptor from its process, so that there is no io_uring,
-/// and would take them from the tests that run beside it.
-#[test]
-#[ignore = "needs a process of its own; started by threads_take_over_where_io_uring_is_refused"]
-fn without_io_uring() {
-    let Some(path) = std::env::var_os("ZTIER_TEST_NO_RING") else { return };
-    let drive = Arc::new(exclusive(Path::new(&path)));
+/// Takes every descriptor from this process, so that there is no io_uring; it must have no other
+/// tests in it.
+fn without_io_uring(path: &Path) {
+    let drive = Arc::new(exclusive(path));
     // What is open stays open.
     let limit = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
@@ -164,13 +157,14 @@ fn without_io_uring() {
     println!("round done");
 }
 
-/// A process that has a drive, killed when dropped.
+/// A process that has a drive, killed when dropped: this very program, in which the first of the
+/// tests below is the holder.
 struct Holder(Child);
 
 impl Holder {
     fn of(path: &Path) -> Self {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "holder", "--ignored", "--nocapture"])
+            .args(["--exact", "a_file_belongs_to_one_process_until_that_is_gone", "--nocapture"])
             .env("ZTIER_TEST_HOLD", path)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -193,6 +187,9 @@ impl Drop for Holder {
 
 #[test]
 fn a_file_belongs_to_one_process_until_that_is_gone() {
+    if let Some(path) = std::env::var_os("ZTIER_TEST_HOLD") {
+        return hold(Path::new(&path));
+    }
     let (_dir, here) = dir();
     let path = file(&here.join("drive"), MIB);
     let holder = Holder::of(&path);
@@ -512,12 +509,16 @@ fn a_ring_keeps_many_requests_of_a_device_in_flight() {
 
 #[test]
 fn threads_take_over_where_io_uring_is_refused() {
+    if let Some(path) = std::env::var_os("ZTIER_TEST_NO_RING") {
+        return without_io_uring(Path::new(&path));
+    }
     let (_dir, here) = dir();
     let path = file(&here.join("drive"), 4 * MIB);
     let out = Command::new("timeout")
         .args(["-k", "2", "60"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "without_io_uring", "--ignored", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "threads_take_over_where_io_uring_is_refused", "--nocapture"])
+        .arg("--test-threads=1")
         .env("ZTIER_TEST_NO_RING", &path)
         .stdin(Stdio::null())
         .output()

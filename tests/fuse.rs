@@ -562,16 +562,13 @@ fn a_mount_in_another_namespace_is_a_holder() {
     place.assert_nothing_left();
 }
 
-/// Serves a device in a process of its own until it is killed; started by the tests below.
-#[test]
-#[ignore = "the server process that the kill -9 tests start by name and kill; alone nobody would"]
-fn child_that_serves() {
-    let Some(dir) = std::env::var_os("ZTIER_TEST_DIR").map(PathBuf::from) else { return };
+/// Serves a device until this process is killed.
+fn serve_until_killed(dir: &Path) {
     let device = Recorder::new(16 * MIB);
     let delay = std::env::var("ZTIER_TEST_DELAY").unwrap().parse().unwrap();
     let options = Options {
         name: "vol".into(),
-        run_dir: dir.clone(),
+        run_dir: dir.to_owned(),
         link_dir: dir.join("dev"),
         threads: 2,
         block_device: true,
@@ -584,9 +581,11 @@ fn child_that_serves() {
     std::thread::sleep(Duration::from_secs(120));
 }
 
+/// A process of its own that serves: this very program, in which the first of the tests below is
+/// the server.
 fn serve_in_child(place: &Place, delay_ms: u64) -> (Child, Vec<Leftover>) {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "child_that_serves"])
+        .args(["--exact", "after_kill_in_the_middle_of_io_everything_is_removed"])
         .env("ZTIER_TEST_DIR", place.path())
         .env("ZTIER_TEST_DELAY", delay_ms.to_string())
         .stdout(Stdio::null())
@@ -615,6 +614,9 @@ fn remove_all(left: &[Leftover]) {
 
 #[test]
 fn after_kill_in_the_middle_of_io_everything_is_removed() {
+    if let Some(dir) = std::env::var_os("ZTIER_TEST_DIR") {
+        return serve_until_killed(Path::new(&dir));
+    }
     let Some(place) = Place::new(true) else { return };
     let (mut child, left) = serve_in_child(&place, 3_000);
     let dev = place.path().join("dev/vol");

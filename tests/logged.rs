@@ -268,17 +268,22 @@ fn writeback_gives_way_to_readers() {
     assert!(read * 2 < alone, "{read} with a reader, {alone} without");
 }
 
+/// 64 durable blocks that do not shrink, the first of which is damaged in the log.
+fn damage_the_first(pair: &Pair, channel: &mut dyn Channel) {
+    for block in 0..64 {
+        write(channel, block * BLOCK, &bytes(block * 4 + 3, 4096)).unwrap();
+    }
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    // The first payload of the first chunk.
+    pair.log.damage(data_at(pair.log.size(), SEGMENT) + 200);
+}
+
 #[test]
 fn a_damaged_record_is_an_error_and_no_other_block_suffers() {
     let mut pair = Pair::new(4 << 20);
     let volume = pair.open();
     let mut channel = Arc::clone(&volume).channel();
-    for block in 0..64 {
-        write(&mut *channel, block * BLOCK, &bytes(block * 4 + 3, 4096)).unwrap();
-    }
-    channel.submit(Request::Flush, Instant::now()).unwrap();
-    // The first payload of the first chunk.
-    pair.log.damage(data_at(pair.log.size(), SEGMENT) + 200);
+    damage_the_first(&pair, &mut *channel);
     assert_eq!(read(&mut *channel, 0, 4096), Err(IoError::Corrupt(0)));
     assert!(read(&mut *channel, BLOCK, 4096).unwrap() == bytes(7, 4096));
     drain(&volume);
@@ -383,11 +388,7 @@ fn what_a_failed_log_cannot_give_back_stays_an_error() {
     let mut pair = Pair::new(4 << 20);
     let volume = pair.open();
     let mut channel = Arc::clone(&volume).channel();
-    for block in 0..64 {
-        write(&mut *channel, block * BLOCK, &bytes(block * 4 + 3, 4096)).unwrap();
-    }
-    channel.submit(Request::Flush, Instant::now()).unwrap();
-    pair.log.damage(data_at(pair.log.size(), SEGMENT) + 200);
+    damage_the_first(&pair, &mut *channel);
     pair.log.worn_from.store(data_at(pair.log.size(), SEGMENT), Ordering::SeqCst);
     write(&mut *channel, 64 * BLOCK, &bytes(7, 4096)).unwrap();
     channel.submit(Request::Flush, Instant::now()).unwrap();
