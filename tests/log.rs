@@ -37,6 +37,15 @@ impl Place {
         Self { sandbox, log, backing }
     }
 
+    /// Brings the volume up; its first block is written, and durable.
+    fn up_with_a_write(&self) -> Disk {
+        self.sandbox.ztier(&self.up()).ok();
+        let mut disk = self.connect();
+        disk.write(0, &content(0, 1));
+        disk.flush();
+        disk
+    }
+
     fn up(&self) -> Vec<&str> {
         let drives = ["--backing", &self.backing, "--log", &self.log];
         [&["up", "vol", "--export", "nbd", "--segment", "64K"], &drives[..]].concat()
@@ -281,10 +290,7 @@ fn has_moment(text: &str) -> bool {
 #[test]
 fn a_log_that_is_gone_is_missed_and_given_up_only_when_told() {
     let place = Place::new();
-    place.sandbox.ztier(&place.up()).ok();
-    let mut disk = place.connect();
-    disk.write(0, &content(0, 1));
-    disk.flush();
+    let mut disk = place.up_with_a_write();
     place.sandbox.ztier(&["drain", "vol"]).ok();
     let status = place.sandbox.ztier(&["status", "vol"]).ok();
     assert!(status.contains("is the volume"), "{status}");
@@ -330,11 +336,7 @@ fn a_log_that_is_gone_is_missed_and_given_up_only_when_told() {
 #[test]
 fn a_log_with_damaged_superblocks_can_be_given_up_in_place() {
     let place = Place::new();
-    place.sandbox.ztier(&place.up()).ok();
-    let mut disk = place.connect();
-    disk.write(0, &content(0, 1));
-    disk.flush();
-    drop(disk);
+    drop(place.up_with_a_write());
     place.sandbox.ztier(&["down", "vol"]).ok();
     let file = File::options().write(true).open(&place.log).unwrap();
     file.write_at(&[0xff; 4], 100).unwrap();

@@ -52,24 +52,8 @@ impl Paths {
                 None => PathBuf::from(format!("/tmp/ztier-{}", uid.as_raw())),
             },
         };
-        let config = match (absolute("ZTIER_CONFIG_DIR")?, uid.is_root()) {
-            (Some(dir), _) => dir,
-            (None, true) => PathBuf::from("/etc/ztier"),
-            (None, false) => match (absolute("XDG_CONFIG_HOME")?, absolute("HOME")?) {
-                (Some(dir), _) => dir.join("ztier"),
-                (None, Some(home)) => home.join(".config/ztier"),
-                (None, None) => PathBuf::from("/etc/ztier"),
-            },
-        };
-        let state = match (absolute("ZTIER_STATE_DIR")?, uid.is_root()) {
-            (Some(dir), _) => dir,
-            (None, true) => PathBuf::from("/var/lib/ztier"),
-            (None, false) => match (absolute("XDG_STATE_HOME")?, absolute("HOME")?) {
-                (Some(dir), _) => dir.join("ztier"),
-                (None, Some(home)) => home.join(".local/state/ztier"),
-                (None, None) => PathBuf::from("/var/lib/ztier"),
-            },
-        };
+        let config = own("ZTIER_CONFIG_DIR", "/etc/ztier", "XDG_CONFIG_HOME", ".config")?;
+        let state = own("ZTIER_STATE_DIR", "/var/lib/ztier", "XDG_STATE_HOME", ".local/state")?;
         Ok(Self { run, config, state })
     }
 
@@ -150,6 +134,22 @@ impl Paths {
         names.sort();
         names
     }
+}
+
+/// The directory that a variable names; else the system's for root, and for others one below what
+/// an XDG variable names or else below the home directory.
+fn own(variable: &str, system: &str, xdg: &str, below_home: &str) -> Result<PathBuf> {
+    if let Some(dir) = absolute(variable)? {
+        return Ok(dir);
+    }
+    if rustix::process::geteuid().is_root() {
+        return Ok(PathBuf::from(system));
+    }
+    Ok(match (absolute(xdg)?, absolute("HOME")?) {
+        (Some(dir), _) => dir.join("ztier"),
+        (None, Some(home)) => home.join(below_home).join("ztier"),
+        (None, None) => PathBuf::from(system),
+    })
 }
 
 fn absolute(variable: &str) -> Result<Option<PathBuf>> {

@@ -172,7 +172,12 @@ impl Core {
         }
         self.checkpoint.since = 0;
         let sheet = sheet_size(area);
-        if area < u64::from(sheet) {
+        let sheets = |count: usize, size| count.div_ceil((sheet as usize - FRONT) / size).max(1);
+        let needed = sheets(self.map.len(), ENTRY)
+            + sheets(self.holes.len(), ITEM)
+            + sheets(self.segments.len(), ITEM);
+        if area < needed as u64 * u64::from(sheet) {
+            mark("checkpoint.too_large");
             return;
         }
         let named = self.sb.checkpoint.map_or(1, |pointer| pointer.area);
