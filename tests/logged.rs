@@ -264,8 +264,9 @@ fn written_while(reads: bool) -> u64 {
 
 #[test]
 fn writeback_gives_way_to_readers() {
-    let (read, alone) = (written_while(true), written_while(false));
-    assert!(read * 2 < alone, "{read} with a reader, {alone} without");
+    // A machine that is busy with something else may spoil one try.
+    let tries = || (0..4).map(|_| (written_while(true), written_while(false)));
+    assert!(tries().any(|(read, alone)| read * 2 < alone), "{:?}", tries().collect::<Vec<_>>());
 }
 
 /// 64 durable blocks that do not shrink, the first of which is damaged in the log.
@@ -548,8 +549,21 @@ fn the_first_format_stays_readable() {
     assert!(!golden_is_readable(&std::fs::read(path).unwrap()));
 }
 
-/// The second has summaries, and a checkpoint that does not cover everything.
+/// The second has summaries, and a checkpoint that does not cover everything and knows no
+/// increments.
 #[test]
 fn a_log_with_a_checkpoint_stays_readable() {
-    assert!(golden_is_readable(&golden_image("log-v1-checkpoint.img", 448 << 10, 1)));
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v1-checkpoint.img");
+    assert!(golden_is_readable(&std::fs::read(path).unwrap()));
+}
+
+/// The third has a checkpoint with increments.
+#[test]
+fn a_log_with_increments_stays_readable() {
+    let image = golden_image("log-v1-increment.img", 448 << 10, 1);
+    let log = RamDrive::new(image.len() as u64);
+    log.write(0, &image).unwrap();
+    let (superblock, ..) = durable::read_superblock(&log).unwrap();
+    assert!(superblock.checkpoint.is_some_and(|named| named.whole < named.count));
+    assert!(golden_is_readable(&image));
 }

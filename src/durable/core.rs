@@ -384,7 +384,7 @@ impl Core {
             at.used = sealed.header.offset + sealed.header.len;
         }
         self.summaries.add(&sealed, self.sb.segment);
-        self.checkpoint.grow(sealed.header.len);
+        self.checkpoint.grow(sealed.header.len, sealed.entries.len());
         self.prev = sealed.sum;
         self.next_chunk = sealed.header.chunk + 1;
         self.commit.sealed(&sealed);

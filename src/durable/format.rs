@@ -21,7 +21,7 @@ pub const DATA_MIN: u64 = 128 << 10;
 /// for some volumes.
 pub const AREA_MIN: u64 = if cfg!(sim) { 16 << 10 } else { 32 << 10 };
 /// A new log gives this part of its drive to each of the two areas.
-const AREA_PART: u64 = 128;
+const AREA_PART: u64 = 64;
 /// Smallest and largest sheet of a checkpoint, in bytes.
 pub const SHEETS: [u32; 2] = [4096, 256 << 10];
 /// Smallest segment, in bytes.
@@ -95,7 +95,7 @@ pub struct Tail {
 }
 
 /// Where a checkpoint is, and from where on chunks change what it says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pointer {
     /// Random, and not 0: its sheets have it.
     pub stamp: u64,
@@ -105,6 +105,12 @@ pub struct Pointer {
     pub sheet: u32,
     /// Sheets.
     pub count: u32,
+    /// The first so many of them are a copy of the whole index; the others say what changed then.
+    pub whole: u32,
+    /// What stands for the check words of all sheets; 0 when nobody noted that.
+    pub sum: u32,
+    /// The segment where the whole copy began.
+    pub origin: u64,
     /// The first chunk to replay.
     pub chunk: u64,
     /// CRC of the header before that.
@@ -125,6 +131,9 @@ impl Pointer {
         put8(b, 24, self.chunk);
         put8(b, 32, self.segment);
         put4(b, 40, self.offset);
+        put4(b, 44, self.whole);
+        put8(b, 48, self.origin);
+        put4(b, 56, self.sum);
     }
 
     fn decode(b: &[u8]) -> Option<Self> {
@@ -137,8 +146,16 @@ impl Pointer {
             chunk: get8(b, 24),
             segment: get8(b, 32),
             offset: get4(b, 40),
+            whole: get4(b, 44),
+            origin: get8(b, 48),
+            sum: get4(b, 56),
         };
         (found.stamp != 0).then_some(found)
+    }
+
+    /// Whether the log's tail has passed what is to be replayed: then it is of no use.
+    pub fn is_passed(&self, tail: &Tail) -> bool {
+        self.chunk < tail.chunk || self.segment < tail.segment
     }
 }
 
@@ -318,6 +335,8 @@ impl Superblock {
                     && at.sheet.is_power_of_two()
                     && (SHEETS[0]..=SHEETS[1]).contains(&at.sheet)
                     && u64::from(at.count) * u64::from(at.sheet) <= self.area()
+                    && at.whole <= at.count
+                    && at.origin <= at.segment
             })
     }
 
@@ -587,6 +606,9 @@ mod tests {
                 area: 1,
                 sheet: 4096,
                 count: 3,
+                whole: 2,
+                sum: 9,
+                origin: 5,
                 chunk: 4,
                 prev: 5,
                 segment: 6,

@@ -299,6 +299,30 @@ impl Map {
         Some(())
     }
 
+    /// The same map with these entries, ascending, in place of what it has of their blocks.
+    pub fn with(self, newer: &[Packed]) -> Self {
+        let mut pages = Pages::default();
+        let mut newer = newer.iter().copied().peekable();
+        // Both ascend, so everything follows.
+        for page in self.pages {
+            for entry in page {
+                while let Some(other) = newer.next_if(|other| other.block() < entry.block()) {
+                    let _ = pages.push(other);
+                }
+                let same = newer.next_if(|other| other.block() == entry.block());
+                let _ = pages.push(same.unwrap_or(entry));
+            }
+        }
+        for entry in newer {
+            let _ = pages.push(entry);
+        }
+        let mut all = Self::default();
+        for page in pages.into_inner() {
+            let _ = all.push_page(page);
+        }
+        all
+    }
+
     /// Every block with its place, ascending.
     pub fn iter(&self) -> impl Iterator<Item = (u64, Place)> + '_ {
         self.pages.iter().flatten().map(|e| (e.block(), e.place()))

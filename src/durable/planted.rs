@@ -51,12 +51,16 @@ pub enum Bug {
     CheckpointFromEnd,
     /// A checkpoint is copied while the index forgets what is before no durable tail yet.
     CheckpointForgets,
+    /// An increment lacks what changed in the segment where the checkpoint before it began.
+    IncrementMissesSegment,
+    /// What an increment says was discarded is kept as the runs before it have it.
+    IncrementIgnoresRanges,
     /// A summary is believed of chunks that may not be durable.
     TrustSummary,
 }
 
 /// All of them.
-pub const BUGS: [Bug; 23] = [
+pub const BUGS: [Bug; 25] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -78,6 +82,8 @@ pub const BUGS: [Bug; 23] = [
     Bug::CheckpointKeepsFreed,
     Bug::CheckpointFromEnd,
     Bug::CheckpointForgets,
+    Bug::IncrementMissesSegment,
+    Bug::IncrementIgnoresRanges,
     Bug::TrustSummary,
     Bug::ThroughBeforeSpent,
 ];

@@ -5,21 +5,16 @@
 //! on, or from where a checkpoint begins. Where the chain ends, a later chunk that says that the
 //! missing one was durable makes the end *damage*, else it is the torn tail that every cut leaves.
 
-use super::checkpoint::{Loading, Sheet};
 use super::core::{Core, Options, Segment};
 use super::format::{
-    DATA_MIN, Entry, Epoch, Header, IDENTITY, Kind, Pointer, SEGMENT_MAX, SEGMENT_MIN,
-    SEGMENTS_MAX, SEGMENTS_MIN, SUPER, SUPER_AT, Superblock, Tail, Unfit, data_at,
+    DATA_MIN, Entry, Epoch, Header, IDENTITY, Kind, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX,
+    SEGMENTS_MIN, SUPER, SUPER_AT, Superblock, Tail, Unfit, data_at,
 };
-use super::holes::{Hole, Holes};
-use super::map::Map;
+use super::load::{Loaded, load, usable};
 use super::planted::{self, Bug, mark};
 use super::walk::Walk;
 use crate::media::{Buffer, Drive, DriveError};
 use std::fmt;
-
-/// Bytes of a checkpoint that are read at once.
-const LOAD: u64 = 32 << 20;
 
 /// Why a log cannot be made or opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -203,24 +198,6 @@ pub fn read_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), Ope
     Ok((sb, newest, mended))
 }
 
-/// The index of a log, as far as a checkpoint has it.
-struct Loaded {
-    map: Map,
-    holes: Holes,
-}
-
-impl Loaded {
-    /// What the superblock says is lost, as if it came before everything else.
-    fn new(sb: &Superblock) -> Self {
-        let (map, mut holes) = (Map::default(), Holes::default());
-        for &(block, count) in &sb.lost {
-            let hole = Hole { segment: sb.tail.segment, kind: Kind::Lost };
-            holes.insert(block, block + count, hole);
-        }
-        Self { map, holes }
-    }
-}
-
 /// A look at a log: all that is needed to open it.
 pub struct Inspection {
     /// What its superblock says.
@@ -285,63 +262,6 @@ pub fn inspect(
     Ok(Inspection { superblock, report, chunks, damaged, newest, loaded, segments, next, prev })
 }
 
-/// The checkpoint, if the log's tail has not passed it.
-fn usable(sb: &Superblock) -> Option<Pointer> {
-    let pointer = sb.checkpoint?;
-    let passed = pointer.chunk < sb.tail.chunk || pointer.segment < sb.tail.segment;
-    if passed {
-        mark("recover.checkpoint_passed");
-    }
-    (!passed).then_some(pointer)
-}
-
-/// Reads a checkpoint; `None` when not all of it is there.
-fn load(log: &dyn Drive, sb: &Superblock, pointer: &Pointer) -> Option<(Loaded, Vec<Segment>)> {
-    let mut loaded = Loaded::new(sb);
-    let mut loading = Loading::new(pointer, sb.segments, sb.tail.segment);
-    let (at, sheet) = (sb.area_at(pointer.area), u64::from(pointer.sheet));
-    let at_once = (LOAD / sheet).max(1);
-    let mut index = 0;
-    while index < u64::from(pointer.count) {
-        let end = (index + at_once).min(u64::from(pointer.count));
-        let wanted = (index..end).map(|i| (at + i * sheet, Buffer::new(sheet as usize)));
-        let read: Result<Vec<_>, _> = log.read_many(wanted.collect()).into_iter().collect();
-        let sheets = read.ok().and_then(|read| verify(&loading, index as u32, &read));
-        let take = |sheet| loading.take(sheet, &mut loaded.map);
-        if sheets.and_then(|sheets| sheets.into_iter().try_for_each(take)).is_none() {
-            mark("recover.checkpoint_damaged");
-            return None;
-        }
-        index = end;
-    }
-    for (start, end, hole) in loading.ranges {
-        loaded.holes.insert(start, end, hole);
-    }
-    let covered = sb.tail.segment + loading.segments.len() as u64 >= pointer.segment;
-    covered.then_some((loaded, loading.segments))
-}
-
-/// Verifies sheets, as many at once as there are processors.
-fn verify(loading: &Loading, first: u32, sheets: &[(u64, Buffer)]) -> Option<Vec<Sheet>> {
-    let workers = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = sheets.len().div_ceil(workers).max(1);
-    let verify = |(first, sheets): (usize, &[(u64, Buffer)])| -> Option<Vec<Sheet>> {
-        let numbered = (first as u32..).zip(sheets);
-        numbered.map(|(index, (_, sheet))| loading.read(index, sheet)).collect()
-    };
-    let shares = sheets.chunks(share).enumerate();
-    let mut shares = shares.map(|(i, sheets)| (first as usize + i * share, sheets));
-    std::thread::scope(|scope| {
-        let own = shares.next()?;
-        let others: Vec<_> = shares.map(|share| scope.spawn(move || verify(share))).collect();
-        let mut all = verify(own)?;
-        for other in others {
-            all.extend(other.join().ok()??);
-        }
-        Some(all)
-    })
-}
-
 impl Inspection {
     /// Makes the log that was looked at ready for work in a new `epoch`, which must be a random
     /// number. Nobody may have written to it since.
@@ -363,6 +283,12 @@ impl Inspection {
         core.segments = self.segments.into();
         core.resume(in_order);
         (core.map, core.holes) = (self.loaded.map, self.loaded.holes);
+        if self.report.known > 0
+            && let Some(pointer) = &core.sb.checkpoint
+        {
+            let segments = pointer.segment - pointer.origin;
+            core.checkpoint.loaded(segments * u64::from(core.sb.segment));
+        }
         core.replay(&self.chunks);
         if !planted::on(Bug::KeepEpoch) || core.sb.epochs.is_empty() {
             core.begin_epoch(next, epoch);

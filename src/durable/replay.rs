@@ -17,7 +17,7 @@ impl Core {
     pub(super) fn replay(&mut self, chunks: &[(Header, Vec<Entry>)]) {
         let mut waiting = Vec::new();
         for (header, entries) in chunks {
-            self.checkpoint.grow(header.len);
+            self.checkpoint.grow(header.len, entries.len());
             for entry in entries {
                 match entry {
                     Entry::Data(Data { kind: Kind::Summary, .. }) => {}

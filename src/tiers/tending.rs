@@ -148,7 +148,7 @@ impl Drop for Tending {
 /// Carries out what nobody waits for, several commands at once, and moves the core's clock.
 fn commit(logged: &Logged, mut ring: Ring) {
     loop {
-        {
+        let patience = {
             let mut core = logged.core();
             core.tick(logged.now_ms());
             core.wall(crate::stats::time::now());
@@ -166,11 +166,12 @@ fn commit(logged: &Logged, mut ring: Ring) {
                 });
                 ring.submit(Submission { id, action, at });
             }
-        }
+            if core.is_copying() { Duration::ZERO } else { TICK }
+        };
         if logged.is_stopping() && ring.in_flight() == 0 {
             return;
         }
-        for Completion { id, result } in ring.wait(TICK) {
+        for Completion { id, result } in ring.wait(patience) {
             let outcome = match result {
                 Ok(Some(bytes)) => Outcome::Bytes(bytes),
                 Ok(None) => Outcome::Done,

@@ -266,7 +266,7 @@ impl World<'_> {
             self.end_read(0)?;
             return Ok(Progressed::Yes);
         }
-        if self.volume.core.is_forgetting() {
+        if self.volume.core.is_forgetting() || self.volume.core.is_copying() {
             return Ok(Progressed::Yes);
         }
         self.tick(500);

@@ -1,0 +1,304 @@
+//! Reading a checkpoint: the index as it was, put together from a whole copy and its increments.
+//!
+//! Invariants: nothing is believed unless all of it is there, in the order in which it was made;
+//! what a later run says of a block counts before what an earlier one does; items of segments that
+//! were freed since are left out. Not to have a checkpoint costs time and nothing else.
+
+use super::core::Segment;
+use super::format::{Kind, Pointer, Superblock};
+use super::holes::{Hole, Holes};
+use super::map::{Map, Packed, Pages};
+use super::planted::{self, Bug, mark};
+use super::sheet::{Content, Front, ITEM, chain, check_of, get8};
+use crate::media::{Buffer, Drive};
+
+/// Bytes of a checkpoint that are read at once.
+const LOAD: u64 = 32 << 20;
+
+/// The index of a log, as far as a checkpoint has it.
+pub(super) struct Loaded {
+    pub map: Map,
+    pub holes: Holes,
+}
+
+impl Loaded {
+    /// What the superblock says is lost, as if it came before everything else.
+    pub(super) fn new(sb: &Superblock) -> Self {
+        let (map, mut holes) = (Map::default(), Holes::default());
+        for &(block, count) in &sb.lost {
+            let hole = Hole { segment: sb.tail.segment, kind: Kind::Lost };
+            holes.insert(block, block + count, hole);
+        }
+        Self { map, holes }
+    }
+}
+
+/// A range: first block, end, what covers it.
+type Covered = (u64, u64, Hole);
+
+/// The whole copy, or an increment.
+#[derive(Default)]
+struct Run {
+    ranges: Vec<Covered>,
+    /// Entries in the order of blocks.
+    blocks: Vec<Packed>,
+    /// All its segments and ranges have been read.
+    has_blocks: bool,
+}
+
+/// A checkpoint that is read.
+struct Loading<'a> {
+    sb: &'a Superblock,
+    pointer: &'a Pointer,
+    /// What the check words of the sheets so far stand for.
+    sum: u32,
+    /// Segments in use when it was made that still are, from the tail on.
+    segments: Vec<Segment>,
+    map: Map,
+    runs: Vec<Run>,
+}
+
+/// A sheet that is what it should be.
+struct Sheet {
+    check: u32,
+    items: Items,
+}
+
+enum Items {
+    /// Segments from a number on.
+    Segments(u64, Vec<u8>),
+    Ranges(Vec<u8>),
+    /// Pages of the index.
+    Pages(Vec<Vec<Packed>>),
+    /// Entries of an increment.
+    Blocks(Vec<Packed>),
+}
+
+/// The checkpoint, if the log's tail has not passed it.
+pub(super) fn usable(sb: &Superblock) -> Option<Pointer> {
+    let pointer = sb.checkpoint?;
+    let passed = pointer.is_passed(&sb.tail);
+    if passed {
+        mark("recover.checkpoint_passed");
+    }
+    (!passed).then_some(pointer)
+}
+
+/// Reads a checkpoint; `None` when not all of it is there.
+pub(super) fn load(
+    log: &dyn Drive,
+    sb: &Superblock,
+    pointer: &Pointer,
+) -> Option<(Loaded, Vec<Segment>)> {
+    let found = Loading::new(sb, pointer).read(log);
+    if found.is_none() {
+        mark("recover.checkpoint_damaged");
+    }
+    found?.finish()
+}
+
+impl<'a> Loading<'a> {
+    fn new(sb: &'a Superblock, pointer: &'a Pointer) -> Self {
+        let (segments, map, runs) = (Vec::new(), Map::default(), Vec::new());
+        Self { sb, pointer, sum: 0, segments, map, runs }
+    }
+
+    fn read(mut self, log: &dyn Drive) -> Option<Self> {
+        let Pointer { count, sheet, .. } = *self.pointer;
+        let at = self.sb.area_at(self.pointer.area);
+        let at_once = (LOAD / u64::from(sheet)).max(1) as usize;
+        for first in (0..count).step_by(at_once) {
+            let wanted = (first..count).take(at_once);
+            let wanted = wanted.map(|i| at + u64::from(i) * u64::from(sheet));
+            let wanted = wanted.map(|at| (at, Buffer::new(sheet as usize)));
+            let read: Result<Vec<_>, _> = log.read_many(wanted.collect()).into_iter().collect();
+            for sheet in self.verify_all(first, &read.ok()?)? {
+                self.take(sheet)?;
+            }
+        }
+        let noted = self.pointer.sum;
+        (noted == 0 || noted == self.sum).then_some(self)
+    }
+
+    /// Verifies sheets, as many at once as there are processors.
+    fn verify_all(&self, first: u32, sheets: &[(u64, Buffer)]) -> Option<Vec<Sheet>> {
+        let workers = std::thread::available_parallelism().map_or(1, usize::from);
+        let share = sheets.len().div_ceil(workers).max(1);
+        let verify = |(first, sheets): (u32, &[(u64, Buffer)])| -> Option<Vec<Sheet>> {
+            (first..).zip(sheets).map(|(index, (_, sheet))| self.verify(index, sheet)).collect()
+        };
+        let mut shares = (first..).step_by(share).zip(sheets.chunks(share));
+        std::thread::scope(|scope| {
+            let own = shares.next()?;
+            let others: Vec<_> = shares.map(|share| scope.spawn(move || verify(share))).collect();
+            let mut all = verify(own)?;
+            for other in others {
+                all.extend(other.join().ok()??);
+            }
+            Some(all)
+        })
+    }
+
+    /// What a sheet says. `None` when it is not what it should be.
+    fn verify(&self, index: u32, sheet: &[u8]) -> Option<Sheet> {
+        let (front, items) = Front::decode(sheet, self.pointer.stamp, index)?;
+        let items = match front.content {
+            Content::Segments => Items::Segments(front.base, items.to_vec()),
+            Content::Ranges => Items::Ranges(items.to_vec()),
+            // Those of a checkpoint without increments are all of the whole copy.
+            Content::Blocks if index < self.pointer.whole || self.pointer.whole == 0 => {
+                let mut pages = Pages::default();
+                self.used(front.first, items, |packed| pages.push(packed))?;
+                Items::Pages(pages.into_inner())
+            }
+            Content::Blocks => {
+                let mut blocks = Vec::with_capacity(items.len() / Content::Blocks.size());
+                self.used(front.first, items, |packed| {
+                    blocks.push(packed);
+                    Some(())
+                })?;
+                Items::Blocks(blocks)
+            }
+        };
+        Some(Sheet { check: check_of(sheet), items })
+    }
+
+    /// Gives those entries of a sheet to `take` whose segments are in use.
+    fn used(
+        &self,
+        first: u64,
+        items: &[u8],
+        mut take: impl FnMut(Packed) -> Option<()>,
+    ) -> Option<()> {
+        let (slots, at) = (self.sb.segments, first % self.sb.segments);
+        for item in items.chunks_exact(Content::Blocks.size()) {
+            let packed = Packed::from_words([get8(item, 0), get8(item, 8)])?;
+            let slot = u64::from(packed.slot());
+            let segment = first + if slot >= at { slot - at } else { slot + slots - at };
+            if segment >= self.sb.tail.segment || planted::on(Bug::CheckpointKeepsFreed) {
+                take(packed)?;
+            } else {
+                mark("recover.checkpoint_freed");
+            }
+        }
+        Some(())
+    }
+
+    /// Takes the sheets in order. `None` when one does not fit to those before.
+    fn take(&mut self, sheet: Sheet) -> Option<()> {
+        self.sum = chain(self.sum, sheet.check);
+        if let Items::Segments(base, items) = &sheet.items {
+            if self.runs.last().is_none_or(|run| run.has_blocks) {
+                self.runs.push(Run::default());
+            }
+            return self.take_segments(*base, items);
+        }
+        let run = self.runs.last_mut()?;
+        match sheet.items {
+            Items::Segments(..) => {}
+            Items::Ranges(items) => take_ranges(&items, self.sb.tail.segment, &mut run.ranges)?,
+            Items::Pages(pages) => {
+                run.has_blocks = true;
+                pages.into_iter().try_for_each(|page| self.map.push_page(page))?;
+            }
+            Items::Blocks(blocks) => {
+                run.has_blocks = true;
+                let last = run.blocks.last().map(|last| last.block());
+                let follows = blocks.first().is_none_or(|first| last < Some(first.block()));
+                let ascends = blocks.windows(2).all(|two| two[0].block() < two[1].block());
+                run.blocks.extend(blocks);
+                (follows && ascends).then_some(())?;
+            }
+        }
+        Some(())
+    }
+
+    fn take_segments(&mut self, base: u64, items: &[u8]) -> Option<()> {
+        let tail = self.sb.tail.segment;
+        // An increment knows better of the segment where it begins.
+        self.segments.truncate(base.saturating_sub(tail) as usize);
+        for (number, item) in (base..).zip(items.chunks_exact(ITEM)) {
+            let (epoch, chunk, rest) = (get8(item, 0), get8(item, 8), get8(item, 16));
+            if number < tail {
+                continue;
+            }
+            if number != tail + self.segments.len() as u64 {
+                return None;
+            }
+            let (prev, used) = (rest as u32, (rest >> 32) as u32);
+            self.segments.push(Segment { epoch, chunk, prev, used, pins: 0, finished: true });
+        }
+        Some(())
+    }
+
+    /// Puts the runs together. `None` when they do not reach to where replaying begins.
+    fn finish(mut self) -> Option<(Loaded, Vec<Segment>)> {
+        let reach = self.sb.tail.segment + self.segments.len() as u64;
+        if reach < self.pointer.segment {
+            return None;
+        }
+        let mut loaded = Loaded::new(self.sb);
+        let mut changed = Vec::new();
+        for (number, run) in self.runs.into_iter().enumerate() {
+            if number > 0 {
+                mark("recover.increment");
+                if !planted::on(Bug::IncrementIgnoresRanges) {
+                    uncover(&run.ranges, &mut self.map, &mut changed);
+                }
+                changed = merge(changed, run.blocks);
+            }
+            for (start, end, hole) in run.ranges {
+                loaded.holes.insert(start, end, hole);
+            }
+        }
+        loaded.map = if changed.is_empty() { self.map } else { self.map.with(&changed) };
+        Some((loaded, self.segments))
+    }
+}
+
+fn take_ranges(items: &[u8], tail: u64, ranges: &mut Vec<Covered>) -> Option<()> {
+    for item in items.chunks_exact(ITEM) {
+        let (first, count, segment) = (get8(item, 0), get8(item, 8), get8(item, 16));
+        let kind = Kind::from_bits(first >> 40 & 15)?;
+        let start = first & ((1 << 40) - 1);
+        if segment >= tail {
+            ranges.push((start, start.checked_add(count)?, Hole { segment, kind }));
+        }
+    }
+    Some(())
+}
+
+/// Leaves out what earlier runs say of blocks that ranges, by their first blocks, cover.
+fn uncover(ranges: &[Covered], map: &mut Map, changed: &mut Vec<Packed>) {
+    let (mut next, mut end) = (ranges.iter().peekable(), 0);
+    changed.retain(|entry| {
+        while let Some((_, to, _)) = next.next_if(|(start, ..)| *start <= entry.block()) {
+            end = end.max(*to);
+        }
+        if entry.block() < end {
+            mark("recover.increment_discards");
+        }
+        entry.block() >= end
+    });
+    for (start, end, _) in ranges {
+        map.remove_range(*start, *end);
+    }
+}
+
+/// Joins two runs of entries; what the second says of a block counts.
+fn merge(older: Vec<Packed>, newer: Vec<Packed>) -> Vec<Packed> {
+    if older.is_empty() {
+        return newer;
+    }
+    let mut all = Vec::with_capacity(older.len() + newer.len());
+    let mut older = older.into_iter().peekable();
+    for entry in newer {
+        while let Some(other) = older.next_if(|other| other.block() < entry.block()) {
+            all.push(other);
+        }
+        older.next_if(|other| other.block() == entry.block());
+        all.push(entry);
+    }
+    all.extend(older);
+    all
+}
