@@ -269,6 +269,42 @@ fn writeback_gives_way_to_readers() {
     assert!(tries().any(|(read, alone)| read * 2 < alone), "{:?}", tries().collect::<Vec<_>>());
 }
 
+/// The longest write to a full log, and how long a window takes.
+fn waits_of_a_full_log() -> (Duration, Duration) {
+    let mut pair = Pair::new(4 << 20);
+    let volume = pair.open_with(LogOptions::default());
+    pair.backing.write_ms.store(4, Ordering::SeqCst);
+    let mut channel = Arc::clone(&volume).channel();
+    let windows = || volume.stats().log.unwrap().windows;
+    let (mut longest, mut began) = (Duration::ZERO, Instant::now());
+    let mut full = false;
+    for i in 0.. {
+        // The first windows begin before the log is full.
+        if !full && windows() >= 2 {
+            (full, began, longest) = (true, Instant::now(), Duration::ZERO);
+        }
+        if windows() >= 5 {
+            break;
+        }
+        let now = Instant::now();
+        write(&mut *channel, i * 389 % 1000 * BLOCK, &bytes(i * 4 + 3, 4096)).unwrap();
+        longest = longest.max(now.elapsed());
+    }
+    let window = began.elapsed() / 3;
+    pair.backing.write_ms.store(0, Ordering::SeqCst);
+    drop(channel);
+    drain(&volume);
+    volume.close().unwrap();
+    (longest, window)
+}
+
+#[test]
+fn writers_of_a_full_log_wait_for_a_part_of_a_window() {
+    // A machine that is busy with something else may spoil one try.
+    let tries: Vec<_> = (0..4).map(|_| waits_of_a_full_log()).collect();
+    assert!(tries.iter().any(|(longest, window)| *longest * 3 < *window), "{tries:?}");
+}
+
 /// 64 durable blocks that do not shrink, the first of which is damaged in the log.
 fn damage_the_first(pair: &Pair, channel: &mut dyn Channel) {
     for block in 0..64 {

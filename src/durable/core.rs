@@ -32,8 +32,8 @@ pub const MEMORY_MAX: u64 = 64 << 20;
 /// How a log works.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Most bytes that are in the log's memory and not durable; it commits by itself at half of
-    /// it.
+    /// Most bytes that are in the log's memory and not durable, but no more than an eighth of the
+    /// log; it commits by itself at half of it.
     pub memory: u64,
     /// Most bytes of segments that one pass of writeback takes.
     pub window: u64,
@@ -152,8 +152,11 @@ pub struct Core {
 impl Core {
     /// A core on what recovery found; its first chunk will be `next_chunk`.
     pub(super) fn new(sb: Superblock, options: Options, next_chunk: u64, prev: u32) -> Self {
+        // Of a small log only a part waits to become durable: writeback takes nothing else.
+        let part = (sb.segments / 8).max(2) * u64::from(sb.segment);
+        let memory = options.memory.min(MEMORY_MAX).min(part);
         Self {
-            options: Options { memory: options.memory.min(MEMORY_MAX), ..options },
+            options: Options { memory, ..options },
             first: sb.tail.segment,
             commit: Commit::new(next_chunk, prev),
             sb,

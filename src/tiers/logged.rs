@@ -8,6 +8,7 @@
 
 use super::brake::Brake;
 use super::news::News;
+use super::pace::Pace;
 use super::tending::MOVERS;
 use crate::BLOCK_SIZE;
 use crate::durable::format::{Kind, crc};
@@ -122,6 +123,8 @@ pub struct Logged {
     identity: Mutex<Option<(Identity, StableId)>>,
     /// Lets writeback give way to reads of the backing store.
     brake: Brake,
+    /// Lets writers of a nearly full log wait a little instead of long.
+    pace: Pace,
     /// Hears what became of the backing store, when a window begins and ends.
     listener: OnceLock<Listener>,
     /// Ends the sleep of the thread that writes what nobody waits for.
@@ -146,6 +149,7 @@ impl Logged {
             written_back: AtomicU64::new(0),
             identity: Mutex::new(None),
             brake: Brake::new(MOVERS),
+            pace: Pace::default(),
             listener: OnceLock::new(),
             waker: OnceLock::new(),
         }
@@ -174,6 +178,17 @@ impl Logged {
 
     pub(super) fn brake(&self) -> &Brake {
         &self.brake
+    }
+
+    pub(super) fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    /// A window has gone so much of its way.
+    pub(super) fn advance(&self, gone: u64) {
+        if self.pace.advance(gone) {
+            self.news.tell();
+        }
     }
 
     /// Whoever wants to know what becomes of the backing store, before it changes and after.
@@ -436,6 +451,9 @@ impl Logged {
         }
         let mut done = 0;
         self.settle(|core| {
+            if self.pace.holds(core.fullness()) {
+                return None;
+            }
             let before = core.chunks();
             for (kind, payload) in payloads().skip(done) {
                 let block = first + done as u64;

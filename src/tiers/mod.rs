@@ -7,6 +7,7 @@
 mod brake;
 mod logged;
 mod news;
+mod pace;
 pub mod policy;
 mod ram;
 mod tending;

@@ -4,6 +4,7 @@
 //! ends does it hold it.
 
 use super::logged::{Fault, Logged};
+use super::pace::WAY;
 use crate::durable::{Command, Device, Ended, Op, Outcome, Progress, Writeback, join};
 use crate::error::{Context, Result};
 use crate::media::{Buffer, Completion, Ring, Submission, ring};
@@ -32,6 +33,8 @@ const URGENT: u64 = 90;
 const NEARLY_FULL: u64 = 3;
 /// The largest window, in bytes.
 const WINDOW_MAX: u64 = 256 << 20;
+/// Which part of the log a window is at most: else writers and writeback would take turns.
+const WINDOW_PART: u64 = 4;
 
 /// How writeback behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,7 +192,11 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: &Mutex<Policy>) {
         if hurry && finish(logged) {
             draining.store(false, Ordering::Release);
         }
-        let (used, segments) = logged.core().fullness();
+        let (used, segments, log_bytes) = {
+            let core = logged.core();
+            let (used, segments) = core.fullness();
+            (used, segments, segments * u64::from(core.superblock().segment))
+        };
         let percent = used * 100 / segments.max(1);
         let rescuing = logged.core().is_rescuing();
         let due = match policy.enabled {
@@ -202,10 +209,11 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: &Mutex<Policy>) {
             continue;
         }
         let bytes = (policy.window * (25 + percent * 3 / 4) / 25).min(WINDOW_MAX);
-        let Some(plan) = logged.core().begin_window(bytes) else {
+        let Some(plan) = logged.core().begin_window(bytes.min(log_bytes / WINDOW_PART)) else {
             std::thread::sleep(TICK);
             continue;
         };
+        logged.pace().begin((used, segments));
         let pressed = || {
             let core = logged.core();
             let (used, segments) = core.fullness();
@@ -215,6 +223,7 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: &Mutex<Policy>) {
         logged.note_backing();
         let ended = carry(logged, Writeback::new(plan).watching(logged.samples()), &pressed);
         let failed = matches!(ended, Ended::Badly { .. });
+        logged.pace().end();
         logged.core().end_window(ended);
         logged.settle(|core| (core.is_between_windows() || logged.is_stopping()).then_some(()));
         logged.note_backing();
@@ -277,6 +286,7 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<
                     brake.end();
                 }
                 work.complete(command.id, outcome);
+                logged.advance(work.gone(WAY));
                 news.notify_all();
             } else if work.is_over() || work.is_held() {
                 return;
