@@ -32,8 +32,8 @@ pub const MEMORY_MAX: u64 = 64 << 20;
 /// How a log works.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Most bytes that are in the log's memory and not durable, but no more than an eighth of the
-    /// log; it commits by itself at half of it.
+    /// Most bytes that are in the log's memory and not durable; it commits by itself at half of
+    /// it.
     pub memory: u64,
     /// Most bytes of segments that one pass of writeback takes.
     pub window: u64,
@@ -55,6 +55,16 @@ impl Default for Options {
             checkpoint: 4 << 30,
             gather_part: 8,
         }
+    }
+}
+
+impl Options {
+    /// The same for this log: of a small one only a part waits to become durable, because writeback
+    /// takes nothing else.
+    #[must_use]
+    pub fn fitted(self, sb: &Superblock) -> Self {
+        let part = (sb.segments / 8).max(2) * u64::from(sb.segment);
+        Self { memory: self.memory.min(part), ..self }
     }
 }
 
@@ -152,11 +162,8 @@ pub struct Core {
 impl Core {
     /// A core on what recovery found; its first chunk will be `next_chunk`.
     pub(super) fn new(sb: Superblock, options: Options, next_chunk: u64, prev: u32) -> Self {
-        // Of a small log only a part waits to become durable: writeback takes nothing else.
-        let part = (sb.segments / 8).max(2) * u64::from(sb.segment);
-        let memory = options.memory.min(MEMORY_MAX).min(part);
         Self {
-            options: Options { memory, ..options },
+            options: Options { memory: options.memory.min(MEMORY_MAX), ..options },
             first: sb.tail.segment,
             commit: Commit::new(next_chunk, prev),
             sb,

@@ -80,7 +80,8 @@ impl LogVolume {
         epoch: u64,
     ) -> std::result::Result<Arc<Self>, OpenError> {
         let report = found.report.clone();
-        let core = found.open(&*log, options.log, epoch)?;
+        let fitted = options.log.fitted(&found.superblock);
+        let core = found.open(&*log, fitted, epoch)?;
         let (blocks, discards) = (core.blocks(), backing.zeroes_quickly());
         Ok(Arc::new(Self {
             logged: Arc::new(Logged::new(core, log, backing)),
