@@ -108,7 +108,7 @@ impl Format {
 }
 
 fn look(path: &Path, payloads: bool) -> Result<Inspection> {
-    let drive = FileDrive::open(path, Access::ReadOnly)?;
+    let drive = FileDrive::open(path, Access::Still)?;
     durable::inspect(&drive as &dyn Drive, true, payloads).map_err(|e| cannot_use(path, &e))
 }
 

@@ -47,6 +47,8 @@ pub(super) const ZERO_MODES: [FallocateFlags; 2] = [
 pub enum Access {
     /// To read and write, and so that nobody else can.
     Exclusive,
+    /// To look only, while nobody writes.
+    Still,
     /// To look only, also when somebody else has it: what is read may be changing.
     ReadOnly,
 }
@@ -114,7 +116,7 @@ impl FileDrive {
             return Err(Error::failure(format!("{} changed meanwhile", path.display())).into());
         }
         let mut drive = Self { fd, path: path.into(), node, access, size: 0, direct };
-        if access == Access::Exclusive {
+        if access != Access::ReadOnly {
             drive.claim()?;
         }
         drive.measure(&stat)?;
@@ -179,6 +181,9 @@ impl FileDrive {
     /// Makes it ours; a block device already is, by `O_EXCL`.
     fn claim(&self) -> Result<(), Failure> {
         if let Node::Device(_) = self.node {
+            if self.access == Access::Still {
+                return Ok(());
+            }
             // SAFETY: BLKROGET stores one int.
             let locked = unsafe { ioctl(&self.fd, Getter::<BLKROGET, i32>::new()) };
             return match locked.context(cannot(&self.path))? {
@@ -190,7 +195,7 @@ impl FileDrive {
         if let Some(holder) = holder::over_file(&name) {
             return Err(Failure::Busy(Some(holder)));
         }
-        match lock(self.fd.as_fd()) {
+        match lock(self.fd.as_fd(), self.access) {
             Ok(()) => Ok(()),
             Err(Errno::AGAIN | Errno::ACCESS) => Err(Failure::Busy(holder::process_on_file(&name))),
             Err(e) => {
@@ -244,7 +249,7 @@ impl FileDrive {
     fn allowed(&self, action: Action, at: u64, len: u64) -> Result<(), DriveError> {
         check(action, at, len, self.size)?;
         let changes = matches!(action, Action::Write | Action::Zero);
-        if changes && self.access == Access::ReadOnly {
+        if changes && self.access != Access::Exclusive {
             return Err(failed(action, at, len)(Errno::ROFS));
         }
         Ok(())
@@ -404,7 +409,8 @@ pub(super) fn is_unsupported(errno: Errno) -> bool {
 fn open_node(path: &Path, node: Node, access: Access) -> Result<(OwnedFd, bool), Failure> {
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= match (access, node) {
-        (Access::ReadOnly, _) => OFlags::RDONLY,
+        (Access::ReadOnly, _) | (Access::Still, Node::File) => OFlags::RDONLY,
+        (Access::Still, Node::Device(_)) => OFlags::RDONLY | OFlags::EXCL,
         (Access::Exclusive, Node::File) => OFlags::RDWR,
         (Access::Exclusive, Node::Device(_)) => OFlags::RDWR | OFlags::EXCL,
     };
@@ -432,11 +438,12 @@ fn node_of(path: &Path, stat: &Stat) -> Result<Node> {
     Err(Error::usage(text).mend("give a block device or a regular file"))
 }
 
-/// A write lock on all of a file, held by its open description. It also conflicts with the locks
-/// that virtual machines take on their images.
-fn lock(fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
+/// A lock on all of a file, held by its open description: on writing if it is to be written. It
+/// also conflicts with the locks that virtual machines take on their images.
+fn lock(fd: BorrowedFd<'_>, access: Access) -> rustix::io::Result<()> {
+    let kind = if access == Access::Exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
     let all = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
+        l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: 0,
         l_len: 0,
@@ -578,7 +585,14 @@ mod tests {
         looker.read(0, &mut [0; 4096]).unwrap();
         assert_eq!(looker.write(0, &[0; 4096]).unwrap_err().errno, 30);
         assert_eq!(looker.zero(0, 4096).unwrap_err().errno, 30);
+        let text = refusal(&path, Access::Still);
+        assert!(text.contains("is in use"), "{text}");
         drop(first);
+        let still = FileDrive::open(&path, Access::Still).unwrap();
+        assert_eq!(still.write(0, &[0; 4096]).unwrap_err().errno, 30);
+        FileDrive::open(&path, Access::Still).unwrap();
+        refusal(&path, Access::Exclusive);
+        drop(still);
         FileDrive::open(&path, Access::Exclusive).unwrap();
     }
 
