@@ -271,16 +271,18 @@ impl Writeback {
         self.reads.extend(pieces);
     }
 
-    /// How much of its way it has gone, of `way`: reading counts as a tenth of it, and the rest
-    /// goes by blocks that are written.
+    /// How much of its way it has gone, of `way`: reading and the flush count as a tenth each, and
+    /// the rest goes by blocks that are written.
     pub fn gone(&self, way: u64) -> u64 {
         let part =
             |left: usize, all: usize, of: u64| of - of * left.min(all) as u64 / all.max(1) as u64;
+        let tenth = way / 10;
         match self.phase {
-            Phase::Read => part(self.reads.len(), self.plan.len(), way / 10),
-            Phase::Held | Phase::Zero => way / 10,
-            Phase::Write => way / 10 + part(self.queue.len(), self.blocks.len(), way - way / 10),
-            Phase::Flush | Phase::Over => way,
+            Phase::Read => part(self.reads.len(), self.plan.len(), tenth),
+            Phase::Held | Phase::Zero => tenth,
+            Phase::Write => tenth + part(self.queue.len(), self.blocks.len(), way - 2 * tenth),
+            Phase::Flush => way - tenth,
+            Phase::Over => way,
         }
     }
 

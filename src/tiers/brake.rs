@@ -3,6 +3,8 @@
 //! What such reads take while writeback is at work is compared with what they take else. When the
 //! slowest tenth of the last ones takes more than three times as long, half as many commands may be
 //! out, down to none; after a while without that, one more. Where nobody reads, nothing is braked.
+//! While somebody does, the drive's cache is flushed often: a drive serves nobody while it empties
+//! its cache, and at the end of a window that can take a second.
 //! Invariant: only [`Brake::admits`] gives way; whoever must not wait does not ask.
 
 use parking_lot::Mutex;
@@ -18,6 +20,8 @@ const TIMES: u64 = 3;
 const FAST_US: u64 = 500;
 /// Milliseconds after which one more command is tried.
 const CALM_MS: u64 = 100;
+/// Writes after which the drive's cache is flushed while somebody reads.
+const UNFLUSHED: usize = 32;
 /// Milliseconds without a read after which nobody is disturbed.
 const ALONE_MS: u64 = 200;
 
@@ -27,6 +31,8 @@ pub(super) struct Brake {
     most: usize,
     /// Commands of writeback on the backing store that are out.
     moving: AtomicUsize,
+    /// Writes since the last flush that was asked for.
+    unflushed: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -49,7 +55,8 @@ impl Brake {
             read_ms: 0,
             changed_ms: 0,
         };
-        Self { most, moving: AtomicUsize::new(0), state: Mutex::new(state) }
+        let (moving, unflushed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { most, moving, unflushed, state: Mutex::new(state) }
     }
 
     /// Whether writeback is at work on the backing store.
@@ -65,6 +72,16 @@ impl Brake {
     /// It has ended.
     pub(super) fn end(&self) {
         self.moving.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A write of the backing store has ended; whether it is time to flush.
+    pub(super) fn wants_flush(&self, now_ms: u64) -> bool {
+        let unflushed = self.unflushed.fetch_add(1, Ordering::Relaxed) + 1;
+        let wanted = unflushed >= UNFLUSHED && !self.state.lock().is_alone(now_ms);
+        if wanted {
+            self.unflushed.store(0, Ordering::Relaxed);
+        }
+        wanted
     }
 
     /// Notes what a read of the backing store took, and whether writeback was at work meanwhile.
@@ -93,7 +110,7 @@ impl Brake {
     /// Whether one more command of writeback may begin now.
     pub(super) fn admits(&self, now_ms: u64) -> bool {
         let mut state = self.state.lock();
-        if now_ms.saturating_sub(state.read_ms) >= ALONE_MS {
+        if state.is_alone(now_ms) {
             state.set(self.most, now_ms);
         } else if state.depth < self.most && now_ms.saturating_sub(state.changed_ms) >= CALM_MS {
             let depth = state.depth + 1;
@@ -104,6 +121,10 @@ impl Brake {
 }
 
 impl State {
+    fn is_alone(&self, now_ms: u64) -> bool {
+        now_ms.saturating_sub(self.read_ms) >= ALONE_MS
+    }
+
     fn set(&mut self, depth: usize, now_ms: u64) {
         (self.depth, self.changed_ms) = (depth, now_ms);
         self.recent.clear();
@@ -165,5 +186,15 @@ mod tests {
         brake.note(MS(12), false, 1001);
         (0..40).for_each(|_| brake.note(MS(15), true, 1099));
         assert_eq!(depth(&brake, 1100), 1);
+    }
+
+    #[test]
+    fn the_cache_is_flushed_often_while_somebody_reads() {
+        let brake = Brake::new(4);
+        assert!((0..100).all(|_| !brake.wants_flush(1000)), "nobody reads");
+        brake.note(MS(10), true, 1000);
+        assert!(brake.wants_flush(1010));
+        assert_eq!((0..UNFLUSHED * 2).filter(|_| brake.wants_flush(1010)).count(), 2);
+        assert!((0..100).all(|_| !brake.wants_flush(1000 + ALONE_MS)));
     }
 }

@@ -597,6 +597,11 @@ impl Logged {
         }
     }
 
+    /// Flushes the backing store.
+    pub(super) fn flush_backing(&self) -> Outcome {
+        self.backing.flush().map_or_else(Outcome::Failed, |()| Outcome::Done)
+    }
+
     /// Does what a command says.
     pub(super) fn carry_out(&self, command: &Command) -> Outcome {
         let drive = match command.device {

@@ -281,7 +281,12 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<
                 if moves {
                     brake.begin();
                 }
-                let outcome = MutexGuard::unlocked(&mut work, || logged.carry_out(&command));
+                let outcome = MutexGuard::unlocked(&mut work, || {
+                    let outcome = logged.carry_out(&command);
+                    let wants = moves && brake.wants_flush(logged.now_ms()) && !pressed();
+                    let flush = wants && matches!(outcome, Outcome::Done);
+                    if flush { logged.flush_backing() } else { outcome }
+                });
                 if moves {
                     brake.end();
                 }
