@@ -1,5 +1,5 @@
 //! A volume with a log, as its users meet it: the commands, refusals, kills of the daemon.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
     pub mod disk;
@@ -9,10 +9,11 @@ mod support {
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 use support::disk::Disk;
-use support::sandbox::Sandbox;
+use support::sandbox::{Sandbox, finish};
 use ztier::durable::format::data_at;
 
 const BLOCK: u64 = 4096;
@@ -200,7 +201,7 @@ fn what_would_destroy_or_mix_data_is_refused() {
     up(&["--backing", backing, "--log", tiny.to_str().unwrap()]).refused(1, &["segments fit"]);
     assert!(fs::read(&place.log).unwrap().iter().all(|b| *b == 0), "nothing was written");
     // A file system on the log's drive.
-    let mkfs = std::process::Command::new("mkfs.ext4").args(["-q", "-F", log]).status();
+    let mkfs = Command::new("mkfs.ext4").args(["-q", "-F", log]).status();
     if mkfs.is_ok_and(|status| status.success()) {
         up(&["--backing", backing, "--log", log]).refused(1, &["holds ext4", "--wipe"]);
         up(&["--backing", backing, "--log", log, "--wipe"]).ok();
@@ -277,6 +278,42 @@ fn damage_in_a_log_is_told_and_refused() {
     place.sandbox.ztier(&[&place.up()[..], &["--accept-loss"]].concat()).ok();
     assert_eq!(place.connect().read(7 * BLOCK, 4096), content(7, 1));
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}
+
+/// A command on a terminal of its own; what is shown there.
+fn on_a_terminal(sandbox: &Sandbox, args: &[&str]) -> String {
+    let command = sandbox.command(args);
+    let line = [&[env!("CARGO_BIN_EXE_ztier")], args].concat().join(" ");
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    command.get_envs().for_each(|(key, value)| {
+        value.map(|value| script.env(key, value));
+    });
+    script.stdin(Stdio::null());
+    finish(script).ok()
+}
+
+#[test]
+fn opening_and_verifying_show_how_far_they_are_on_a_terminal_alone() {
+    let place = Place::new();
+    if Command::new("script").arg("--version").output().is_err() {
+        println!("skipped: no script, which makes terminals");
+        return;
+    }
+    drop(place.up_with_a_write());
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    // The daemon is another process and has no terminal.
+    let up = on_a_terminal(&place.sandbox, &place.up());
+    let (progress, result) = up.rsplit_once("\r\x1b[K").unwrap_or_else(|| panic!("{up:?}"));
+    assert!(progress.contains("\rvol: reading the log, segment 0 of at most "), "{up:?}");
+    assert!(result.contains("behind the log on"), "{up:?}");
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    let check = ["log", "check", &place.log];
+    let shown = on_a_terminal(&place.sandbox, &check);
+    let (progress, result) = shown.rsplit_once("\r\x1b[K").unwrap_or_else(|| panic!("{shown:?}"));
+    assert!(progress.contains("\rreading the log, segment 0 of"), "{shown:?}");
+    assert!(result.contains("log closed in order: 1 changes"), "{shown:?}");
+    assert_eq!(place.sandbox.ztier(&check).err, "");
 }
 
 /// Moments are told to the second, in UTC.

@@ -1,5 +1,6 @@
 //! `ztier up`: a volume from flags or its file, by a daemon of its own or in this process.
 
+use super::meter::Meter;
 use super::output;
 use crate::config::plan::{self, Address};
 use crate::config::size::{exact, human};
@@ -119,14 +120,17 @@ impl Up {
         if self.foreground {
             inherit_sockets(&mut plan, settings.socket.is_some());
         }
+        let meter = Meter::new();
+        let told = |what: &str| meter.show(&format_args!("{}: {what}", self.name));
         let after = |ready: &Ready| {
+            meter.end();
             self.print_ready(&plan, &chosen, ready)?;
             if self.save { self.save_settings(&settings, &paths) } else { Ok(()) }
         };
         if self.foreground {
-            daemon::run(plan.clone(), &paths, after)
+            daemon::run(plan.clone(), &paths, &told, after)
         } else {
-            after(&daemon::spawn(&plan, &paths)?)
+            after(&daemon::spawn(&plan, &paths, &told)?)
         }
     }
 
