@@ -403,6 +403,54 @@ fn a_drained_log_leaves_no_record_behind() {
 }
 
 #[test]
+fn flags_and_files_tune_a_log_from_the_beginning() {
+    let place = Place::new();
+    let flags = [
+        "--writeback",
+        "off",
+        "--writeback-threshold",
+        "70",
+        "--writeback-window",
+        "1M",
+        "--commit-interval",
+        "60000",
+    ];
+    let up = [&place.up()[..], &flags].concat();
+    let shown = place.sandbox.ztier(&[&up[..], &["--dry-run"]].concat()).ok();
+    assert!(shown.contains("switched off") && shown.contains("durable after 60000 ms"), "{shown}");
+    let plan = place.sandbox.ztier(&[&up[..], &["--dry-run", "--json"]].concat()).json();
+    let tuning = |plan: &serde_json::Value| {
+        let log = &plan["log"];
+        let number = |key: &str| log[key].as_u64().unwrap();
+        let numbers = ["writeback_threshold_percent", "writeback_window_bytes"].map(number);
+        (log["writeback"].as_bool().unwrap(), numbers, number("commit_interval_ms"))
+    };
+    let wanted = (false, [70, 1 << 20], 60_000);
+    assert_eq!(tuning(&plan["plan"]), wanted);
+    place.sandbox.ztier(&[&up[..], &["--save"]].concat()).ok();
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    let file = fs::read_to_string(place.sandbox.config_dir().join("vol.toml")).unwrap();
+    assert!(file.contains("writeback = false\n") && file.contains("commit-interval = 60000\n"));
+    place.sandbox.ztier(&["up", "vol"]).ok();
+    assert_eq!(tuning(&place.sandbox.status("vol")), wanted);
+    // Nobody flushes; without the file it would become durable after a second.
+    let mut disk = place.connect();
+    disk.write(0, &content(0, 1));
+    let partial = || place.log_of("vol")["chunks_partial"].as_u64().unwrap();
+    std::thread::sleep(Duration::from_millis(1600));
+    assert_eq!(partial(), 0);
+    place.sandbox.ztier(&["set", "vol", "commit-interval=20"]).ok();
+    support::sandbox::eventually("all is durable", || partial() > 0);
+    assert_eq!(place.log_of("vol")["windows"], 0, "writeback is off");
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    let day = [&place.up()[..], &["--commit-interval", "86400001"]].concat();
+    place.sandbox.ztier(&day).refused(2, &["more than a day", "0 to 86400000"]);
+    let odd = [&place.up()[..], &["--writeback", "maybe"]].concat();
+    place.sandbox.ztier(&odd).refused(2, &["possible values: on, off"]);
+}
+
+#[test]
 fn a_log_is_tuned_while_it_works_and_counts_what_it_does() {
     let place = Place::new();
     place.sandbox.ztier(&place.up()).ok();

@@ -128,7 +128,7 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
 }
 
 /// When and how much is written back.
-fn writeback(plan: &LogPlan) -> String {
+pub(super) fn writeback(plan: &LogPlan) -> String {
     let window = exact(plan.writeback_window_bytes);
     match (plan.writeback, plan.writeback_threshold_percent) {
         (true, percent) => format!("when idle, and from {percent} % on; windows from {window} on"),

@@ -7,6 +7,7 @@ use super::{log, notify, serve};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, machine, plan, size};
 use crate::control::{Handler, LogChange, Request, Server, Status, Version};
+use crate::durable;
 use crate::error::{Context, Error, Result};
 use crate::export::{Export, Leftover};
 use crate::stats::Stats;
@@ -226,7 +227,7 @@ fn open_log(
             enabled: log.writeback,
         },
         accept_loss: log.accept_loss,
-        ..volume::LogOptions::default()
+        log: durable::Options { idle_ms: log.commit_interval_ms, ..durable::Options::default() },
     };
     let opening = Opening::new(told);
     let volume::Opened { volume, abandoned } = pair.open(options, &|step| opening.at(step))?;
@@ -390,7 +391,9 @@ fn change_log(plan: &mut Plan, change: LogChange) -> Result<()> {
     log.writeback_threshold_percent = percent;
     let window = change.writeback_window_bytes.unwrap_or(log.writeback_window_bytes);
     log.writeback_window_bytes = window;
-    log.commit_interval_ms = change.commit_interval_ms.unwrap_or(log.commit_interval_ms);
+    let interval = change.commit_interval_ms.unwrap_or(log.commit_interval_ms);
+    plan::check_interval(interval)?;
+    log.commit_interval_ms = interval;
     Ok(())
 }
 
