@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use ztier::durable::{self, Step as At, format::data_at};
 use ztier::media::Drive;
+use ztier::stats::Latency;
 use ztier::tiers::Policy;
 use ztier::volume::{Channel, Device, IoError, LogOptions, LogVolume, Request};
 
@@ -229,6 +230,9 @@ fn flushes_of_several_threads_share_commits() {
     assert_eq!(stats.flushes, 60);
     // 15 commits of all four; in turns, one and then three, there would be 30.
     assert!(stats.drive_flushes <= 22, "{stats:?}");
+    let Latency { count, p50_ns, max_ns, .. } = stats.commits;
+    assert!(count >= 15 && count <= stats.drive_flushes, "{stats:?}");
+    assert!(p50_ns >= 40_000_000 && p50_ns <= max_ns, "{stats:?}");
     volume.close().unwrap();
 }
 

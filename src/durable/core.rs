@@ -211,6 +211,7 @@ impl Core {
             past_unix_s: self.past_s(),
             mixture_since_unix_s: self.sb.mixture_s,
             clean: self.is_clean(),
+            commits: self.commit.took.latency(),
             ..self.counts
         }
     }

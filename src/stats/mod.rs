@@ -196,6 +196,10 @@ pub struct LogStats {
     pub flushes: u64,
     /// Flushes of the log's drive.
     pub drive_flushes: u64,
+    /// Commits that flushes or synced writes waited for: from the close of their last chunk until
+    /// it is durable. The flush requests' own times have the wait for an earlier commit, too.
+    #[serde(default)]
+    pub commits: Latency,
     /// Actions of the log's drive that failed.
     pub errors: u64,
     /// Windows of writeback that ended well.
