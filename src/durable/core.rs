@@ -202,6 +202,7 @@ impl Core {
             blocks_dirty: self.map.len() as u64,
             index_bytes: self.map.memory() as u64,
             checkpoints: self.checkpoint.made,
+            since_checkpoint_bytes: self.checkpoint.grown(),
             failed: self.is_failed(),
             rescuing: self.is_rescuing(),
             through: self.is_through(),

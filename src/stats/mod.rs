@@ -156,6 +156,9 @@ pub struct LogStats {
     pub checkpoint_bytes: u64,
     /// Checkpoints made.
     pub checkpoints: u64,
+    /// Bytes of chunks closed since the last one began.
+    #[serde(default)]
+    pub since_checkpoint_bytes: u64,
     /// Chunks closed.
     pub chunks: u64,
     /// Of those, chunks closed with room for more, because somebody waited or nobody wrote
