@@ -4,6 +4,7 @@
 mod support {
     pub mod disk;
     pub mod nbd;
+    pub mod place;
     pub mod sandbox;
 }
 
@@ -13,69 +14,9 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 use support::disk::Disk;
+use support::place::{BLOCK, BLOCKS, Place, content};
 use support::sandbox::{Sandbox, finish};
 use ztier::durable::format::data_at;
-
-const BLOCK: u64 = 4096;
-const BLOCKS: u64 = 2048;
-
-/// Two files for drives.
-struct Place {
-    sandbox: Sandbox,
-    log: String,
-    backing: String,
-}
-
-impl Place {
-    fn new() -> Self {
-        let sandbox = Sandbox::new();
-        let file = |name: &str, size| {
-            let path = sandbox.path().join(name);
-            File::create(&path).unwrap().set_len(size).unwrap();
-            path.to_str().unwrap().to_owned()
-        };
-        let (log, backing) = (file("fast", 16 << 20), file("slow", BLOCKS * BLOCK));
-        Self { sandbox, log, backing }
-    }
-
-    /// Brings the volume up; its first block is written, and durable.
-    fn up_with_a_write(&self) -> Disk {
-        self.sandbox.ztier(&self.up()).ok();
-        let mut disk = self.connect();
-        disk.write(0, &content(0, 1));
-        disk.flush();
-        disk
-    }
-
-    fn up(&self) -> Vec<&str> {
-        let drives = ["--backing", &self.backing, "--log", &self.log];
-        [&["up", "vol", "--export", "nbd", "--segment", "64K"], &drives[..]].concat()
-    }
-
-    fn connect(&self) -> Disk {
-        Disk::open(&self.sandbox.run_dir().join("vol.nbd"), "vol")
-    }
-
-    fn log_of(&self, name: &str) -> serde_json::Value {
-        self.sandbox.status(name)["stats"]["log"].clone()
-    }
-}
-
-/// Bytes that say which block and which version they are, and do not shrink much.
-fn content(block: u64, version: u64) -> Vec<u8> {
-    let mut state = (block << 20 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes: Vec<u8> = (0..BLOCK as usize)
-        .map(|i| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            if i % 3 == 0 { 0 } else { state as u8 }
-        })
-        .collect();
-    bytes[..8].copy_from_slice(&block.to_le_bytes());
-    bytes[8..16].copy_from_slice(&version.to_le_bytes());
-    bytes
-}
 
 #[test]
 fn the_backing_store_is_the_volume_before_and_after() {
