@@ -245,8 +245,9 @@ fn fill_lane(volume: &Arc<LogVolume>, load: Load, n: u64, pace: &Mutex<Pace>) ->
     for i in 0u64.. {
         if i % count == 0 {
             interrupt::check()?;
-            let stats = volume.stats().log.unwrap_or_default();
-            if pace.lock().is_over(&stats) {
+            // Counted under the lock: what was counted earlier must not come later.
+            let mut pace = pace.lock();
+            if pace.is_over(&volume.stats().log.unwrap_or_default()) {
                 return Ok(());
             }
         }
