@@ -271,7 +271,9 @@ pub fn inspect_telling(
         damaged.extend(unfit.map(|data| (data.block, chunk)));
     }
     let report = Report { mended, known, checkpoint_lost: lost, ..walk.report() };
-    told(Step::Index { changes: report.entries });
+    if !payloads {
+        told(Step::Index { changes: report.entries });
+    }
     let Walk { chunks, segments, next, prev, .. } = walk;
     if lost || !report.missing.is_empty() {
         superblock.checkpoint = None;
