@@ -32,6 +32,11 @@ const PART: u64 = 64 << 20;
 /// No round begins after this, unless it was asked for.
 const TIME: Duration = Duration::from_secs(45);
 
+/// Bytes of a request in a round.
+fn request(round: u64) -> u64 {
+    if round % 5 == 4 { 32 << 10 } else { 4 << 10 }
+}
+
 /// How the volume is offered, and who makes writes durable.
 #[derive(Clone, Copy, Debug)]
 enum Way {
@@ -95,7 +100,7 @@ impl Place {
         fio.args(["--group_reporting", "--output-format=json", "--output=result"]);
         fio.arg(format!("--numjobs={JOBS}")).arg(format!("--randseed={}", 1000 + round));
         fio.arg(format!("--size={PART}")).arg(format!("--offset_increment={PART}"));
-        fio.arg(if round % 5 == 4 { "--bs=32k" } else { "--bs=4k" });
+        fio.arg(format!("--bs={}", request(round)));
         if way.fuse() {
             fio.args(["--ioengine=psync", "--direct=1"]);
             fio.arg(format!("--filename=/dev/ztier/{}", self.name));
@@ -125,7 +130,8 @@ impl Place {
         let mut fio = self.fio(way, round, &["--do_verify=0", "--verify_state_save=1"]);
         let mut fio = Guard(fio.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
         let asked = || self.sandbox.status(&self.name)["stats"]["log"]["asked_bytes"].as_u64();
-        eventually("fio writes", || asked() > Some(0));
+        // One request more than can be in flight: the first has been acknowledged.
+        eventually("fio writes", || asked() > Some(JOBS * request(round)));
         std::thread::sleep(Duration::from_millis(round * 79 % 300));
         self.sandbox.kill(&self.name);
         assert_ne!(wait(&mut fio.0), 0, "fio ended in peace");
