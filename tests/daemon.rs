@@ -143,6 +143,21 @@ fn the_service_manager_is_told() {
     assert_eq!(hear(), "STOPPING=1\n");
     assert_eq!(wait(&mut daemon.0), 0);
     assert_eq!(sandbox.files(), [""; 0]);
+    // A log may take its time.
+    let drive = |name: &str| {
+        let path = sandbox.path().join(name);
+        std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+        path.into_os_string().into_string().unwrap()
+    };
+    let (log, backing) = (drive("fast"), drive("slow"));
+    let up = ["up", "vol", "--export", "nbd", "--log", &log, "--backing", &backing];
+    let mut daemon = foreground(sandbox.command(&up).env("NOTIFY_SOCKET", &path));
+    let opening = hear();
+    assert!(opening.starts_with("STATUS=reading the log, segment 0 of at most "), "{opening}");
+    assert!(opening.ends_with("\nEXTEND_TIMEOUT_USEC=20000000\n"), "{opening}");
+    assert!(hear().starts_with("READY=1\n"));
+    signal(&daemon.0, Signal::TERM);
+    assert_eq!(wait(&mut daemon.0), 0);
 }
 
 #[test]

@@ -4,16 +4,19 @@
 //! Every command has a time limit, and what was mounted or attached goes also when a test fails.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-#[path = "support/shell.rs"]
-mod shell;
+mod support {
+    pub mod loops;
+    pub mod shell;
+}
 
-use shell::{missing, ok, run, text};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use support::loops::Loop;
+use support::shell::{missing, ok, run, text};
 use ztier::media::ring::Op;
 use ztier::media::{
     Access, Buffer, Drive, FileDrive, IdKind, Identity, Match, Ring, Signature, StableId,
@@ -42,30 +45,9 @@ fn file(path: &Path, size: u64) -> PathBuf {
     path.to_owned()
 }
 
-/// A loop device, detached when dropped.
-struct Loop(PathBuf);
-
 impl Loop {
-    fn on(file: &Path, args: &[&str]) -> Self {
-        let all = [args, &["--find", "--show", file.to_str().unwrap()]].concat();
-        Self(ok(60, "losetup", &all).trim().into())
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-
     fn open(&self) -> FileDrive {
         exclusive(&self.0)
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let out = run(20, "losetup", &["-d", self.path()]);
-        if !out.status.success() {
-            eprintln!("{} was left: {}", self.path(), text(&out));
-        }
     }
 }
 

@@ -1,80 +1,22 @@
 //! A volume with a log, as its users meet it: the commands, refusals, kills of the daemon.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
     pub mod disk;
     pub mod nbd;
+    pub mod place;
     pub mod sandbox;
 }
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 use support::disk::Disk;
-use support::sandbox::Sandbox;
+use support::place::{BLOCK, BLOCKS, Place, content};
+use support::sandbox::{Sandbox, finish};
 use ztier::durable::format::data_at;
-
-const BLOCK: u64 = 4096;
-const BLOCKS: u64 = 2048;
-
-/// Two files for drives.
-struct Place {
-    sandbox: Sandbox,
-    log: String,
-    backing: String,
-}
-
-impl Place {
-    fn new() -> Self {
-        let sandbox = Sandbox::new();
-        let file = |name: &str, size| {
-            let path = sandbox.path().join(name);
-            File::create(&path).unwrap().set_len(size).unwrap();
-            path.to_str().unwrap().to_owned()
-        };
-        let (log, backing) = (file("fast", 16 << 20), file("slow", BLOCKS * BLOCK));
-        Self { sandbox, log, backing }
-    }
-
-    /// Brings the volume up; its first block is written, and durable.
-    fn up_with_a_write(&self) -> Disk {
-        self.sandbox.ztier(&self.up()).ok();
-        let mut disk = self.connect();
-        disk.write(0, &content(0, 1));
-        disk.flush();
-        disk
-    }
-
-    fn up(&self) -> Vec<&str> {
-        let drives = ["--backing", &self.backing, "--log", &self.log];
-        [&["up", "vol", "--export", "nbd", "--segment", "64K"], &drives[..]].concat()
-    }
-
-    fn connect(&self) -> Disk {
-        Disk::open(&self.sandbox.run_dir().join("vol.nbd"), "vol")
-    }
-
-    fn log_of(&self, name: &str) -> serde_json::Value {
-        self.sandbox.status(name)["stats"]["log"].clone()
-    }
-}
-
-/// Bytes that say which block and which version they are, and do not shrink much.
-fn content(block: u64, version: u64) -> Vec<u8> {
-    let mut state = (block << 20 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes: Vec<u8> = (0..BLOCK as usize)
-        .map(|i| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            if i % 3 == 0 { 0 } else { state as u8 }
-        })
-        .collect();
-    bytes[..8].copy_from_slice(&block.to_le_bytes());
-    bytes[8..16].copy_from_slice(&version.to_le_bytes());
-    bytes
-}
 
 #[test]
 fn the_backing_store_is_the_volume_before_and_after() {
@@ -200,7 +142,7 @@ fn what_would_destroy_or_mix_data_is_refused() {
     up(&["--backing", backing, "--log", tiny.to_str().unwrap()]).refused(1, &["segments fit"]);
     assert!(fs::read(&place.log).unwrap().iter().all(|b| *b == 0), "nothing was written");
     // A file system on the log's drive.
-    let mkfs = std::process::Command::new("mkfs.ext4").args(["-q", "-F", log]).status();
+    let mkfs = Command::new("mkfs.ext4").args(["-q", "-F", log]).status();
     if mkfs.is_ok_and(|status| status.success()) {
         up(&["--backing", backing, "--log", log]).refused(1, &["holds ext4", "--wipe"]);
         up(&["--backing", backing, "--log", log, "--wipe"]).ok();
@@ -277,6 +219,42 @@ fn damage_in_a_log_is_told_and_refused() {
     place.sandbox.ztier(&[&place.up()[..], &["--accept-loss"]].concat()).ok();
     assert_eq!(place.connect().read(7 * BLOCK, 4096), content(7, 1));
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}
+
+/// A command on a terminal of its own; what is shown there.
+fn on_a_terminal(sandbox: &Sandbox, args: &[&str]) -> String {
+    let command = sandbox.command(args);
+    let line = [&[env!("CARGO_BIN_EXE_ztier")], args].concat().join(" ");
+    let mut script = Command::new("script");
+    script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    command.get_envs().for_each(|(key, value)| {
+        value.map(|value| script.env(key, value));
+    });
+    script.stdin(Stdio::null());
+    finish(script).ok()
+}
+
+#[test]
+fn opening_and_verifying_show_how_far_they_are_on_a_terminal_alone() {
+    let place = Place::new();
+    if Command::new("script").arg("--version").output().is_err() {
+        println!("skipped: no script, which makes terminals");
+        return;
+    }
+    drop(place.up_with_a_write());
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    // The daemon is another process and has no terminal.
+    let up = on_a_terminal(&place.sandbox, &place.up());
+    let (progress, result) = up.rsplit_once("\r\x1b[K").unwrap_or_else(|| panic!("{up:?}"));
+    assert!(progress.contains("\rvol: reading the log, segment 0 of at most "), "{up:?}");
+    assert!(result.contains("behind the log on"), "{up:?}");
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    let check = ["log", "check", &place.log];
+    let shown = on_a_terminal(&place.sandbox, &check);
+    let (progress, result) = shown.rsplit_once("\r\x1b[K").unwrap_or_else(|| panic!("{shown:?}"));
+    assert!(progress.contains("\rreading the log, segment 0 of"), "{shown:?}");
+    assert!(result.contains("log closed in order: 1 changes"), "{shown:?}");
+    assert_eq!(place.sandbox.ztier(&check).err, "");
 }
 
 /// Moments are told to the second, in UTC.
@@ -363,6 +341,54 @@ fn a_drained_log_leaves_no_record_behind() {
     place.sandbox.ztier(&place.up()).ok();
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
     assert_eq!(records(), 0);
+}
+
+#[test]
+fn flags_and_files_tune_a_log_from_the_beginning() {
+    let place = Place::new();
+    let flags = [
+        "--writeback",
+        "off",
+        "--writeback-threshold",
+        "70",
+        "--writeback-window",
+        "1M",
+        "--commit-interval",
+        "60000",
+    ];
+    let up = [&place.up()[..], &flags].concat();
+    let shown = place.sandbox.ztier(&[&up[..], &["--dry-run"]].concat()).ok();
+    assert!(shown.contains("switched off") && shown.contains("durable after 60000 ms"), "{shown}");
+    let plan = place.sandbox.ztier(&[&up[..], &["--dry-run", "--json"]].concat()).json();
+    let tuning = |plan: &serde_json::Value| {
+        let log = &plan["log"];
+        let number = |key: &str| log[key].as_u64().unwrap();
+        let numbers = ["writeback_threshold_percent", "writeback_window_bytes"].map(number);
+        (log["writeback"].as_bool().unwrap(), numbers, number("commit_interval_ms"))
+    };
+    let wanted = (false, [70, 1 << 20], 60_000);
+    assert_eq!(tuning(&plan["plan"]), wanted);
+    place.sandbox.ztier(&[&up[..], &["--save"]].concat()).ok();
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    let file = fs::read_to_string(place.sandbox.config_dir().join("vol.toml")).unwrap();
+    assert!(file.contains("writeback = false\n") && file.contains("commit-interval = 60000\n"));
+    place.sandbox.ztier(&["up", "vol"]).ok();
+    assert_eq!(tuning(&place.sandbox.status("vol")), wanted);
+    // Nobody flushes; without the file it would become durable after a second.
+    let mut disk = place.connect();
+    disk.write(0, &content(0, 1));
+    let partial = || place.log_of("vol")["chunks_partial"].as_u64().unwrap();
+    std::thread::sleep(Duration::from_millis(1600));
+    assert_eq!(partial(), 0);
+    place.sandbox.ztier(&["set", "vol", "commit-interval=20"]).ok();
+    support::sandbox::eventually("all is durable", || partial() > 0);
+    assert_eq!(place.log_of("vol")["windows"], 0, "writeback is off");
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    let day = [&place.up()[..], &["--commit-interval", "86400001"]].concat();
+    place.sandbox.ztier(&day).refused(2, &["more than a day", "0 to 86400000"]);
+    let odd = [&place.up()[..], &["--writeback", "maybe"]].concat();
+    place.sandbox.ztier(&odd).refused(2, &["possible values: on, off"]);
 }
 
 #[test]

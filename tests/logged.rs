@@ -11,8 +11,9 @@ use ram_drive::RamDrive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use ztier::durable::{self, format::data_at};
+use ztier::durable::{self, Step as At, format::data_at};
 use ztier::media::Drive;
+use ztier::stats::Latency;
 use ztier::tiers::Policy;
 use ztier::volume::{Channel, Device, IoError, LogOptions, LogVolume, Request};
 
@@ -229,6 +230,9 @@ fn flushes_of_several_threads_share_commits() {
     assert_eq!(stats.flushes, 60);
     // 15 commits of all four; in turns, one and then three, there would be 30.
     assert!(stats.drive_flushes <= 22, "{stats:?}");
+    let Latency { count, p50_ns, max_ns, .. } = stats.commits;
+    assert!(count >= 15 && count <= stats.drive_flushes, "{stats:?}");
+    assert!(p50_ns >= 40_000_000 && p50_ns <= max_ns, "{stats:?}");
     volume.close().unwrap();
 }
 
@@ -496,6 +500,48 @@ fn logs_that_cannot_be_opened_say_why() {
     let refused = durable::format(&log, [1; 16], [0; 64], BLOCKS, 48 << 10).unwrap_err();
     assert!(refused.to_string().contains("power of two"), "{refused}");
     assert!(small.size() > 0);
+}
+
+#[test]
+fn opening_says_how_far_it_is() {
+    let mut pair = Pair::new(8 << 20);
+    let volume = pair.open();
+    let mut channel = Arc::clone(&volume).channel();
+    for block in 0..300 {
+        write(&mut *channel, block * BLOCK, &bytes(block, 4096)).unwrap();
+    }
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    drop(channel);
+    volume.close().unwrap();
+    let steps = std::cell::RefCell::new(Vec::new());
+    let told = |step| steps.borrow_mut().push(step);
+    let found = durable::inspect_telling(&*pair.log, false, true, &told).unwrap();
+    let (mut chain, mut records) = (Vec::new(), Vec::new());
+    for step in steps.take() {
+        match step {
+            At::Chain { done, most } => {
+                assert!(done <= most && most <= found.superblock.segments);
+                chain.push(done);
+            }
+            At::Records { done, of } => {
+                assert_eq!(of, found.report.chunks);
+                records.push(done);
+            }
+            At::Index { .. } | At::Checkpoint { .. } => panic!("there is none"),
+        }
+    }
+    let last = found.chunks.last().unwrap().0.segment - found.chunks[0].0.segment;
+    assert!(last > 3 && chain.is_sorted() && chain.first() == Some(&0), "{chain:?}");
+    assert_eq!(chain.last(), Some(&last));
+    assert_eq!(records, (0..found.report.chunks).collect::<Vec<_>>());
+    durable::inspect_telling(&*pair.log, false, false, &told).unwrap();
+    let changes = found.report.entries;
+    assert_eq!(steps.take().last(), Some(&At::Index { changes }));
+    let image =
+        std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v1-checkpoint.img"));
+    pair.log.write(0, &image.unwrap()).unwrap();
+    durable::inspect_telling(&*pair.log, false, false, &told).unwrap();
+    assert!(matches!(steps.take()[0], At::Checkpoint { done: 0, of } if of > 0));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `ztier log`: make a log, check one, or list what is in it.
 
+use super::meter::Meter;
 use super::output;
 use crate::config::plan::DEFAULT_SEGMENT;
 use crate::config::size::human;
@@ -109,7 +110,10 @@ impl Format {
 
 fn look(path: &Path, payloads: bool) -> Result<Inspection> {
     let drive = FileDrive::open(path, Access::Still)?;
-    durable::inspect(&drive as &dyn Drive, true, payloads).map_err(|e| cannot_use(path, &e))
+    let meter = Meter::new();
+    let told = |step| meter.show(&step);
+    durable::inspect_telling(&drive as &dyn Drive, true, payloads, &told)
+        .map_err(|e| cannot_use(path, &e))
 }
 
 impl Check {

@@ -9,6 +9,7 @@ mod drain;
 mod estimate;
 mod list;
 mod log;
+mod meter;
 mod output;
 mod pages;
 mod sampler;

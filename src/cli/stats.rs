@@ -114,6 +114,7 @@ fn table(stats: &stats::Stats) -> String {
 
 fn log(log: &stats::LogStats) -> String {
     let count = |n: u64| n.to_string();
+    let micros = |ns: u64| format!("{:.1}", ns as f64 / 1000.0);
     let (used, segments) = (log.segments_used, log.segments);
     let cursors = (log.segment_tail, log.segment_durable, log.segment_newest);
     "\n".to_owned()
@@ -137,6 +138,9 @@ fn log(log: &stats::LogStats) -> String {
             ("  closed with room left", count(log.chunks_partial)),
             ("flushes", count(log.flushes)),
             ("  of the log's drive", count(log.drive_flushes)),
+            ("commits, µs: p50", micros(log.commits.p50_ns)),
+            ("  p99", micros(log.commits.p99_ns)),
+            ("  max", micros(log.commits.max_ns)),
             ("windows", count(log.windows)),
             ("  failed", count(log.windows_failed)),
             ("    to read the log", count(log.windows_unread)),

@@ -118,7 +118,7 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("backing alone", alone(log)),
         ("log written", format!("{}{written}", human(log.written_bytes))),
         ("writeback", writeback(plan)),
-        ("commits", format!("{} for {} flushes", log.drive_flushes, log.flushes)),
+        ("commits", commits(log)),
         ("index", human(log.index_bytes)),
         ("errors", health),
         ("lost blocks", lost(&status.stats)),
@@ -128,12 +128,22 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
 }
 
 /// When and how much is written back.
-fn writeback(plan: &LogPlan) -> String {
+pub(super) fn writeback(plan: &LogPlan) -> String {
     let window = exact(plan.writeback_window_bytes);
     match (plan.writeback, plan.writeback_threshold_percent) {
         (true, percent) => format!("when idle, and from {percent} % on; windows from {window} on"),
         (false, _) => "switched off, until the log is nearly full or drained".into(),
     }
+}
+
+/// How many flushes a commit serves, and how long it takes.
+fn commits(log: &LogStats) -> String {
+    let text = format!("{} for {} flushes", log.drive_flushes, log.flushes);
+    if log.commits.count == 0 {
+        return text;
+    }
+    let ms = |ns: u64| format!("{:.2} ms", ns as f64 / 1e6);
+    format!("{text}; 50 % take {}, 99 % {}", ms(log.commits.p50_ns), ms(log.commits.p99_ns))
 }
 
 /// What the backing store would be without the log.

@@ -1,6 +1,7 @@
 //! `ztier up`: a volume from flags or its file, by a daemon of its own or in this process.
 
-use super::output;
+use super::meter::Meter;
+use super::{output, status};
 use crate::config::plan::{self, Address};
 use crate::config::size::{exact, human};
 use crate::config::{Amount, Choice, Paths, Plan, Settings, machine, name};
@@ -34,6 +35,10 @@ pub struct Up {
     /// With a log: acknowledge each write when it is durable
     #[arg(long)]
     sync: bool,
+    /// With a log: whether writeback runs by itself; off: only when it is drained or nearly full
+    /// [default: on]
+    #[arg(long, value_parser = switch())]
+    writeback: Option<bool>,
     /// With a log: percent of it that may fill before writeback runs beside foreground work
     /// [default: 50]
     #[arg(long, value_name = "PERCENT")]
@@ -42,6 +47,10 @@ pub struct Up {
     /// [default: 64M]
     #[arg(long, value_name = "BYTES")]
     writeback_window: Option<Amount>,
+    /// With a log: milliseconds without a change after which what is in memory is made durable
+    /// [default: 1000]
+    #[arg(long, value_name = "MILLISECONDS")]
+    commit_interval: Option<u64>,
     /// With a log: overwrite what is on its drive, unless that is a log with data
     #[arg(long)]
     wipe: bool,
@@ -100,6 +109,11 @@ fn word<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     PossibleValuesParser::new(words).try_map(|word| serde_json::from_value::<T>(word.into()))
 }
 
+/// A parser of `on` and `off`.
+fn switch() -> impl TypedValueParser<Value = bool> {
+    PossibleValuesParser::new(["on", "off"]).map(|word| word == "on")
+}
+
 impl Up {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
@@ -119,14 +133,17 @@ impl Up {
         if self.foreground {
             inherit_sockets(&mut plan, settings.socket.is_some());
         }
+        let meter = Meter::new();
+        let told = |what: &str| meter.show(&format_args!("{}: {what}", self.name));
         let after = |ready: &Ready| {
+            meter.end();
             self.print_ready(&plan, &chosen, ready)?;
             if self.save { self.save_settings(&settings, &paths) } else { Ok(()) }
         };
         if self.foreground {
-            daemon::run(plan.clone(), &paths, after)
+            daemon::run(plan.clone(), &paths, &told, after)
         } else {
-            after(&daemon::spawn(&plan, &paths)?)
+            after(&daemon::spawn(&plan, &paths, &told)?)
         }
     }
 
@@ -151,8 +168,10 @@ impl Up {
             backing: self.backing.clone(),
             log: self.log.clone(),
             sync: self.sync.then_some(true),
+            writeback: self.writeback,
             writeback_threshold: self.writeback_threshold,
             writeback_window: self.writeback_window,
+            commit_interval: self.commit_interval,
             ram_limit: self.ram_limit,
             algorithm: self.algorithm,
             segment: self.segment,
@@ -270,26 +289,33 @@ impl Up {
             ),
             Some(_) => "what is not durable yet, and 24 bytes a block in the log".into(),
         };
-        let algorithm = match plan.algorithm {
-            Algorithm::Lz4 => "lz4",
-            Algorithm::Zstd => "zstd",
-            Algorithm::None => "none",
-        };
-        output::print(&output::pairs(&[
+        let writeback = plan.log.as_ref().map(|log| {
+            let idle = log.commit_interval_ms;
+            format!("{}; idle data is durable after {idle} ms", status::writeback(log))
+        });
+        let mut rows = vec![
             ("volume", plan.name.clone()),
             ("role", role.into()),
             ("size", format!("{} ({} bytes)", human(plan.size_bytes), plan.size_bytes)),
             ("memory", memory),
-            (
-                "compression",
-                format!("{algorithm}, segments of {}", exact(plan.segment_bytes.into())),
-            ),
+            ("compression", compression(plan)),
             ("export", format!("{} ({})", plan.export.kind(), chosen.why)),
             ("would make", makes.join(", ")),
             ("would overwrite", overwrites),
             ("durable", durable.into()),
-        ]))
+        ];
+        rows.extend(writeback.map(|text| ("writeback", text)));
+        output::print(&output::pairs(&rows))
     }
+}
+
+fn compression(plan: &Plan) -> String {
+    let algorithm = match plan.algorithm {
+        Algorithm::Lz4 => "lz4",
+        Algorithm::Zstd => "zstd",
+        Algorithm::None => "none",
+    };
+    format!("{algorithm}, segments of {}", exact(plan.segment_bytes.into()))
 }
 
 /// Under a service manager that hands sockets over, those are served instead of the default one.

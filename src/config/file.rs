@@ -28,12 +28,18 @@ pub struct Settings {
     /// Acknowledge writes when they are durable in the log.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync: Option<bool>,
+    /// Writeback runs by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub writeback: Option<bool>,
     /// Percent of the log that may fill before writeback runs beside foreground work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub writeback_threshold: Option<u64>,
     /// Bytes that one pass of writeback takes from a log that is nearly empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub writeback_window: Option<Amount>,
+    /// Milliseconds without a change after which what is in memory is made durable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit_interval: Option<u64>,
     /// Limit on all memory of the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ram_limit: Option<Amount>,
@@ -58,13 +64,15 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 13] = [
+pub const KEYS: [&str; 15] = [
     "size",
     "backing",
     "log",
     "sync",
+    "writeback",
     "writeback-threshold",
     "writeback-window",
+    "commit-interval",
     "ram-limit",
     "algorithm",
     "segment",
@@ -151,8 +159,10 @@ impl Settings {
             backing: self.backing.or(base.backing),
             log: self.log.or(base.log),
             sync: self.sync.or(base.sync),
+            writeback: self.writeback.or(base.writeback),
             writeback_threshold: self.writeback_threshold.or(base.writeback_threshold),
             writeback_window: self.writeback_window.or(base.writeback_window),
+            commit_interval: self.commit_interval.or(base.commit_interval),
             ram_limit: self.ram_limit.or(base.ram_limit),
             algorithm: self.algorithm.or(base.algorithm),
             segment: self.segment.or(base.segment),
@@ -193,8 +203,10 @@ mod tests {
             backing: Some("/dev/slow".into()),
             log: Some("/dev/fast".into()),
             sync: Some(true),
+            writeback: Some(false),
             writeback_threshold: Some(70),
             writeback_window: Some(Amount::Bytes(64 << 20)),
+            commit_interval: Some(20),
             ram_limit: Some(Amount::Percent(12.5)),
             algorithm: Some(Algorithm::Zstd),
             segment: Some(Amount::Bytes(64 << 10)),

@@ -24,6 +24,8 @@ pub const LARGEST_SEGMENT: u32 = 16 << 20;
 pub const DEFAULT_SEGMENT: u32 = 1 << 20;
 /// The most threads that serve one volume.
 pub const MOST_THREADS: u32 = 256;
+/// The longest time until idle data is made durable, in milliseconds: a day.
+const LONGEST_INTERVAL_MS: u64 = 86_400_000;
 /// The longest path of a Unix socket, in bytes.
 const LONGEST_SOCKET: usize = 107;
 
@@ -224,6 +226,8 @@ impl Plan {
         }
         let percent = settings.writeback_threshold.unwrap_or(50);
         check_threshold(percent)?;
+        let commit_interval_ms = settings.commit_interval.unwrap_or(one_second());
+        check_interval(commit_interval_ms)?;
         let window = match settings.writeback_window {
             Some(super::Amount::Percent(_)) => {
                 return Err(Error::usage("writeback-window is a number of bytes, like 64M"));
@@ -256,8 +260,8 @@ impl Plan {
                 sync: settings.sync.unwrap_or(false),
                 writeback_threshold_percent: percent,
                 writeback_window_bytes: window,
-                writeback: true,
-                commit_interval_ms: one_second(),
+                writeback: settings.writeback.unwrap_or(on()),
+                commit_interval_ms,
                 wipe: false,
                 moved: false,
                 accept_loss: false,
@@ -285,6 +289,18 @@ pub fn check_threshold(percent: u64) -> Result<()> {
     }
     Err(Error::usage(format!("writeback-threshold {percent} is more than 100 percent"))
         .mend("give 0 to 100"))
+}
+
+/// Checks an interval of commits.
+///
+/// # Errors
+/// When it is more than a day.
+pub fn check_interval(ms: u64) -> Result<()> {
+    if ms <= LONGEST_INTERVAL_MS {
+        return Ok(());
+    }
+    Err(Error::usage(format!("commit-interval {ms} is more than a day"))
+        .mend(format!("give milliseconds, 0 to {LONGEST_INTERVAL_MS}")))
 }
 
 fn absolute(path: &std::path::Path) -> Result<PathBuf> {

@@ -8,6 +8,8 @@ mod protocol;
 mod server;
 
 pub use client::Client;
-pub(crate) use protocol::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive, send};
+pub(crate) use protocol::{
+    Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive, receive_next, send,
+};
 pub use protocol::{LogChange, Request, Status, VERSION, Version};
 pub use server::{Handler, Server};

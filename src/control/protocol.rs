@@ -157,28 +157,37 @@ pub(crate) fn receive<T: DeserializeOwned>(
     longest: usize,
     deadline: Instant,
 ) -> Result<T> {
-    let mut line = Vec::new();
+    receive_next(stream, &mut Vec::new(), longest, deadline)
+}
+
+/// The same where further lines may follow: what came of them is kept in `rest` for the next call.
+pub(crate) fn receive_next<T: DeserializeOwned>(
+    stream: &mut UnixStream,
+    rest: &mut Vec<u8>,
+    longest: usize,
+    deadline: Instant,
+) -> Result<T> {
+    let mut seen = 0;
     let mut chunk = [0; 4096];
     let end = loop {
+        if let Some(at) = rest[seen..].iter().position(|byte| *byte == b'\n') {
+            break seen + at;
+        }
+        seen = rest.len();
+        if seen > longest {
+            return Err(Error::failure(format!(
+                "a control message is longer than {longest} bytes"
+            )));
+        }
         stream.set_read_timeout(Some(left(deadline)?)).context("control socket")?;
         match stream.read(&mut chunk) {
             Ok(0) => return Err(Error::failure("the control socket closed before a whole line")),
-            Ok(n) => {
-                let from = line.len();
-                line.extend_from_slice(&chunk[..n]);
-                if let Some(at) = line[from..].iter().position(|byte| *byte == b'\n') {
-                    break from + at;
-                }
-                if line.len() > longest {
-                    return Err(Error::failure(format!(
-                        "a control message is longer than {longest} bytes"
-                    )));
-                }
-            }
+            Ok(n) => rest.extend_from_slice(&chunk[..n]),
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
             Err(e) => return Err(patience(e)),
         }
     };
+    let line: Vec<u8> = rest.drain(..=end).collect();
     let envelope: Envelope<serde_json::Value> =
         serde_json::from_slice(&line[..end]).context("a control message is not understood")?;
     if envelope.v != VERSION {

@@ -7,6 +7,7 @@
 
 mod log;
 mod notify;
+mod opening;
 mod running;
 mod serve;
 mod signals;

@@ -1,11 +1,13 @@
 //! The daemon itself, from the lock to the last file removed.
 
+use super::opening::Opening;
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
 use super::{log, notify, serve};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, machine, plan, size};
 use crate::control::{Handler, LogChange, Request, Server, Status, Version};
+use crate::durable;
 use crate::error::{Context, Error, Result};
 use crate::export::{Export, Leftover};
 use crate::stats::Stats;
@@ -50,11 +52,17 @@ struct Running {
 }
 
 /// Runs a daemon in this process until it is told to end. `ready` hears what users may know once
-/// the device is usable; if that fails, the daemon ends (nobody would know that it runs).
+/// the device is usable; if that fails, the daemon ends (nobody would know that it runs). `told`
+/// hears now and then how far a volume is that takes its time.
 ///
 /// # Errors
 /// Whatever kept the volume from coming up; then nothing is left behind. Later trouble is logged.
-pub fn run(plan: Plan, paths: &Paths, ready: impl FnOnce(&Ready) -> Result<()>) -> Result<()> {
+pub fn run(
+    plan: Plan,
+    paths: &Paths,
+    told: &dyn Fn(&str),
+    ready: impl FnOnce(&Ready) -> Result<()>,
+) -> Result<()> {
     serve::prepare(&plan);
     paths.prepare()?;
     let files = paths.volume(&plan.name);
@@ -65,7 +73,7 @@ pub fn run(plan: Plan, paths: &Paths, ready: impl FnOnce(&Ready) -> Result<()>) 
     signals::watch(events.clone())?;
     let removed = clean_before(&files)?;
     let name = plan.name.clone();
-    let (running, control, notes) = match bring_up(plan, paths, &files, events) {
+    let (running, control, notes) = match bring_up(plan, paths, &files, events, told) {
         Ok(up) => up,
         Err(e) => {
             // The error to tell is the first; whatever can't be removed stays in the state file.
@@ -123,8 +131,9 @@ fn bring_up(
     paths: &Paths,
     files: &VolumeFiles,
     events: Sender<Event>,
+    told: &dyn Fn(&str),
 ) -> Result<(Arc<Running>, Server, Vec<String>)> {
-    let (volume, notes) = create(&plan, paths)?;
+    let (volume, notes) = create(&plan, paths, told)?;
     let control = Leftover::Socket(files.control.clone());
     let with_control = |mut leftovers: Vec<Leftover>| {
         leftovers.push(control.clone());
@@ -164,9 +173,13 @@ fn bring_up(
 }
 
 /// Makes the volume, with what is to be said of it.
-fn create(plan: &Plan, paths: &Paths) -> Result<(Arc<dyn Serving>, Vec<String>)> {
+fn create(
+    plan: &Plan,
+    paths: &Paths,
+    told: &dyn Fn(&str),
+) -> Result<(Arc<dyn Serving>, Vec<String>)> {
     if let Some(log) = &plan.log {
-        return open_log(plan, log, paths);
+        return open_log(plan, log, paths, told);
     }
     let mut options = volume::Options {
         size: plan.size_bytes,
@@ -193,6 +206,7 @@ fn open_log(
     plan: &Plan,
     log: &plan::LogPlan,
     paths: &Paths,
+    told: &dyn Fn(&str),
 ) -> Result<(Arc<dyn Serving>, Vec<String>)> {
     let pair = volume::Pair {
         log: log.log.clone(),
@@ -213,9 +227,10 @@ fn open_log(
             enabled: log.writeback,
         },
         accept_loss: log.accept_loss,
-        ..volume::LogOptions::default()
+        log: durable::Options { idle_ms: log.commit_interval_ms, ..durable::Options::default() },
     };
-    let volume::Opened { volume, abandoned } = pair.open(options)?;
+    let opening = Opening::new(told);
+    let volume::Opened { volume, abandoned } = pair.open(options, &|step| opening.at(step))?;
     log::line(&volume.report().to_string());
     if let Some(text) = &abandoned {
         log::line(text);
@@ -376,7 +391,9 @@ fn change_log(plan: &mut Plan, change: LogChange) -> Result<()> {
     log.writeback_threshold_percent = percent;
     let window = change.writeback_window_bytes.unwrap_or(log.writeback_window_bytes);
     log.writeback_window_bytes = window;
-    log.commit_interval_ms = change.commit_interval_ms.unwrap_or(log.commit_interval_ms);
+    let interval = change.commit_interval_ms.unwrap_or(log.commit_interval_ms);
+    plan::check_interval(interval)?;
+    log.commit_interval_ms = interval;
     Ok(())
 }
 

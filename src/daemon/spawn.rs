@@ -1,14 +1,17 @@
 //! A daemon of its own: this program again, detached from the terminal, with one line of readiness.
 //!
-//! The plan goes to the child, and the answer comes back, over one socket pair that is the child's
-//! standard input, as the messages of the control protocol.
+//! The plan goes to the child, and how far it is and its answer come back, over one socket pair
+//! that is the child's standard input, as messages like those of the control protocol.
 
 use super::running::{Ready, run};
 use super::state::{self, Lock};
 use crate::config::{Paths, Plan};
-use crate::control::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, VERSION, receive, send};
+use crate::control::{
+    Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, VERSION, receive, receive_next, send,
+};
 use crate::error::{Context, Error, Result};
 use rustix::process::{Pid, Signal, kill_process};
+use std::cell::RefCell;
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -17,16 +20,17 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a daemon may take until its device is usable.
+/// How long a daemon may take until its device is usable, or it says how far it is.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a daemon that is late may take to end.
 const PATIENCE_TO_END: Duration = Duration::from_secs(5);
 
-/// Starts a detached daemon for `plan` and waits until its device is usable.
+/// Starts a detached daemon for `plan` and waits until its device is usable; `told` hears how far
+/// it is.
 ///
 /// # Errors The daemon's own error; or that it died or was too late, and then it is ended and
 /// cleaned up after.
-pub fn spawn(plan: &Plan, paths: &Paths) -> Result<Ready> {
+pub fn spawn(plan: &Plan, paths: &Paths, told: &dyn Fn(&str)) -> Result<Ready> {
     paths.prepare()?;
     let what = || format!("cannot start the daemon of volume `{}`", plan.name);
     let deadline = Instant::now() + PATIENCE;
@@ -43,7 +47,7 @@ pub fn spawn(plan: &Plan, paths: &Paths) -> Result<Ready> {
     // The Command, and with it our copy of the child's end, is gone: if the child dies, reading
     // ends.
     let answer = send(&mut ours, &Envelope { v: VERSION, body: Order { plan, paths } }, deadline)
-        .and_then(|()| receive::<Reply>(&mut ours, LONGEST_REPLY, deadline));
+        .and_then(|()| listen(&mut ours, told, PATIENCE));
     match answer {
         Ok(reply) => match reply.into_result() {
             Ok(ready) => serde_json::from_value(ready).context(what()),
@@ -74,6 +78,27 @@ struct Ordered {
     paths: Paths,
 }
 
+/// What the child tells the parent.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Word {
+    /// How far it is.
+    Progress(String),
+    /// That it is up, or why not; the last word.
+    Done(Reply),
+}
+
+/// Waits for the child's last word, at most `patience` from one word to the next.
+fn listen(ours: &mut UnixStream, told: &dyn Fn(&str), patience: Duration) -> Result<Reply> {
+    let mut rest = Vec::new();
+    loop {
+        match receive_next(ours, &mut rest, LONGEST_REPLY, Instant::now() + patience)? {
+            Word::Progress(text) => told(&text),
+            Word::Done(reply) => return Ok(reply),
+        }
+    }
+}
+
 trait Arg0 {
     fn arg0_of(&mut self, name: &str) -> &mut Self;
 }
@@ -98,18 +123,22 @@ pub fn detached_main() -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let Ordered { plan, paths } = receive(&mut parent, LONGEST_REQUEST, deadline)
         .map_err(|e| e.mend("`ztier daemon` is started by `ztier up` alone"))?;
+    let parent = RefCell::new(parent);
+    let tell = |word| {
+        let message = Envelope { v: VERSION, body: word };
+        send(&mut parent.borrow_mut(), &message, Instant::now() + PATIENCE)
+    };
+    let done = |result| tell(Word::Done(Reply::of(result)));
+    let progress = |text: &str| {
+        // Whether anybody is still there matters when the device is usable.
+        let _ = tell(Word::Progress(text.to_owned()));
+    };
     let mut told = false;
-    let ran = run(plan, &paths, |ready| {
+    let ran = run(plan, &paths, &progress, |ready| {
         told = true;
-        let ready = serde_json::to_value(ready).context("cannot encode readiness")?;
-        tell(&mut parent, Ok(ready))
+        done(Ok(serde_json::to_value(ready).context("cannot encode readiness")?))
     });
-    if told { ran } else { ran.or_else(|e| tell(&mut parent, Err(e))) }
-}
-
-fn tell(parent: &mut UnixStream, result: Result<serde_json::Value>) -> Result<()> {
-    let message = Envelope { v: VERSION, body: Reply::of(result) };
-    send(parent, &message, Instant::now() + PATIENCE)
+    if told { ran } else { ran.or_else(|e| done(Err(e))) }
 }
 
 fn open_log(path: &Path) -> Result<std::fs::File> {
@@ -192,6 +221,35 @@ mod tests {
         assert!(error.contains("memory is full") && error.contains("--foreground"), "{error}");
         assert!(!left.exists());
         assert_eq!(std::fs::read_dir(&paths.run).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn who_says_how_far_it_is_may_take_longer() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let patience = Duration::from_secs(1);
+        let child = std::thread::spawn(move || {
+            let mut tell = |word| {
+                let message = Envelope { v: VERSION, body: word };
+                send(&mut theirs, &message, Instant::now() + patience).unwrap();
+            };
+            for i in 0..6 {
+                // Two at once: the second must not be lost with the first.
+                tell(Word::Progress(format!("{i}")));
+                tell(Word::Progress("and more".into()));
+                std::thread::sleep(patience / 4);
+            }
+            tell(Word::Done(Reply::of(Ok("up".into()))));
+            theirs
+        });
+        let heard = RefCell::new(Vec::new());
+        let told = |text: &str| heard.borrow_mut().push(text.to_owned());
+        let answer = listen(&mut ours, &told, patience).unwrap().into_result();
+        assert_eq!(answer.unwrap(), "up");
+        let all: Vec<String> = (0..6).flat_map(|i| [format!("{i}"), "and more".into()]).collect();
+        assert_eq!(*heard.borrow(), all);
+        let silent = listen(&mut ours, &told, patience / 4).err().unwrap();
+        assert!(silent.to_string().contains("in time"), "{silent}");
+        child.join().unwrap();
     }
 
     #[test]

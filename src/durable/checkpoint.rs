@@ -99,6 +99,11 @@ impl Checkpoint {
         self.entries[0] += entries;
     }
 
+    /// Bytes of chunks since the last one began.
+    pub(super) fn grown(&self) -> u64 {
+        self.grown[0]
+    }
+
     /// A checkpoint was loaded whose whole copy began so many bytes before its end.
     pub(super) fn loaded(&mut self, bytes: u64) {
         self.grown[1] += bytes;

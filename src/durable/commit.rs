@@ -17,8 +17,10 @@ use super::core::{Core, Refused, Segment};
 use super::format::{EPOCHS_MAX, Epoch, Header, LOST_MAX};
 use super::planted::{self, Bug, mark};
 use super::window::After;
+use crate::stats::histogram::Histogram;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Writes of chunks that are in flight at once.
 const DEPTH: usize = 32;
@@ -91,8 +93,10 @@ pub(super) struct Commit {
     issued: u64,
     /// Chunks from `durable` on: whether each is written.
     written: VecDeque<bool>,
-    /// What flushes wait for, ascending, and how many do.
-    wanted: VecDeque<(u64, u32)>,
+    /// What flushes wait for, ascending, how many do, and since when the first.
+    wanted: VecDeque<(u64, u32, u64)>,
+    /// How long that took.
+    pub(super) took: Histogram,
     /// The open chunk is closed when the commit at work has ended, and those are back that it
     /// served.
     seal_next: bool,
@@ -126,6 +130,7 @@ impl Commit {
             issued: next_chunk,
             written: VecDeque::new(),
             wanted: VecDeque::new(),
+            took: Histogram::default(),
             seal_next: false,
             joined: 0,
             expected: 0,
@@ -190,8 +195,8 @@ impl Commit {
     fn want_for(&mut self, target: u64, flushes: u32) {
         match self.wanted.back_mut() {
             _ if target <= self.durable => {}
-            Some((last, count)) if *last >= target => *count += flushes,
-            _ => self.wanted.push_back((target, flushes)),
+            Some((last, count, _)) if *last >= target => *count += flushes,
+            _ => self.wanted.push_back((target, flushes, self.now_us)),
         }
     }
 
@@ -363,7 +368,7 @@ impl Core {
         if planted::on(Bug::FlushBeforeWritten) {
             covers = self.commit.issued;
         }
-        let mut wanted = self.commit.wanted.front().is_some_and(|&(target, _)| target <= covers);
+        let mut wanted = self.commit.wanted.front().is_some_and(|&(target, ..)| target <= covers);
         if self.is_failed() {
             // A flush for a superblock makes no chunk durable that was written before the failure.
             (covers, wanted) = (self.commit.durable, false);
@@ -436,11 +441,15 @@ impl Core {
         }
         self.commit.issued = self.commit.issued.max(self.commit.durable);
         let mut served = 0;
-        while let Some(&(target, flushes)) = self.commit.wanted.front()
+        while let Some(&(target, flushes, since_us)) = self.commit.wanted.front()
             && target <= self.commit.durable
         {
             served += flushes;
             self.commit.wanted.pop_front();
+            if flushes > 0 {
+                let us = self.commit.now_us.saturating_sub(since_us);
+                self.commit.took.record(Duration::from_micros(us));
+            }
         }
         self.gather(served);
     }

@@ -202,6 +202,7 @@ impl Core {
             blocks_dirty: self.map.len() as u64,
             index_bytes: self.map.memory() as u64,
             checkpoints: self.checkpoint.made,
+            since_checkpoint_bytes: self.checkpoint.grown(),
             failed: self.is_failed(),
             rescuing: self.is_rescuing(),
             through: self.is_through(),
@@ -211,6 +212,7 @@ impl Core {
             past_unix_s: self.past_s(),
             mixture_since_unix_s: self.sb.mixture_s,
             clean: self.is_clean(),
+            commits: self.commit.took.latency(),
             ..self.counts
         }
     }

@@ -10,6 +10,7 @@ use super::holes::{Hole, Holes};
 use super::map::{Map, Packed, Pages};
 use super::planted::{self, Bug, mark};
 use super::sheet::{Content, Front, ITEM, chain, check_of, get8};
+use super::step::Step;
 use crate::media::{Buffer, Drive};
 
 /// Bytes of a checkpoint that are read at once.
@@ -89,8 +90,9 @@ pub(super) fn load(
     log: &dyn Drive,
     sb: &Superblock,
     pointer: &Pointer,
+    told: &dyn Fn(Step),
 ) -> Option<(Loaded, Vec<Segment>)> {
-    let found = Loading::new(sb, pointer).read(log);
+    let found = Loading::new(sb, pointer).read(log, told);
     if found.is_none() {
         mark("recover.checkpoint_damaged");
     }
@@ -103,11 +105,13 @@ impl<'a> Loading<'a> {
         Self { sb, pointer, sum: 0, segments, map, runs }
     }
 
-    fn read(mut self, log: &dyn Drive) -> Option<Self> {
+    fn read(mut self, log: &dyn Drive, told: &dyn Fn(Step)) -> Option<Self> {
         let Pointer { count, sheet, .. } = *self.pointer;
         let at = self.sb.area_at(self.pointer.area);
         let at_once = (LOAD / u64::from(sheet)).max(1) as usize;
         for first in (0..count).step_by(at_once) {
+            let [done, of] = [first, count].map(|sheets| u64::from(sheets) * u64::from(sheet));
+            told(Step::Checkpoint { done, of });
             let wanted = (first..count).take(at_once);
             let wanted = wanted.map(|i| at + u64::from(i) * u64::from(sheet));
             let wanted = wanted.map(|at| (at, Buffer::new(sheet as usize)));

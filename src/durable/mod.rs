@@ -18,6 +18,7 @@ mod recover;
 mod replay;
 mod rescue;
 mod sheet;
+mod step;
 mod summary;
 mod walk;
 mod window;
@@ -27,7 +28,9 @@ pub use self::core::{Core, Found, Options, Reading, Refused};
 pub use command::{Command, Device, Op, Outcome, join};
 pub use commit::{Progress, Ticket};
 pub use recover::{
-    Inspection, OpenError, Report, format, inspect, least_size, open, read_superblock,
+    Inspection, OpenError, Report, format, inspect, inspect_telling, least_size, open,
+    read_superblock,
 };
+pub use step::Step;
 pub use window::{Ended, Plan, Planned};
 pub use writeback::{Writeback, decode};

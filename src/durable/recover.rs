@@ -12,6 +12,7 @@ use super::format::{
 };
 use super::load::{Loaded, load, usable};
 use super::planted::{self, Bug, mark};
+use super::step::Step;
 use super::walk::Walk;
 use crate::media::{Buffer, Drive, DriveError};
 use std::fmt;
@@ -229,11 +230,25 @@ pub fn inspect(
     accept_loss: bool,
     payloads: bool,
 ) -> Result<Inspection, OpenError> {
+    inspect_telling(log, accept_loss, payloads, &|_| ())
+}
+
+/// The same, and `told` hears again and again how far it is.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn inspect_telling(
+    log: &dyn Drive,
+    accept_loss: bool,
+    payloads: bool,
+    told: &dyn Fn(Step),
+) -> Result<Inspection, OpenError> {
     let (mut superblock, newest, mended) = read_superblock(log)?;
     let checkpoint = usable(&superblock);
-    let found = checkpoint.map(|pointer| load(log, &superblock, &pointer));
+    let found = checkpoint.map(|pointer| load(log, &superblock, &pointer, told));
     let lost = matches!(found, Some(None));
-    let mut walk = Walk::new(log, &superblock, accept_loss);
+    let chain = |done, most| told(Step::Chain { done, most });
+    let mut walk = Walk::new(log, &superblock, accept_loss, &chain);
     let mut loaded = Loaded::new(&superblock);
     let mut known = 0;
     match (found.flatten(), checkpoint) {
@@ -250,11 +265,15 @@ pub fn inspect(
     let mut damaged = Vec::new();
     for i in 0..if payloads { walk.chunks.len() } else { 0 } {
         let chunk = walk.chunks[i].0.chunk;
+        told(Step::Records { done: i as u64, of: walk.chunks.len() as u64 });
         // A damaged summary costs no data.
         let unfit = walk.unfit(i)?.into_iter().filter(|data| data.kind != Kind::Summary);
         damaged.extend(unfit.map(|data| (data.block, chunk)));
     }
     let report = Report { mended, known, checkpoint_lost: lost, ..walk.report() };
+    if !payloads {
+        told(Step::Index { changes: report.entries });
+    }
     let Walk { chunks, segments, next, prev, .. } = walk;
     if lost || !report.missing.is_empty() {
         superblock.checkpoint = None;

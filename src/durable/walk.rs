@@ -53,6 +53,8 @@ pub(super) struct Walk<'a> {
     ahead: Ahead<'a>,
     /// Summaries will do.
     quick: bool,
+    /// Hears how many segments it has gone, and how many there are at most.
+    told: &'a dyn Fn(u64, u64),
 }
 
 /// What is at a place where a chunk could be.
@@ -134,7 +136,12 @@ impl Ahead<'_> {
 
 impl<'a> Walk<'a> {
     /// A walk from the tail.
-    pub fn new(log: &'a dyn Drive, sb: &'a Superblock, accept_loss: bool) -> Self {
+    pub fn new(
+        log: &'a dyn Drive,
+        sb: &'a Superblock,
+        accept_loss: bool,
+        told: &'a dyn Fn(u64, u64),
+    ) -> Self {
         let (segments, parts) = (0..0, BTreeMap::new());
         let ahead = Ahead { log, sb, segments, batch: BATCH[0], parts, durable: 0 };
         Self {
@@ -153,6 +160,7 @@ impl<'a> Walk<'a> {
             report: Report::default(),
             ahead,
             quick: false,
+            told,
         }
     }
 
@@ -191,10 +199,13 @@ impl<'a> Walk<'a> {
     /// # Errors
     /// The drive fails, or durable chunks are missing and that is not accepted.
     pub fn run(&mut self) -> Result<(), OpenError> {
+        let first = self.segment;
         loop {
+            (self.told)(self.segment - first, self.last() + 1 - first);
             while let Some((header, sum, entries)) = self.find_next()? {
                 self.accept(header, sum, entries);
                 self.accept_rest();
+                (self.told)(self.segment - first, self.last() + 1 - first);
             }
             let Some((header, sum, entries)) = self.find_evidence()? else { break };
             if !self.accept_loss {

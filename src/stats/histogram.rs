@@ -72,6 +72,13 @@ impl Histogram {
             self.max_ns.store(ns, Ordering::Relaxed);
         }
     }
+
+    /// Mean, percentiles, maximum of this one.
+    pub fn latency(&self) -> Latency {
+        let mut sum = Sum::default();
+        sum.add(self);
+        sum.latency()
+    }
 }
 
 impl Sum {

@@ -156,6 +156,9 @@ pub struct LogStats {
     pub checkpoint_bytes: u64,
     /// Checkpoints made.
     pub checkpoints: u64,
+    /// Bytes of chunks closed since the last one began.
+    #[serde(default)]
+    pub since_checkpoint_bytes: u64,
     /// Chunks closed.
     pub chunks: u64,
     /// Of those, chunks closed with room for more, because somebody waited or nobody wrote
@@ -196,6 +199,10 @@ pub struct LogStats {
     pub flushes: u64,
     /// Flushes of the log's drive.
     pub drive_flushes: u64,
+    /// Commits that flushes or synced writes waited for: from the close of their last chunk until
+    /// it is durable. The flush requests' own times have the wait for an earlier commit, too.
+    #[serde(default)]
+    pub commits: Latency,
     /// Actions of the log's drive that failed.
     pub errors: u64,
     /// Windows of writeback that ended well.

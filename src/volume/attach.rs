@@ -8,7 +8,7 @@ use super::logged::{LogOptions, LogVolume};
 use super::record::{Book, Record, state};
 use crate::BLOCK_SIZE;
 use crate::durable::format::Superblock;
-use crate::durable::{self, Inspection, OpenError, Report};
+use crate::durable::{self, Inspection, OpenError, Report, Step};
 use crate::error::{Context, Error, Result};
 use crate::media::{Access, Drive, FileDrive, Identity, Match, Ring, Signature, StableId};
 use std::path::{Path, PathBuf};
@@ -150,13 +150,15 @@ impl Pair {
         Ok(uuid)
     }
 
-    /// Opens the log, making it first if there is none, and starts the volume.
+    /// Opens the log, making it first if there is none, and starts the volume. `told` hears again
+    /// and again how far it is.
     ///
     /// # Errors
     /// One line: what does not fit, on what, and what to do.
-    pub fn open(&self, options: LogOptions) -> Result<Opened> {
+    pub fn open(&self, options: LogOptions, told: &dyn Fn(Step)) -> Result<Opened> {
         let claimed = self.claim()?;
-        let (mut found, abandoned) = self.settle(&claimed, options.accept_loss)?;
+        let look = || durable::inspect_telling(&claimed.log, options.accept_loss, false, told);
+        let (mut found, abandoned) = self.settle(&claimed, &look)?;
         let gave_up = abandoned.is_some() || claimed.record.as_ref().is_some_and(|r| r.gave_up);
         let Claimed { log, backing, identity, book, .. } = claimed;
         found.superblock.identity = identity.encode();
@@ -180,8 +182,11 @@ impl Pair {
 
     /// Finds the log to open; makes it if there is none, or if the one that is there is given up.
     /// Then also says what that means.
-    fn settle(&self, claimed: &Claimed, accept_loss: bool) -> Result<(Inspection, Option<String>)> {
-        let look = || durable::inspect(&claimed.log, accept_loss, false);
+    fn settle(
+        &self,
+        claimed: &Claimed,
+        look: &dyn Fn() -> std::result::Result<Inspection, OpenError>,
+    ) -> Result<(Inspection, Option<String>)> {
         let made = || {
             self.make(claimed)?;
             look().map_err(|e| cannot_use(&self.log, &e))

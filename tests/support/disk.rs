@@ -59,6 +59,16 @@ impl Disk {
         assert_eq!(self.client.ask(proto::cmd::FLUSH, 0, 0, 0), 0);
     }
 
+    /// The error of a write; 0 if there is none.
+    pub fn write_error(&mut self, offset: u64, data: &[u8]) -> u32 {
+        self.client.write(0, offset, data)
+    }
+
+    /// The error of a flush; 0 if there is none.
+    pub fn flush_error(&mut self) -> u32 {
+        self.client.ask(proto::cmd::FLUSH, 0, 0, 0)
+    }
+
     /// Whether the server has hung up, asked now.
     pub fn is_closed(&mut self) -> bool {
         self.client.stream.set_nonblocking(true).unwrap();

@@ -1,5 +1,5 @@
 //! Programs of the machine, each with a limit on its time.
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
 use std::process::{Command, Output, Stdio};
 

@@ -62,6 +62,7 @@ impl World<'_> {
         self.page = page;
         if result? {
             self.record(block, value);
+            self.sync_change()?;
         }
         Ok(())
     }
@@ -80,6 +81,7 @@ impl World<'_> {
             for block in block..block + count {
                 self.record(block, Value::Zero);
             }
+            self.sync_change()?;
         }
         Ok(())
     }

@@ -135,11 +135,12 @@ fn report(cli: &Cli, summary: Summary, began: Instant) -> ExitCode {
     let Some((case, trouble)) = failure else {
         let seconds = began.elapsed().as_secs_f64();
         eprintln!(
-            "ok: {cases} cases, {} cuts, {} recoveries, {} writes, {} commands, {} reads, \
-             {} errors, {} lost blocks, {} lies found at opening, {seconds:.1} s",
+            "ok: {cases} cases, {} cuts, {} recoveries, {} writes ({} synced), {} commands, \
+             {} reads, {} errors, {} lost blocks, {} lies found at opening, {seconds:.1} s",
             stats.cuts,
             stats.recoveries,
             stats.writes,
+            stats.synced,
             stats.commands,
             stats.reads,
             stats.errors,

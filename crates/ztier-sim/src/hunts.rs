@@ -163,6 +163,9 @@ mod planted {
         if let Some((case, trouble)) = found.failure {
             return Err(format!("{case}: {trouble}"));
         }
+        if found.stats.synced == 0 {
+            return Err("no change waited until it was durable".into());
+        }
         let passed = planted::passed();
         for (name, count) in &passed {
             eprintln!("{count:>10}  {name}");

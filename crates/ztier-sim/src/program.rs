@@ -102,6 +102,19 @@ pub struct Setup {
     pub backing_tearing: Tearing,
 }
 
+impl Setup {
+    /// Of a volume with `--sync`, how many write at once: each is told when its change is durable.
+    /// `None` where a write is acknowledged when the log has it in memory. Not a choice of its own,
+    /// so that seeds mean what they meant.
+    pub const fn synced_writers(&self) -> Option<usize> {
+        match self.seed / 3 % 16 {
+            14 => Some(1),
+            15 => Some(4),
+            _ => None,
+        }
+    }
+}
+
 /// A loss of power, and what happens while the volume recovers from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {

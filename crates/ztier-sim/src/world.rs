@@ -28,6 +28,8 @@ pub struct Stats {
     pub steps: u64,
     /// Block writes that the log took.
     pub writes: u64,
+    /// Changes whose writer waited until they were durable, on volumes with `--sync`.
+    pub synced: u64,
     /// Commands that the drives carried out.
     pub commands: u64,
     /// Reads that were compared.
@@ -49,6 +51,7 @@ impl Stats {
         self.recoveries += other.recoveries;
         self.steps += other.steps;
         self.writes += other.writes;
+        self.synced += other.synced;
         self.commands += other.commands;
         self.reads += other.reads;
         self.lost += other.lost;
@@ -253,6 +256,16 @@ impl<'p> World<'p> {
         }
     }
 
+    /// With `--sync`, the writer of a change asks for a flush and waits, among as many writers as
+    /// there are: from then on the oracle wants what that flush covers.
+    pub(crate) fn sync_change(&mut self) -> Result<(), Trouble> {
+        let Some(writers) = self.setup.synced_writers() else { return Ok(()) };
+        self.flush();
+        let ended = self.wait("a synced write", |world| world.flushes.len() < writers)?;
+        self.stats.synced += u64::from(ended);
+        Ok(())
+    }
+
     /// Takes one step of the program.
     ///
     /// # Errors
@@ -331,6 +344,28 @@ mod tests {
             assert_eq!(run(&program, false).unwrap(), first);
             assert!(first.cuts >= 5 && first.recoveries >= 5, "{first:?}");
         }
+    }
+
+    /// After each write of a volume with `--sync` the oracle wants that write, without any flush.
+    #[test]
+    fn synced_writes_are_acknowledged_when_they_are_durable() {
+        let mut program = program::workload(0);
+        let mut some = 0;
+        for (seed, writers) in [(42, Some(1)), (45, Some(4)), (6, None)] {
+            program.setup.seed = seed;
+            assert_eq!(program.setup.synced_writers(), writers);
+            let mut world = World::new(&program, false).unwrap();
+            for block in 0..8 {
+                let flavour = crate::content::Flavour::Stamp(9);
+                world.step(&Step::Write(block, flavour)).unwrap();
+                let behind = world.history.submitted() - world.history.floor();
+                assert!(behind < writers.unwrap_or(9) as u64, "{writers:?}: {behind}");
+            }
+            some += world.stats().synced;
+            let cut = program::Cut { seed: 1, nested: vec![], again: false };
+            world.step(&Step::Cut(cut)).unwrap();
+        }
+        assert_eq!(some, 16);
     }
 
     /// A world that forgets a flush is in trouble: what it judges by is the history.

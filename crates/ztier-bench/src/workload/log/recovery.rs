@@ -1,9 +1,10 @@
 //! How long it takes to open a log that was not closed, by its size and by what filled it.
 //!
 //! The log is the product's own work: requests through a volume, then the volume ends without
-//! closing the log, as when power goes. Its drive is memory that keeps what is not zeros, because
-//! payloads do not matter; so what is measured is the processor's part, and what the reads take a
-//! modelled drive stands beside it.
+//! closing the log, as when power goes: when the log is full, or just before a checkpoint is due
+//! that no other follows in it. How far checkpoints are apart is seen while it fills. Its drive is
+//! memory that keeps what is not zeros, because payloads do not matter; so what is measured is the
+//! processor's part, and what the reads take a modelled drive stands beside it.
 
 use super::BLOCK;
 use super::Plan;
@@ -20,6 +21,8 @@ use ztier::BLOCK_SIZE;
 use ztier::durable;
 use ztier::error::{Context as _, Error, Result};
 use ztier::media::Drive;
+use ztier::stats::LogStats;
+use ztier::sync::Mutex;
 use ztier::volume::{Algorithm, Device, LogOptions, LogVolume, Policy, Request};
 
 const SECTION: &str = "recovery";
@@ -33,6 +36,8 @@ const MEMORY_PER_GIB: u64 = 100 << 20;
 /// Memory that is left for others.
 const SPARE: u64 = 2 << 30;
 
+/// Percent of the way to the next checkpoint at which a log is cut.
+const CUT: u64 = 97;
 /// Seconds of opening after which a log is not opened again.
 const LONG: f64 = 20.0;
 
@@ -45,6 +50,36 @@ enum Load {
     Synced,
 }
 
+/// How checkpoints follow each other, as the counters tell.
+#[derive(Default)]
+struct Pace {
+    /// Bytes since the last one began, when that was asked last.
+    since: u64,
+    /// The least that they were when the next one began: some wait for a moment at which they may.
+    apart: Option<u64>,
+}
+
+impl Pace {
+    /// Looks at the counters; whether the log is cut here.
+    fn is_over(&mut self, stats: &LogStats) -> bool {
+        let since = stats.since_checkpoint_bytes;
+        if since < self.since {
+            self.apart = Some(self.apart.unwrap_or(u64::MAX).min(self.since));
+        }
+        self.since = since;
+        // What is in memory must still fit.
+        let room = durable::Options::default().memory / SEGMENT + 32;
+        let left = stats.segments.saturating_sub(stats.segments_used + room) * SEGMENT;
+        let due = |apart| since >= apart * CUT / 100 && left < apart;
+        left == 0 || self.apart.is_some_and(due)
+    }
+
+    /// Percent of the way to the next checkpoint, if there was one at all.
+    fn percent(&self) -> Option<u64> {
+        self.apart.map(|apart| 100 * self.since / apart)
+    }
+}
+
 /// A log that was left open.
 struct Left {
     drive: Arc<Compact>,
@@ -53,6 +88,10 @@ struct Left {
     chunks: u64,
     /// Blocks in its index.
     named: u64,
+    /// Segments in use.
+    used: u64,
+    /// Percent of the way from a checkpoint to the next.
+    cut: Option<u64>,
 }
 
 /// How opening went.
@@ -74,6 +113,8 @@ impl Plan<'_> {
         let table = Table::new(&[
             ("log, GiB", 8),
             ("filled by", 16),
+            ("full, %", 8),
+            ("cut at, %", 10),
             ("blocks, 10^6", 12),
             ("chunks, 10^6", 12),
             ("kept, MiB", 9),
@@ -95,14 +136,17 @@ impl Plan<'_> {
                     report.missing(SECTION, &format!("{size} GiB by {what}"), text);
                     continue;
                 }
-                let left = fill(size * GIB, load)?;
+                let left = fill(size * GIB, load, durable::Options::default().checkpoint)?;
                 let opened = left.open(self.rounds.max(2))?;
                 let seconds = median(&opened.seconds);
                 let drive = opened.reads.drive as f64 / 1e9;
-                let scale = 100.0 / size as f64;
+                let used = (left.used * SEGMENT) as f64 / GIB as f64;
+                let scale = 100.0 / used;
                 print(&table.line(&[
                     size.to_string(),
                     what.into(),
+                    format!("{:.0}", 100.0 * used / size as f64),
+                    left.cut.map_or("-".into(), |cut| cut.to_string()),
                     format!("{:.2}", left.blocks as f64 / 1e6),
                     format!("{:.3}", left.chunks as f64 / 1e6),
                     (left.drive.kept_bytes() >> 20).to_string(),
@@ -113,7 +157,7 @@ impl Plan<'_> {
                     format!("{:.2}", seconds * scale),
                     format!("{:.2}", (seconds + drive) * scale),
                 ]));
-                rows(report, size, what, &opened);
+                rows(report, size, what, &left, &opened);
                 last = Some((seconds * scale, (seconds + drive) * scale));
             }
             let Some((processor, all)) = last else { continue };
@@ -128,7 +172,7 @@ impl Plan<'_> {
     }
 }
 
-fn rows(report: &mut Report, size: u64, what: &str, opened: &Opened) {
+fn rows(report: &mut Report, size: u64, what: &str, left: &Left, opened: &Opened) {
     let mut row = |case: &str, unit: &'static str, runs: Vec<f64>| {
         report.silent_row(Row {
             section: SECTION.into(),
@@ -144,16 +188,19 @@ fn rows(report: &mut Report, size: u64, what: &str, opened: &Opened) {
     row("reads", "", vec![opened.reads.requests as f64]);
     row("read", "MiB", vec![(opened.reads.bytes >> 20) as f64]);
     row("blocks found", "", vec![opened.named as f64]);
+    row("segments used", "", vec![left.used as f64]);
+    row("cut at", "%", left.cut.iter().map(|cut| *cut as f64).collect());
 }
 
-fn options() -> LogOptions {
+fn options(checkpoint: u64) -> LogOptions {
     // Nothing may be written back.
     let policy = Policy { threshold_percent: 101, ..Policy::default() };
-    LogOptions { algorithm: Algorithm::None, policy, ..LogOptions::default() }
+    let log = durable::Options { checkpoint, ..durable::Options::default() };
+    LogOptions { algorithm: Algorithm::None, policy, log, ..LogOptions::default() }
 }
 
-/// A log of `bytes`, filled up to some segments.
-fn fill(bytes: u64, load: Load) -> Result<Left> {
+/// A log of `bytes` whose checkpoints are so many apart, filled as far as [`Pace`] says.
+fn fill(bytes: u64, load: Load, checkpoint: u64) -> Result<Left> {
     let name = Name { size: bytes, ..Model::Ssd840Pro.into() };
     let drive = Arc::new(Compact::new(bytes, name));
     // As many blocks again as the log can hold, so that most records count.
@@ -161,14 +208,15 @@ fn fill(bytes: u64, load: Load) -> Result<Left> {
     durable::format(&*drive, [1; 16], [0; 64], 2 * bytes / BLOCK, SEGMENT as u32)
         .context("a log in memory")?;
     let log = Arc::clone(&drive) as Arc<dyn Drive>;
-    let volume = LogVolume::open(log, Arc::clone(&backing), options(), epoch())
+    let volume = LogVolume::open(log, Arc::clone(&backing), options(checkpoint), epoch())
         .context("a log in memory")?;
     volume.start(None)?;
     let lanes = if load == Load::Speed { WRITERS } else { 1 };
+    let pace = Mutex::new(Pace::default());
     std::thread::scope(|scope| -> Result<()> {
         let lane = |n| {
-            let volume = &volume;
-            move || fill_lane(volume, load, n)
+            let (volume, pace) = (&volume, &pace);
+            move || fill_lane(volume, load, n, pace)
         };
         let lanes: Vec<_> = (0..lanes).map(|n| scope.spawn(lane(n))).collect();
         for lane in lanes {
@@ -181,22 +229,25 @@ fn fill(bytes: u64, load: Load) -> Result<Left> {
     let stats = volume.stats().log.unwrap_or_default();
     // It ends here without being closed.
     let (blocks, chunks, named) = (stats.blocks_appended, stats.chunks, stats.blocks_dirty);
-    Ok(Left { drive, backing, blocks, chunks, named })
+    let mut pace = pace.into_inner();
+    pace.is_over(&stats);
+    let (used, cut) = (stats.segments_used, pace.percent());
+    Ok(Left { drive, backing, blocks, chunks, named, used, cut })
 }
 
-fn fill_lane(volume: &Arc<LogVolume>, load: Load, n: u64) -> Result<()> {
+fn fill_lane(volume: &Arc<LogVolume>, load: Load, n: u64, pace: &Mutex<Pace>) -> Result<()> {
     let mut channel = Arc::clone(volume).channel();
     let mut rng = Rng::new(SEED + n);
     let mut data = [0; BLOCK_SIZE];
     let blocks = volume.size() / BLOCK;
+    // Counting takes as long as the index is large.
+    let count = (blocks / 8192).clamp(16, 1024);
     for i in 0u64.. {
-        // Counting takes as long as the index is large.
-        if i % 1024 == 0 {
+        if i % count == 0 {
             interrupt::check()?;
-            let stats = volume.stats().log.unwrap_or_default();
-            // What is in memory must still fit.
-            let room = durable::Options::default().memory / SEGMENT + 32;
-            if stats.segments_used + room >= stats.segments {
+            // Counted under the lock: what was counted earlier must not come later.
+            let mut pace = pace.lock();
+            if pace.is_over(&volume.stats().log.unwrap_or_default()) {
                 return Ok(());
             }
         }
@@ -222,7 +273,7 @@ impl Left {
             self.drive.count();
             let log = Arc::clone(&self.drive) as Arc<dyn Drive>;
             let start = Instant::now();
-            let volume = LogVolume::open(log, Arc::clone(&self.backing), options(), epoch())
+            let volume = LogVolume::open(log, Arc::clone(&self.backing), options(0), epoch())
                 .context("opening the log again")?;
             opened.seconds.push(start.elapsed().as_secs_f64());
             opened.reads = self.drive.count();
@@ -244,7 +295,8 @@ mod tests {
     #[test]
     fn what_filled_a_log_is_found_again() {
         for load in [Load::Speed, Load::Synced] {
-            let left = fill(128 << 20, load).unwrap();
+            let left = fill(128 << 20, load, 4 << 30).unwrap();
+            assert_eq!(left.cut, None);
             let opened = left.open(2).unwrap();
             assert!(opened.named > left.blocks / 2);
             assert_eq!(opened.seconds.len(), 2);
@@ -253,5 +305,40 @@ mod tests {
             let synced = left.chunks >= left.blocks;
             assert_eq!(synced, load == Load::Synced);
         }
+    }
+
+    #[test]
+    fn a_log_is_cut_before_the_last_checkpoint_that_would_fit() {
+        let left = fill(512 << 20, Load::Synced, 64 << 20).unwrap();
+        let cut = left.cut.unwrap();
+        // More, if the drive was too busy for one that was due.
+        assert!(cut >= CUT, "{cut} %");
+        assert!(left.used > 250, "{} segments", left.used);
+        let opened = left.open(1).unwrap();
+        assert!(opened.named > left.blocks / 2);
+    }
+
+    #[test]
+    fn the_last_checkpoint_that_fits_is_waited_for() {
+        let mut pace = Pace::default();
+        let mut over = |used, since_mib| {
+            let since_checkpoint_bytes = since_mib * SEGMENT;
+            let stats = LogStats {
+                segments: 1000,
+                segments_used: used,
+                since_checkpoint_bytes,
+                ..LogStats::default()
+            };
+            (pace.is_over(&stats), pace.percent())
+        };
+        assert_eq!(over(99, 99), (false, None));
+        assert_eq!(over(101, 1), (false, Some(1)));
+        // Others fit before 904, where what is in memory may fill the rest.
+        assert_eq!(over(198, 98), (false, Some(98)));
+        assert_eq!(over(700, 120), (false, Some(121)));
+        assert_eq!(over(801, 1), (false, Some(1)));
+        assert_eq!(over(895, 95), (false, Some(95)));
+        assert_eq!(over(897, 97), (true, Some(97)));
+        assert_eq!(over(904, 4), (true, Some(4)));
     }
 }

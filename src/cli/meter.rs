@@ -1,0 +1,96 @@
+//! Progress on standard error, for whoever waits.
+//!
+//! Invariants: on a terminal it is one line, which is gone when the meter is; elsewhere it is lines
+//! now and then, and none for what is quick.
+
+use std::cell::RefCell;
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// How often a line on a terminal changes.
+const REWRITE: Duration = Duration::from_millis(100);
+/// What takes less needs no line elsewhere.
+const QUICK: Duration = Duration::from_secs(2);
+/// How often there is a line elsewhere.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// Shows how far something is.
+pub struct Meter(RefCell<State>);
+
+struct State {
+    terminal: bool,
+    /// When something may be shown again.
+    next: Instant,
+    /// There is something on the terminal.
+    shown: bool,
+}
+
+impl Meter {
+    /// A meter on this process's standard error.
+    pub fn new() -> Self {
+        Self(RefCell::new(State::new(std::io::stderr().is_terminal(), Instant::now())))
+    }
+
+    /// What is done now.
+    pub fn show(&self, what: &dyn Display) {
+        if let Some(text) = self.0.borrow_mut().text(what, Instant::now()) {
+            put(&text);
+        }
+    }
+
+    /// Takes the line from the terminal.
+    pub fn end(&self) {
+        if std::mem::take(&mut self.0.borrow_mut().shown) {
+            put("\r\x1b[K");
+        }
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl State {
+    fn new(terminal: bool, now: Instant) -> Self {
+        let next = if terminal { now } else { now + QUICK };
+        Self { terminal, next, shown: false }
+    }
+
+    fn text(&mut self, what: &dyn Display, now: Instant) -> Option<String> {
+        if now < self.next {
+            return None;
+        }
+        self.next = now + if self.terminal { REWRITE } else { PAUSE };
+        self.shown = self.terminal;
+        Some(if self.terminal { format!("\r{what}\x1b[K") } else { format!("{what}\n") })
+    }
+}
+
+fn put(text: &str) {
+    // Who can't see the progress still gets the result.
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_has_one_line_and_a_file_few() {
+        let began = Instant::now();
+        let at = |ms| began + Duration::from_millis(ms);
+        let texts = |terminal, ms: &[u64]| -> Vec<Option<String>> {
+            let mut state = State::new(terminal, began);
+            ms.iter().map(|ms| state.text(ms, at(*ms))).collect()
+        };
+        let line = |text: &str| Some(text.to_owned());
+        assert_eq!(texts(true, &[0, 99, 100]), [line("\r0\x1b[K"), None, line("\r100\x1b[K")]);
+        assert_eq!(
+            texts(false, &[0, 1999, 2000, 6999, 7000]),
+            [None, None, line("2000\n"), None, line("7000\n")]
+        );
+    }
+}

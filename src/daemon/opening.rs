@@ -1,0 +1,64 @@
+//! Telling how far a log's opening is: to whoever waits for the daemon, and the service manager.
+
+use super::notify;
+use crate::durable::Step;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+/// How often whoever waits is told.
+const TELL: Duration = Duration::from_millis(100);
+/// How often the service manager is told.
+const NOTIFY: Duration = Duration::from_secs(1);
+/// How long the service manager shall wait for the next sign of life, in microseconds.
+const EXTEND_US: u32 = 20_000_000;
+
+/// The opening of a log.
+pub(super) struct Opening<'a> {
+    told: &'a dyn Fn(&str),
+    last: Cell<Option<Instant>>,
+    notified: Cell<Option<Instant>>,
+}
+
+impl<'a> Opening<'a> {
+    pub fn new(told: &'a dyn Fn(&str)) -> Self {
+        Self { told, last: Cell::new(None), notified: Cell::new(None) }
+    }
+
+    /// Tells of a step, unless the last one was told just now.
+    pub fn at(&self, step: Step) {
+        let now = Instant::now();
+        if due(&self.last, TELL, now) {
+            (self.told)(&step.to_string());
+        }
+        if due(&self.notified, NOTIFY, now) {
+            notify::send(&format!("STATUS={step}\nEXTEND_TIMEOUT_USEC={EXTEND_US}\n"));
+        }
+    }
+}
+
+fn due(last: &Cell<Option<Instant>>, pause: Duration, now: Instant) -> bool {
+    let due = last.get().is_none_or(|last| now.duration_since(last) >= pause);
+    if due {
+        last.set(Some(now));
+    }
+    due
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_told_at_once_and_then_now_and_then() {
+        let told = Cell::new(0);
+        let tell = |_: &str| told.set(told.get() + 1);
+        let opening = Opening::new(&tell);
+        let began = Instant::now();
+        let mut steps = 0;
+        while began.elapsed() < TELL * 3 {
+            opening.at(Step::Index { changes: 1 });
+            steps += 1;
+        }
+        assert!(steps > 100 && (3..=4).contains(&told.get()), "{} of {steps}", told.get());
+    }
+}

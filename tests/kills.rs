@@ -1,0 +1,196 @@
+//! A volume with a log whose daemon is killed again and again while fio writes, and fio's own
+//! verifier says whether all that it was told to be durable is there.
+//!
+//! fio has a trigger for this, which stops its jobs before anything is killed. Here the daemon dies
+//! in the midst of writes; each job ends by the error and then saves its state, which knows its
+//! writes that were acknowledged. That is exact for jobs with one request in flight, so there are
+//! several of them: with more, fio takes an old write that is still in flight for a finished one.
+//! What is acknowledged is durable, because the volume syncs each write (`--sync`) or fio does
+//! (`O_DSYNC`). Each round has data of its own, so that what an earlier one left is no excuse.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod support {
+    pub mod disk;
+    pub mod nbd;
+    pub mod sandbox;
+    pub mod shell;
+}
+
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use support::disk::Disk;
+use support::sandbox::{Guard, Sandbox, eventually, finish, wait};
+use support::shell::missing;
+
+/// Jobs, each with a part of the volume of its own.
+const JOBS: u64 = 4;
+/// Bytes of such a part: more than is ever written between two kills.
+const PART: u64 = 64 << 20;
+/// No round begins after this, unless it was asked for.
+const TIME: Duration = Duration::from_secs(45);
+
+/// Bytes of a request in a round.
+fn request(round: u64) -> u64 {
+    if round % 5 == 4 { 32 << 10 } else { 4 << 10 }
+}
+
+/// How the volume is offered, and who makes writes durable.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    NbdSync,
+    Fuse,
+    FuseSync,
+}
+
+impl Way {
+    fn fuse(self) -> bool {
+        !matches!(self, Self::NbdSync)
+    }
+
+    fn sync(self) -> bool {
+        !matches!(self, Self::Fuse)
+    }
+}
+
+struct Place {
+    sandbox: Sandbox,
+    /// Also the name of a block device, so others may not have it.
+    name: String,
+    log: String,
+    backing: String,
+}
+
+impl Place {
+    fn new() -> Self {
+        let sandbox = Sandbox::new();
+        let file = |name: &str, size| {
+            let path = sandbox.path().join(name);
+            File::create(&path).unwrap().set_len(size).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        // Full after a few rounds, so writeback and new laps are killed, too.
+        let (log, backing) = (file("fast", 64 << 20), file("slow", JOBS * PART));
+        Self { sandbox, name: format!("kills{}", std::process::id()), log, backing }
+    }
+
+    fn up(&self, way: Way) {
+        let export = if way.fuse() { "fuse" } else { "nbd" };
+        let mut args = vec!["up", &self.name, "--export", export, "--segment", "64K"];
+        args.extend(["--backing", &self.backing, "--log", &self.log]);
+        args.extend(way.sync().then_some("--sync"));
+        self.sandbox.ztier(&args).ok();
+    }
+
+    fn down(&self) {
+        self.sandbox.ztier(&["down", &self.name]).ok();
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.sandbox.run_dir().join(format!("{}.nbd", self.name))
+    }
+
+    /// fio's jobs of a round; to be run, or to be verified.
+    fn fio(&self, way: Way, round: u64, more: &[&str]) -> Command {
+        let mut fio = Command::new("fio");
+        fio.current_dir(self.sandbox.path()).stdin(Stdio::null());
+        fio.args(["--name=kills", "--rw=randwrite", "--iodepth=1", "--verify=crc32c"]);
+        fio.args(["--group_reporting", "--output-format=json", "--output=result"]);
+        fio.arg(format!("--numjobs={JOBS}")).arg(format!("--randseed={}", 1000 + round));
+        fio.arg(format!("--size={PART}")).arg(format!("--offset_increment={PART}"));
+        fio.arg(format!("--bs={}", request(round)));
+        if way.fuse() {
+            fio.args(["--ioengine=psync", "--direct=1"]);
+            fio.arg(format!("--filename=/dev/ztier/{}", self.name));
+        } else {
+            fio.arg("--ioengine=nbd");
+            let socket = self.socket();
+            fio.arg(format!("--uri=nbd+unix:///{}?socket={}", self.name, socket.display()));
+        }
+        if !way.sync() {
+            fio.arg("--sync=dsync");
+        }
+        fio.args(more);
+        fio
+    }
+
+    /// Blocks that fio's last run has written or read without an error.
+    fn done(&self, direction: &str) -> u64 {
+        let text = fs::read_to_string(self.sandbox.path().join("result")).unwrap();
+        // Errors of the jobs come first.
+        let json: Value = serde_json::from_str(&text[text.find("\n{").map_or(0, |at| at + 1)..])
+            .unwrap_or_else(|e| panic!("{e}: {text}"));
+        json["jobs"][0][direction]["io_bytes"].as_u64().unwrap() / 4096
+    }
+
+    /// Lets fio write, and kills the daemon. Returns how many blocks fio takes to be durable.
+    fn write_until_killed(&self, way: Way, round: u64) -> u64 {
+        let mut fio = self.fio(way, round, &["--do_verify=0", "--verify_state_save=1"]);
+        let mut fio = Guard(fio.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        let asked = || self.sandbox.status(&self.name)["stats"]["log"]["asked_bytes"].as_u64();
+        // One request more than can be in flight: the first has been acknowledged.
+        eventually("fio writes", || asked() > Some(JOBS * request(round)));
+        std::thread::sleep(Duration::from_millis(round * 79 % 300));
+        self.sandbox.kill(&self.name);
+        assert_ne!(wait(&mut fio.0), 0, "fio ended in peace");
+        self.done("write")
+    }
+
+    /// What fio finds wrong, and how many blocks it has looked at.
+    fn verify(&self, way: Way, round: u64) -> Result<u64, String> {
+        let verify = ["--verify_only", "--verify_state_load=1", "--verify_fatal=1"];
+        let done = finish(self.fio(way, round, &verify));
+        if done.status == 0 { Ok(self.done("read")) } else { Err(done.out + &done.err) }
+    }
+}
+
+/// `ZTIER_KILLS` says how often; else 20 times, or as often as there is time for.
+#[test]
+fn what_fio_was_told_to_be_durable_survives_kills() {
+    if missing(&["fio"]) {
+        return;
+    }
+    let place = Place::new();
+    let asked = std::env::var("ZTIER_KILLS").ok().map(|text| text.parse::<u64>().unwrap());
+    let mut ways = vec![Way::NbdSync];
+    if place.sandbox.ztier(&["doctor", "--json"]).json()["export"] == "fuse" {
+        ways.extend([Way::Fuse, Way::FuseSync]);
+    } else {
+        println!("skipped: block devices don't work here, see `ztier doctor`");
+    }
+    let (began, mut blocks, mut kills) = (Instant::now(), 0, 0);
+    for round in 0..asked.unwrap_or(20) {
+        if asked.is_none() && began.elapsed() > TIME {
+            break;
+        }
+        if round > 0 {
+            place.down();
+        }
+        let way = ways[(round % ways.len() as u64) as usize];
+        place.up(way);
+        let durable = place.write_until_killed(way, round);
+        assert!(durable > 0, "round {round}: {way:?}");
+        place.up(way);
+        let verified = place.verify(way, round).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        assert_eq!(verified, durable, "round {round}: {way:?}");
+        (blocks, kills) = (blocks + durable, round + 1);
+    }
+    println!("{blocks} blocks of {kills} rounds were durable");
+    // And it would notice.
+    let last = ways[((kills - 1) % ways.len() as u64) as usize];
+    let other = place.verify(last, kills).unwrap_err();
+    assert!(other.contains("verify"), "data of another round: {other}");
+    place.down();
+    place.up(Way::NbdSync);
+    let mut disk = Disk::open(&place.socket(), &place.name);
+    for at in (0..PART).step_by(1 << 20) {
+        disk.write(at, &vec![0; 1 << 20]);
+    }
+    drop(disk);
+    let lost = place.verify(Way::NbdSync, kills - 1).unwrap_err();
+    assert!(lost.contains("verify"), "lost data: {lost}");
+    place.down();
+    place.sandbox.ztier(&["log", "check", &place.log]).ok();
+}

@@ -1,0 +1,175 @@
+//! A log whose drive fails for good, as the users of a volume meet it: what they are told, what
+//! goes on, and where the data is.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod support {
+    pub mod disk;
+    pub mod loops;
+    pub mod nbd;
+    pub mod place;
+    pub mod sandbox;
+    pub mod shell;
+}
+
+use rustix::process::{Resource, Rlimit, prlimit};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use support::loops::Loop;
+use support::place::{BLOCK, BLOCKS, Place, content};
+use support::sandbox::{eventually, finish};
+
+/// A volume whose daemon may not write to any file behind a number of bytes: writes end in EFBIG.
+/// For a log it is a drive that has worn out from there on.
+struct Worn {
+    place: Place,
+}
+
+impl Worn {
+    fn up(place: Place) -> Self {
+        let ztier = place.sandbox.command(&place.up());
+        // Who writes too far is told by a signal first, which ends a process that heeds it.
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(ztier.get_program());
+        shell.args(ztier.get_args()).stdin(Stdio::null());
+        ztier.get_envs().for_each(|(key, value)| {
+            value.map(|value| shell.env(key, value));
+        });
+        finish(shell).ok();
+        Self { place }
+    }
+
+    fn limit(&self, bytes: Option<u64>) {
+        let limit = Rlimit { current: bytes, maximum: None };
+        prlimit(Some(self.place.sandbox.pid("vol")), Resource::Fsize, limit).unwrap();
+    }
+
+    /// What `status` says under a heading.
+    fn says(&self, heading: &str) -> String {
+        let status = self.place.sandbox.ztier(&["status", "vol"]).ok();
+        let line = status.lines().find(|line| line.starts_with(heading));
+        line.unwrap_or_else(|| panic!("{status}")).to_owned()
+    }
+
+    /// All blocks of the volume have this version.
+    fn holds(&self, version: u64) {
+        let mut disk = self.place.connect();
+        for block in 0..BLOCKS {
+            assert!(disk.read(block * BLOCK, 4096) == content(block, version), "block {block}");
+        }
+    }
+}
+
+#[test]
+fn behind_a_worn_log_the_volume_goes_on_without_it() {
+    let worn = Worn::up(Place::new());
+    let place = &worn.place;
+    place.sandbox.ztier(&["set", "vol", "writeback=off"]).ok();
+    let mut disk = place.connect();
+    let end = BLOCKS * BLOCK + (1 << 20);
+    worn.limit(Some(end));
+    for version in 1..4 {
+        for block in 0..BLOCKS {
+            disk.write(block * BLOCK, &content(block, version));
+        }
+        disk.flush();
+    }
+    assert!(worn.says("durable").contains("writing through since 20"), "{}", worn.says("durable"));
+    assert!(worn.says("backing alone").contains("is the volume"));
+    let log = place.log_of("vol");
+    assert_eq!((&log["failed"], &log["through"]), (&true.into(), &true.into()), "{log}");
+    assert!(log["errors"].as_u64() > Some(0), "{log}");
+    worn.holds(3);
+    // The backing store keeps up with each write.
+    disk.write(5 * BLOCK, &content(5, 9));
+    disk.flush();
+    let mut now = vec![0; 4096];
+    File::open(&place.backing).unwrap().read_exact_at(&mut now, 5 * BLOCK).unwrap();
+    assert!(now == content(5, 9));
+    disk.write(5 * BLOCK, &content(5, 3));
+    drop(disk);
+    place.sandbox.ztier(&["drain", "vol"]).ok();
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    let check = place.sandbox.ztier(&["log", "check", &place.log]).ok();
+    assert!(check.contains("0 changes"), "{check}");
+    // Without the limit, that is with a log that was mended, it is used again.
+    place.sandbox.ztier(&place.up()).ok();
+    worn.holds(3);
+    assert!(worn.says("durable").contains("in the log when a flush returns"));
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}
+
+#[test]
+fn where_log_and_backing_store_take_nothing_errors_last_until_they_do() {
+    let worn = Worn::up(Place::new());
+    let place = &worn.place;
+    let mut disk = place.connect();
+    for block in 0..BLOCKS {
+        disk.write(block * BLOCK, &content(block, 1));
+    }
+    disk.flush();
+    // Both superblocks can still be written, and little else.
+    worn.limit(Some(128 << 10));
+    let began = Instant::now();
+    disk.write(0, &content(0, 2));
+    assert_ne!(disk.flush_error(), 0, "a flush that nothing could keep");
+    assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
+    assert!(worn.says("durable").contains("is being brought to the backing store"));
+    let drain = place.sandbox.ztier(&["drain", "vol"]);
+    assert!(drain.status == 1 && drain.err.contains("a drive fails"), "{drain:?}");
+    assert!(disk.read(9 * BLOCK, 4096) == content(9, 1), "what the log has can be read");
+    worn.limit(None);
+    eventually("writes go through", || place.log_of("vol")["through"] == true);
+    disk.write(1, &[7]);
+    disk.flush();
+    assert!(worn.says("durable").contains("writing through since 20"));
+    let mut now = vec![0; 4096];
+    File::open(&place.backing).unwrap().read_exact_at(&mut now, 9 * BLOCK).unwrap();
+    assert!(now == content(9, 1));
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}
+
+#[test]
+fn a_log_that_cannot_even_be_marked_takes_nothing_more() {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
+        println!("skipped: loop devices need root and /dev/loop-control");
+        return;
+    }
+    let files = Place::new();
+    // The limit is one of files alone.
+    let device = Loop::on(Path::new(&files.backing), &[]);
+    let worn = Worn::up(Place { backing: device.path().to_owned(), ..files });
+    let place = &worn.place;
+    let mut disk = place.connect();
+    for block in 0..BLOCKS {
+        disk.write(block * BLOCK, &content(block, 1));
+    }
+    disk.flush();
+    worn.limit(Some(0));
+    disk.write(0, &content(0, 2));
+    assert_ne!(disk.flush_error(), 0, "a flush that nothing could keep");
+    assert!(worn.says("durable").contains("nothing more is taken"), "{}", worn.says("durable"));
+    assert_ne!(disk.write_error(BLOCK, &content(1, 2)), 0, "a write that nothing will keep");
+    for block in 1..BLOCKS {
+        assert!(disk.read(block * BLOCK, 4096) == content(block, 1), "block {block}");
+    }
+    drop(disk);
+    let down = place.sandbox.ztier(&["down", "vol"]);
+    assert_eq!(down.status, 0, "{down:?}");
+    // What was durable is in both.
+    let mut now = vec![0; 4096];
+    let backing = File::open(&place.backing).unwrap();
+    for block in 1..BLOCKS {
+        backing.read_exact_at(&mut now, block * BLOCK).unwrap();
+        assert!(now == content(block, 1), "block {block} of the backing store");
+    }
+    drop(backing);
+    // The log does not know that the backing store went on, and may not come back.
+    place.sandbox.ztier(&place.up()).refused(1, &["was changed", "--abandon-log"]);
+    place.sandbox.ztier(&[&place.up()[..], &["--abandon-log"]].concat()).ok();
+    worn.holds(1);
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}
