@@ -31,6 +31,8 @@ fn the_backing_store_is_the_volume_before_and_after() {
     disk.flush();
     drop(disk);
     assert_eq!(place.log_of("vol")["clean"], false);
+    // A log at work cannot be verified: it would be another one at the end than at the begin.
+    place.sandbox.ztier(&["log", "check", &place.log]).refused(1, &["fast", "is in use", "ztier"]);
     let out = place.sandbox.ztier(&["drain", "vol"]).ok();
     assert!(out.contains("all is in the backing store"), "{out}");
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
