@@ -30,6 +30,10 @@ const RATIO: u64 = 32;
 const PART: u64 = 4;
 /// Sheets of increments that there may be in any case.
 const INCREMENT_MIN: u64 = 8;
+/// Which part of the distance between two checkpoints may go by before one that is being made is
+/// hurried, and bytes that may in any case.
+const LATE_PART: u64 = 8;
+const LATE_MIN: u64 = 256 << 10;
 /// Sheets in flight at once.
 const DEPTH: u32 = 4;
 /// Sheets that an area should have room for at least.
@@ -245,6 +249,11 @@ impl Core {
             (None, None) => (self.first, 0),
         };
         Pointer { chunk: self.next_chunk, prev: self.prev, segment, offset, ..pointer }
+    }
+
+    /// Whether so much was written since the checkpoint began that it goes before the rest.
+    pub(super) fn is_checkpoint_late(&self) -> bool {
+        self.checkpoint.grown[0] > self.options.checkpoint / LATE_PART + LATE_MIN
     }
 
     /// The next sheet to write, if there is one now.

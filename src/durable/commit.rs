@@ -308,10 +308,12 @@ impl Core {
             let all = 0..bytes.len();
             return Some(Command { id, device: Device::Log, at, op: Op::Write(bytes, all) });
         }
-        if self.commit.health == Health::Well
-            && let Some(command) = self.next_chunk_write()
-        {
-            return Some(command);
+        if self.commit.health == Health::Well {
+            // Under load there is always a chunk to write.
+            let sheet = if self.is_checkpoint_late() { self.next_sheet() } else { None };
+            if let Some(command) = sheet.or_else(|| self.next_chunk_write()) {
+                return Some(command);
+            }
         }
         self.next_flush().or_else(|| self.next_sheet())
     }
