@@ -297,9 +297,9 @@ impl Core {
         Ok(true)
     }
 
-    /// Bytes of closed chunks that are not durable, and how many there may be.
+    /// Bytes of closed chunks that the log's drive has not written, and how many may be in memory.
     pub fn backlog(&self) -> (u64, u64) {
-        (self.sealed_bytes, self.options.memory)
+        (self.commit.unwritten(), self.options.memory)
     }
 
     /// Makes blocks read as zeros.

@@ -26,14 +26,14 @@ pub const WORTH_PART: u32 = 32;
 /// read of one of them decodes all.
 const TOGETHER_PART: usize = 8;
 
-/// Whether it is worth trying to compress neighbouring blocks together: `backlog` bytes of a log,
-/// of at most `most`, wait for its drive. Zstd takes several times as long as LZ4, so it pays while
-/// the drive is what everybody waits for; where that keeps up, a commit begins at half of `most`
-/// and ends soon after.
+/// Whether it is worth trying to compress neighbouring blocks together: `backlog` bytes of a log
+/// wait for its drive, and `most` may be in memory. Zstd takes longer than LZ4, so it pays while
+/// the drive is what everybody waits for. Where the drive keeps up, hardly anything waits; where it
+/// does not, memory is full, and at most half of it waits for a flush alone.
 pub fn tries_together(algorithm: Algorithm, (backlog, most): (u64, u64)) -> bool {
     match algorithm {
         Algorithm::Zstd => true,
-        Algorithm::Lz4 => backlog >= most / 4 * 3,
+        Algorithm::Lz4 => backlog >= most / 8 * 3,
         Algorithm::None => false,
     }
 }
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn blocks_are_compressed_together_where_the_drive_is_slow_or_zstd_was_asked_for() {
-        for (backlog, slow) in [(0, false), (32 << 20, false), (48 << 20, true), (64 << 20, true)] {
+        for (backlog, slow) in [(0, false), (8 << 20, false), (24 << 20, true), (64 << 20, true)] {
             let backlog = (backlog, 64 << 20);
             assert_eq!(tries_together(Algorithm::Lz4, backlog), slow);
             assert!(tries_together(Algorithm::Zstd, backlog));
