@@ -133,6 +133,8 @@ fn log(log: &stats::LogStats) -> String {
             ("  parts of blocks", count(log.writes_partial)),
             ("asked to be written", human(log.asked_bytes)),
             ("  log written", human(log.written_bytes)),
+            ("  blocks in clusters", count(log.blocks_clustered)),
+            ("    compressed", human(log.cluster_bytes)),
             ("  backing written", human(log.written_back_bytes)),
             ("chunks", count(log.chunks)),
             ("  closed with room left", count(log.chunks_partial)),

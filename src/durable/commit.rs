@@ -93,6 +93,8 @@ pub(super) struct Commit {
     issued: u64,
     /// Chunks from `durable` on: whether each is written.
     written: VecDeque<bool>,
+    /// Bytes of those that are not.
+    unwritten: u64,
     /// What flushes wait for, ascending, how many do, and since when the first.
     wanted: VecDeque<(u64, u32, u64)>,
     /// How long that took.
@@ -129,6 +131,7 @@ impl Commit {
             data: next_chunk,
             issued: next_chunk,
             written: VecDeque::new(),
+            unwritten: 0,
             wanted: VecDeque::new(),
             took: Histogram::default(),
             seal_next: false,
@@ -181,6 +184,7 @@ impl Commit {
 
     pub(super) fn sealed(&mut self, sealed: &Sealed) {
         self.written.push_back(false);
+        self.unwritten += u64::from(sealed.header.len);
         self.marked = self.marked.max(sealed.header.durable);
         if !sealed.entries.is_empty() {
             self.data = sealed.header.chunk + 1;
@@ -208,6 +212,11 @@ impl Commit {
     /// Chunks below this are written, durable or not.
     fn written_to(&self) -> u64 {
         self.durable + self.written.iter().take_while(|w| **w).count() as u64
+    }
+
+    /// Bytes of closed chunks that are not written.
+    pub(super) fn unwritten(&self) -> u64 {
+        self.unwritten
     }
 
     /// Whether a commit is at work: somebody waits for chunks that are closed.
@@ -395,7 +404,14 @@ impl Core {
             self.counts.errors += 1;
         }
         match flight {
-            Flight::Chunks { first, count, .. } => self.chunks_written(first, count, well),
+            Flight::Chunks { first, count, bytes } if well => {
+                self.commit.unwritten -= bytes as u64;
+                self.chunks_written(first, count);
+            }
+            Flight::Chunks { .. } => {
+                mark("commit.write_failed");
+                self.broken();
+            }
             Flight::Sheet => self.sheet_written(well),
             Flight::Flush { covers, superblock, checkpoint } => {
                 self.commit.flushing = false;
@@ -412,11 +428,7 @@ impl Core {
         matches!(flight, Flight::Flush { .. }) || !well
     }
 
-    fn chunks_written(&mut self, first: u64, count: usize, well: bool) {
-        if !well {
-            mark("commit.write_failed");
-            return self.broken();
-        }
+    fn chunks_written(&mut self, first: u64, count: usize) {
         let Some(at) = first.checked_sub(self.commit.durable) else { return };
         for written in self.commit.written.iter_mut().skip(at as usize).take(count) {
             *written = true;
@@ -533,6 +545,7 @@ impl Core {
         let old: Vec<Sealed> = self.sealed.drain(..).collect();
         self.sealed_bytes = 0;
         self.commit.written.clear();
+        self.commit.unwritten = 0;
         self.commit.issued = self.commit.durable;
         self.next_chunk = self.commit.durable;
         self.prev = self.commit.durable_prev;

@@ -12,7 +12,7 @@
 use super::checkpoint::Checkpoint;
 use super::chunk::{CHUNK_MAX, CHUNK_MIN, Closing, Open, Sealed};
 use super::commit::Commit;
-use super::format::{Data, Entry, Epoch, Kind, Stamp, Superblock, crc};
+use super::format::{CLUSTER, Data, Entry, Epoch, Kind, Stamp, Superblock, crc};
 use super::holes::{Hole, Holes};
 use super::map::{Map, Place};
 use super::planted::mark;
@@ -96,6 +96,8 @@ pub enum Found {
     Backing,
     /// It was damaged in the log before it reached the backing store.
     Lost,
+    /// It is in the payload of the block before, with this check word.
+    Before(u32),
 }
 
 /// A payload to read from the log's drive.
@@ -265,6 +267,41 @@ impl Core {
         Ok(())
     }
 
+    /// Appends the blocks of a cluster, `block` first: their payload, and the CRC of that. `false`,
+    /// and nothing has changed, where no chunk has room for it: each block alone will find some.
+    ///
+    /// # Errors
+    /// [`Refused`]; then nothing has changed.
+    pub fn append_cluster(
+        &mut self,
+        block: u64,
+        payload: &[u8],
+        crc: u32,
+    ) -> Result<bool, Refused> {
+        self.check_health()?;
+        let open = self.open_for(0, RESERVE)?;
+        if !open.has_room_for(payload.len(), CLUSTER) {
+            mark("append.cluster_apart");
+            return Ok(false);
+        }
+        mark("append.cluster");
+        let all = open.append_cluster(block, payload, crc);
+        let segment = open.segment;
+        for data in all {
+            self.index(segment, &Entry::Data(data));
+        }
+        self.counts.blocks_appended += CLUSTER as u64;
+        self.counts.blocks_clustered += CLUSTER as u64;
+        self.counts.cluster_bytes += payload.len() as u64;
+        self.counts.asked_bytes += (CLUSTER * crate::BLOCK_SIZE) as u64;
+        Ok(true)
+    }
+
+    /// Bytes of closed chunks that the log's drive has not written, and how many may be in memory.
+    pub fn backlog(&self) -> (u64, u64) {
+        (self.commit.unwritten(), self.options.memory)
+    }
+
     /// Makes blocks read as zeros.
     ///
     /// # Errors
@@ -428,7 +465,41 @@ impl Core {
     /// Where the current content of a block is. A payload in memory is put into `out`; one on the
     /// drive is pinned until [`Self::release`].
     pub fn locate(&mut self, block: u64, out: &mut Vec<u8>) -> Found {
-        let Some(place) = self.map.get(block) else {
+        self.locate_at(block, self.map.get(block), out)
+    }
+
+    /// The same for neighbouring blocks, from `first` on: blocks of one cluster have one payload.
+    pub fn locate_all<'a>(
+        &mut self,
+        first: u64,
+        out: impl Iterator<Item = &'a mut Vec<u8>>,
+        found: &mut Vec<Found>,
+    ) {
+        let (mut last, mut is_memory) = (None, false);
+        for (block, out) in (first..).zip(out) {
+            let place = self.map.get(block);
+            let cluster = place.filter(|p| p.kind == Kind::Cluster);
+            let now = cluster.map(|p| (p.slot, p.offset));
+            let here = match cluster {
+                Some(place) if now == last => {
+                    mark("read.cluster_at_once");
+                    self.counts.reads_memory += u64::from(is_memory);
+                    self.counts.reads_log += u64::from(!is_memory);
+                    Found::Before(place.check)
+                }
+                _ => {
+                    let here = self.locate_at(block, place, out);
+                    is_memory = matches!(here, Found::Memory(_));
+                    here
+                }
+            };
+            found.push(here);
+            last = now;
+        }
+    }
+
+    fn locate_at(&mut self, block: u64, place: Option<Place>, out: &mut Vec<u8>) -> Found {
+        let Some(place) = place else {
             return match self.holes.get(block).map(|hole| hole.kind) {
                 None => {
                     self.counts.reads_backing += 1;
@@ -445,6 +516,9 @@ impl Core {
                 }
             };
         };
+        if place.kind == Kind::Cluster {
+            mark("read.cluster");
+        }
         let segment = self.segment_of(place.slot);
         if let Some(payload) = self.in_memory(segment, place.offset, place.len) {
             mark("read.memory");

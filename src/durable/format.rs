@@ -5,6 +5,7 @@
 //! earlier lap, or of another log, does not pass. Nothing here does I/O.
 
 use crate::BLOCK_SIZE;
+use crate::store::GROUP;
 
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"ztierLOG";
@@ -42,11 +43,17 @@ pub const HEADER: usize = 128;
 pub const ENTRY: usize = 16;
 /// Payloads begin at multiples of this, in bytes.
 pub const GRANULE: u32 = 16;
+/// Blocks of a cluster; the first one's number is a multiple of it.
+pub const CLUSTER: usize = 4;
+/// Longest payload of a cluster, in bytes: it saves something.
+pub const CLUSTER_MAX: u32 = (CLUSTER * BLOCK_SIZE) as u32 - GRANULE;
 /// Most epochs and lost ranges that a superblock names, together.
 pub const EPOCHS_MAX: usize = 200;
 /// Most lost ranges that a superblock names; few for the simulator, which loses few.
 pub const LOST_MAX: usize = if cfg!(sim) { 4 } else { 100 };
 
+/// Bits of an entry, here and in a checkpoint, that have the length of a payload.
+pub(super) const LEN_BITS: u32 = 12;
 const CHUNK_MAGIC: u32 = u32::from_le_bytes(*b"zCHK");
 const POINTER_AT: usize = 192;
 const EPOCHS_AT: usize = 256;
@@ -56,6 +63,11 @@ const HEADER_CRC_AT: usize = HEADER - 4;
 const _: () = assert!(EPOCHS_AT + EPOCHS_MAX * 16 <= SUPER_CRC_AT);
 const _: () = assert!(LOST_MAX < EPOCHS_MAX);
 const _: () = assert!(SUPER_AT[1] + SUPER as u64 <= DATA_MIN);
+const _: () = assert!(CLUSTER.is_power_of_two() && GROUP.is_multiple_of(CLUSTER));
+// The length of a payload is in as many bits for a cluster, in granules, as for a block, in bytes.
+const _: () =
+    assert!(CLUSTER_MAX.is_multiple_of(GRANULE) && CLUSTER_MAX / GRANULE <= 1 << LEN_BITS);
+const _: () = assert!(BLOCK_SIZE == 1 << LEN_BITS);
 
 /// Why a structure is not what it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -464,6 +476,9 @@ pub enum Kind {
     Lost = 6,
     /// A piece of the summary of the segment before; `block` is which. No change of the volume.
     Summary = 7,
+    /// One zstd frame of [`CLUSTER`] neighbouring blocks, and padding. Each of them has an entry
+    /// of its own, and which of them it is, is its number modulo [`CLUSTER`].
+    Cluster = 8,
 }
 
 impl Kind {
@@ -477,8 +492,29 @@ impl Kind {
             5 => Self::Zeros,
             6 => Self::Lost,
             7 => Self::Summary,
+            8 => Self::Cluster,
             _ => return None,
         })
+    }
+
+    /// In how many bytes the length of a payload is counted, and the longest, in these.
+    const fn lengths(self) -> (u32, u32) {
+        match self {
+            Self::Cluster => (GRANULE, CLUSTER_MAX / GRANULE),
+            _ => (1, BLOCK_SIZE as u32),
+        }
+    }
+
+    /// The length of a payload in [`LEN_BITS`] bits.
+    pub(super) fn len_bits(self, len: u32) -> u64 {
+        u64::from(len / self.lengths().0 - 1)
+    }
+
+    /// The length of a payload from its bits; `None` if it is longer than it can be.
+    pub(super) fn len_of(self, bits: u64) -> Option<u32> {
+        let (unit, most) = self.lengths();
+        let units = (bits & ((1 << LEN_BITS) - 1)) as u32 + 1;
+        (units <= most).then_some(units * unit)
     }
 }
 
@@ -505,7 +541,7 @@ pub struct Data {
     pub block: u64,
     /// How to read its payload: one of the kinds that have one.
     pub kind: Kind,
-    /// Bytes of payload, 1 to 4096.
+    /// Bytes of payload, 1 to 4096; of a cluster multiples of [`GRANULE`] up to [`CLUSTER_MAX`].
     pub len: u32,
     /// Where the payload is, in bytes from the segment's begin: a multiple of [`GRANULE`].
     pub offset: u32,
@@ -518,12 +554,13 @@ impl Entry {
     pub fn encode(&self) -> [u8; ENTRY] {
         let (block, kind, len, word) = match *self {
             Self::Data(d) => {
-                (d.block, d.kind, d.len - 1, u64::from(d.offset) | u64::from(d.check) << 32)
+                let word = u64::from(d.offset) | u64::from(d.check) << 32;
+                (d.block, d.kind, d.kind.len_bits(d.len), word)
             }
             Self::Range { kind, block, count } => (block, kind, 0, count),
         };
         let mut b = [0; ENTRY];
-        put8(&mut b, 0, block | (kind as u64) << 40 | u64::from(len) << 44);
+        put8(&mut b, 0, block | (kind as u64) << 40 | len << 44);
         put8(&mut b, 8, word);
         b
     }
@@ -533,7 +570,6 @@ impl Entry {
         let (first, word) = (get8(b, 0), get8(b, 8));
         let block = first & ((1 << 40) - 1);
         let kind = Kind::from_bits(first >> 40 & 15)?;
-        let len = (first >> 44 & 4095) as u32 + 1;
         Some(match kind {
             Kind::Zeros | Kind::Lost => {
                 block.checked_add(word).filter(|&end| word > 0 && end <= BLOCKS_MAX)?;
@@ -542,7 +578,7 @@ impl Entry {
             _ => Self::Data(Data {
                 block,
                 kind,
-                len,
+                len: kind.len_of(first >> 44)?,
                 offset: word as u32,
                 check: (word >> 32) as u32,
             }),
@@ -582,6 +618,20 @@ impl Stamp {
     /// Whether these are the bytes that were written.
     pub fn fits(&self, payload: &[u8], check: u32) -> bool {
         self.check(crc(payload)) == check
+    }
+}
+
+/// Verifies one payload after the other; one that several blocks share is summed once.
+#[derive(Debug, Default)]
+pub struct Sums(Option<([u64; 3], u32)>);
+
+impl Sums {
+    /// Whether these are the bytes that were written.
+    pub fn fits(&mut self, stamp: &Stamp, payload: &[u8], check: u32) -> bool {
+        let place = [stamp.segment, stamp.offset.into(), payload.len() as u64];
+        let known = self.0.filter(|(known, _)| *known == place);
+        let (_, sum) = *self.0.insert(known.unwrap_or_else(|| (place, crc(payload))));
+        stamp.check(sum) == check
     }
 }
 
@@ -670,9 +720,11 @@ mod tests {
         let block = BLOCKS_MAX - 1;
         let data = Data { block, kind: Kind::Raw, len: 4096, offset: 1 << 23, check: 0xffff_fff0 };
         let range = Entry::Range { kind: Kind::Zeros, block: 9, count: 1 << 37 };
-        for entry in [Entry::Data(data), range] {
+        let cluster = |len| Entry::Data(Data { kind: Kind::Cluster, len, ..data });
+        for entry in [Entry::Data(data), range, cluster(GRANULE), cluster(CLUSTER_MAX)] {
             assert_eq!(Entry::decode(&entry.encode()), Some(entry));
         }
+        assert_eq!(Entry::decode(&cluster(CLUSTER_MAX + GRANULE).encode()), None);
         assert_eq!(Entry::decode(&[0; ENTRY]), None);
     }
 

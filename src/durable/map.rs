@@ -5,7 +5,7 @@
 //! its neighbour when both are small, so that a page is two thirds full in the mean and an entry
 //! takes less than 24 bytes.
 
-use super::format::{GRANULE, Kind};
+use super::format::{GRANULE, Kind, LEN_BITS};
 
 /// Entries in a full page: 4 KiB.
 const FULL: usize = 256;
@@ -24,7 +24,7 @@ pub struct Place {
     pub slot: u32,
     /// From the segment's begin, in bytes.
     pub offset: u32,
-    /// Bytes, 1 to 4096.
+    /// Bytes, as many as [`Data::len`](super::format::Data::len) may say.
     pub len: u32,
     /// How to read it.
     pub kind: Kind,
@@ -32,8 +32,8 @@ pub struct Place {
     pub check: u32,
 }
 
-/// `block` (38 bits), slot (22), kind (3), one bit spare; check (32), granule (20), length − 1
-/// (12).
+/// `block` (38 bits), slot (22), kind without its highest bit (3), that bit; check (32), granule
+/// (20), length (12).
 ///
 /// The same 16 bytes, little-endian, are an entry of a checkpoint.
 #[derive(Clone, Copy)]
@@ -41,15 +41,18 @@ pub struct Packed([u64; 2]);
 
 impl Packed {
     fn new(block: u64, at: Place) -> Self {
-        let first = block << 26 | u64::from(at.slot) << 4 | (at.kind as u64) << 1;
-        let where_to = u64::from(at.offset / GRANULE) << 12 | u64::from(at.len - 1);
+        let kind = at.kind as u64;
+        let first = block << 26 | u64::from(at.slot) << 4 | (kind & 7) << 1 | kind >> 3;
+        let where_to = u64::from(at.offset / GRANULE) << LEN_BITS | at.kind.len_bits(at.len);
         Self([first, u64::from(at.check) << 32 | where_to])
     }
 
     /// The two words of an entry; `None` when they say what cannot be.
     pub fn from_words(words: [u64; 2]) -> Option<Self> {
-        let kind = Kind::from_bits(words[0] >> 1 & 7)?;
-        matches!(kind, Kind::Raw | Kind::Lz4 | Kind::Zstd | Kind::Same).then_some(Self(words))
+        let kind = kind_of(words[0])?;
+        kind.len_of(words[1])?;
+        let stored = [Kind::Raw, Kind::Lz4, Kind::Zstd, Kind::Same, Kind::Cluster];
+        stored.contains(&kind).then_some(Self(words))
     }
 
     /// The two words.
@@ -69,14 +72,20 @@ impl Packed {
 
     fn place(self) -> Place {
         let [first, second] = self.0;
+        let kind = kind_of(first).unwrap_or(Kind::Lost);
         Place {
             slot: self.slot(),
-            offset: (second as u32 >> 12) * GRANULE,
-            len: (second as u32 & 4095) + 1,
-            kind: Kind::from_bits(first >> 1 & 7).unwrap_or(Kind::Lost),
+            offset: (second as u32 >> LEN_BITS) * GRANULE,
+            len: kind.len_of(second).unwrap_or(1),
+            kind,
             check: (second >> 32) as u32,
         }
     }
+}
+
+/// The kind in the first word of an entry.
+fn kind_of(first: u64) -> Option<Kind> {
+    Kind::from_bits(first >> 1 & 7 | (first & 1) << 3)
 }
 
 /// Pages that are filled in order, for [`Map::push_page`].
@@ -337,11 +346,13 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn place(n: u32) -> Place {
+        let kind = [Kind::Raw, Kind::Lz4, Kind::Zstd, Kind::Same, Kind::Cluster][n as usize % 5];
+        let len = if kind == Kind::Cluster { n % 1023 * GRANULE + GRANULE } else { n % 4096 + 1 };
         Place {
             slot: n & ((1 << 22) - 1),
             offset: (n % (1 << 20)) * GRANULE,
-            len: n % 4096 + 1,
-            kind: [Kind::Raw, Kind::Lz4, Kind::Zstd, Kind::Same][n as usize % 4],
+            len,
+            kind,
             check: n.wrapping_mul(0x9e37_79b9),
         }
     }

@@ -6,6 +6,7 @@
 
 mod checkpoint;
 mod chunk;
+pub mod cluster;
 mod command;
 mod commit;
 mod core;

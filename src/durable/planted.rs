@@ -57,10 +57,14 @@ pub enum Bug {
     IncrementIgnoresRanges,
     /// A summary is believed of chunks that may not be durable.
     TrustSummary,
+    /// Whatever block of a cluster is read, it is the first one.
+    FirstOfCluster,
+    /// Of a cluster that is written elsewhere only the first check word moves along.
+    MoveFirstOfCluster,
 }
 
 /// All of them.
-pub const BUGS: [Bug; 25] = [
+pub const BUGS: [Bug; 27] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -86,6 +90,8 @@ pub const BUGS: [Bug; 25] = [
     Bug::IncrementIgnoresRanges,
     Bug::TrustSummary,
     Bug::ThroughBeforeSpent,
+    Bug::FirstOfCluster,
+    Bug::MoveFirstOfCluster,
 ];
 
 #[cfg(sim)]

@@ -7,7 +7,7 @@
 use super::chunk::{CHUNK_MIN, read_table};
 use super::commit::JOINED;
 use super::core::{MEMORY_MAX, Segment};
-use super::format::{Data, ENTRY, Entry, HEADER, Header, Kind, Pointer, Stamp, Superblock};
+use super::format::{Data, ENTRY, Entry, HEADER, Header, Kind, Pointer, Stamp, Sums, Superblock};
 use super::planted::{self, Bug, mark};
 use super::recover::{OpenError, Report};
 use super::summary::Summary;
@@ -449,12 +449,13 @@ impl<'a> Walk<'a> {
         let at = self.sb.place(header.segment) + u64::from(header.offset);
         self.log.read(at, &mut bytes)?;
         let Header { epoch, segment, .. } = *header;
+        let mut sums = Sums::default();
         let unfit = entries.iter().filter_map(|entry| {
             let Entry::Data(d) = entry else { return None };
             let from = (d.offset - header.offset) as usize;
             let stamp = Stamp { epoch, segment, offset: d.offset, block: d.block };
             let payload = bytes.get(from..from + d.len as usize);
-            let fits = payload.is_some_and(|payload| stamp.fits(payload, d.check));
+            let fits = payload.is_some_and(|payload| sums.fits(&stamp, payload, d.check));
             (!fits).then_some(*d)
         });
         Ok(unfit.collect())

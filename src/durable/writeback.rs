@@ -6,8 +6,9 @@
 //! window over. What cannot be verified is not written, and is reported.
 
 use super::chunk::read_table;
+use super::cluster::Unpacked;
 use super::command::{Command, Device, Op, Outcome};
-use super::format::{Data, Entry, HEADER, Header, Kind, Stamp};
+use super::format::{CLUSTER, Data, Entry, HEADER, Header, Kind, Stamp, Sums};
 use super::planted::{self, Bug, mark};
 use super::window::{Ended, Plan, Planned};
 use crate::BLOCK_SIZE;
@@ -23,7 +24,7 @@ const RUN: usize = 256;
 /// Commands that are out at once.
 const DEPTH: usize = 16;
 
-/// Decodes a payload into a block; `false` when it does not decode.
+/// Decodes a block's own payload; `false` when it does not decode.
 pub fn decode(codec: &mut Codec, kind: Kind, payload: &[u8], out: &mut [u8; BLOCK_SIZE]) -> bool {
     match kind {
         Kind::Raw => codec.decode(Coding::Raw, payload, out),
@@ -36,7 +37,7 @@ pub fn decode(codec: &mut Codec, kind: Kind, payload: &[u8], out: &mut [u8; BLOC
             }
             Err(_) => false,
         },
-        Kind::Zeros | Kind::Lost | Kind::Summary => false,
+        Kind::Zeros | Kind::Lost | Kind::Summary | Kind::Cluster => false,
     }
 }
 
@@ -57,6 +58,7 @@ pub struct Writeback {
     images: Vec<Option<Buffer>>,
     phase: Phase,
     codec: Codec,
+    unpacked: Unpacked,
     /// The last record of each block: index of its segment in the plan, and where.
     blocks: BTreeMap<u64, (usize, Data)>,
     /// Zeroed ranges, first block to end; may overlap.
@@ -93,6 +95,7 @@ impl Writeback {
             plan: segments,
             phase: Phase::Read,
             codec: Codec::new(Algorithm::None),
+            unpacked: Unpacked::default(),
             blocks: BTreeMap::new(),
             zeros: zeros.into(),
             queue: VecDeque::new(),
@@ -207,16 +210,25 @@ impl Writeback {
             |(i, (block, _, _)): &(usize, &(u64, usize, Data))| *block == first + *i as u64;
         let count = self.queue.iter().take(RUN).enumerate().take_while(follows).count();
         let mut bytes = Buffer::new(count * BLOCK_SIZE);
+        let (blocks, _) = bytes.as_chunks_mut::<BLOCK_SIZE>();
         let mut good = 0;
-        for block in bytes.chunks_exact_mut(BLOCK_SIZE) {
-            let Some(&(_, segment, data)) = self.queue.front() else { break };
-            let Ok(block) = block.try_into() else { break };
+        while good < count {
+            let Some(&(block, segment, data)) = self.queue.front() else { break };
+            // What is left of a cluster is decoded once.
+            let shares = |(_, other, at): &&(u64, usize, Data)| {
+                (*other, at.offset) == (segment, data.offset) && at.kind == Kind::Cluster
+            };
+            let some = self.queue.iter().take(count - good).take_while(shares).count().max(1);
             let payload = payload(&self.images, segment, &data).unwrap_or_default();
-            if !decode(&mut self.codec, data.kind, payload, block) {
+            let (codec, out) = (&mut self.codec, &mut blocks[good..good + some]);
+            if !self.unpacked.decode(codec, data.kind, payload, block, out) {
                 break;
             }
-            self.queue.pop_front();
-            good += 1;
+            if data.kind == Kind::Cluster {
+                mark(if some < CLUSTER { "writeback.cluster_part" } else { "writeback.cluster" });
+            }
+            self.queue.drain(..some);
+            good += some;
         }
         if good == 0 {
             // Its check word fits, yet it does not decode: as bad as damaged.
@@ -312,10 +324,11 @@ impl Writeback {
             self.gather_segment(i);
         }
         let all = self.blocks.iter().map(|(&block, &(i, data))| (block, i, data));
+        let mut sums = Sums::default();
         let (good, bad): (Vec<_>, Vec<_>) = all.partition(|(_, i, data)| {
             let Planned { epoch, number, .. } = self.plan[*i];
             let stamp = Stamp { epoch, segment: number, offset: data.offset, block: data.block };
-            payload(&self.images, *i, data).is_some_and(|payload| stamp.fits(payload, data.check))
+            payload(&self.images, *i, data).is_some_and(|p| sums.fits(&stamp, p, data.check))
         });
         for (_, i, data) in bad {
             mark("writeback.damaged");

@@ -150,6 +150,12 @@ pub struct LogStats {
     pub blocks_appended: u64,
     /// Bytes of those blocks, before compression.
     pub asked_bytes: u64,
+    /// Of those blocks, the ones that were compressed together with their neighbours.
+    #[serde(default)]
+    pub blocks_clustered: u64,
+    /// Bytes that these took, compressed.
+    #[serde(default)]
+    pub cluster_bytes: u64,
     /// Bytes written to the log's drive.
     pub written_bytes: u64,
     /// Bytes of checkpoints among those.

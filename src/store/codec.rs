@@ -1,4 +1,4 @@
-//! Compression of single blocks, with state that is reused from block to block.
+//! Compression of blocks, alone or some together, with state that is reused from block to block.
 //!
 //! LZ4 through its C library, because only that has `LZ4_compress_fast_extState_fastReset`: a plain
 //! call clears a 16 KiB table for each block, which costs more than compressing many blocks does.
@@ -112,6 +112,17 @@ impl Codec {
         Some(Encoded::Payload(len, coding))
     }
 
+    /// Compresses neighbouring blocks into `out`, as one frame of zstd, whatever the algorithm;
+    /// `None` if it does not fit.
+    pub fn shrink_together(
+        &mut self,
+        blocks: &[[u8; BLOCK_SIZE]],
+        out: &mut [u8],
+    ) -> Option<usize> {
+        let zstd = self.zstd.get_or_insert_with(|| Box::new(Zstd::new()));
+        zstd.compress.compress2(out, blocks.as_flattened()).ok()
+    }
+
     fn lz4(&mut self, block: &[u8; BLOCK_SIZE], out: &mut [u8]) -> Option<usize> {
         let out = &mut out[..SHRUNK_MAX];
         // SAFETY: the state is of the size that the library asked for, aligned, and was zeroed or
@@ -152,6 +163,14 @@ impl Codec {
                 Err(_) => false,
             },
         }
+    }
+
+    /// Decodes one frame of zstd into neighbouring blocks; `false` when it is no encoding of so
+    /// many.
+    pub fn decode_together(&mut self, frame: &[u8], out: &mut [[u8; BLOCK_SIZE]]) -> bool {
+        let zstd = self.zstd.get_or_insert_with(|| Box::new(Zstd::new()));
+        let len = out.len() * BLOCK_SIZE;
+        zstd.decompress.decompress(out.as_flattened_mut(), frame) == Ok(len)
     }
 }
 

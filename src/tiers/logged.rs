@@ -9,17 +9,16 @@
 use super::brake::Brake;
 use super::news::News;
 use super::pace::Pace;
+use super::packing::Packing;
 use super::tending::MOVERS;
 use crate::BLOCK_SIZE;
-use crate::durable::format::{Kind, crc};
-use crate::durable::{
-    Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, decode, join,
-};
+use crate::durable::cluster::Unpacked;
+use crate::durable::format::{CLUSTER_MAX, Kind, Stamp, crc};
+use crate::durable::{Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, join};
 use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId, Waker};
 use crate::stats::LogStats;
 use crate::store::GROUP;
-use crate::store::codec::{self, Algorithm, Codec, Encoded};
-use crate::store::format::Coding;
+use crate::store::codec::Algorithm;
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,10 +26,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const STRIPES: usize = 256;
-/// After so many blocks in a row that did not shrink, only one in [`RETRY`] is tried.
-const HOPELESS: u32 = 16;
-/// See [`HOPELESS`].
-const RETRY: u32 = 16;
 /// How long to wait for news before looking again.
 const WAIT: Duration = Duration::from_millis(50);
 
@@ -48,13 +43,20 @@ pub enum Fault {
     Failed,
 }
 
+/// How far a thread came with what it has to append.
+enum Taken {
+    /// The log has all; so much of it waits for its drive, of at most so much.
+    All((u64, u64)),
+    /// The log has failed: they go to the backing store.
+    Through,
+    /// The next ones are a cluster that finds no room: they go one by one.
+    Apart,
+}
+
 /// One thread's memory for requests.
 pub struct LogHand {
-    codec: Codec,
-    /// Payloads of a group, each with its kind; empty where the block is its own.
-    payloads: Vec<(Kind, Vec<u8>)>,
-    /// Blocks in a row that did not shrink, or were not tried.
-    unshrunk: u32,
+    packing: Packing,
+    unpacked: Unpacked,
     found: Vec<Found>,
     buffer: Buffer,
     block: Box<[u8; BLOCK_SIZE]>,
@@ -64,39 +66,12 @@ impl LogHand {
     /// Memory for one thread; what it writes is compressed as `algorithm` says.
     pub fn new(algorithm: Algorithm) -> Self {
         Self {
-            codec: Codec::new(algorithm),
-            payloads: (0..GROUP).map(|_| (Kind::Raw, Vec::with_capacity(BLOCK_SIZE))).collect(),
-            unshrunk: 0,
+            packing: Packing::new(algorithm),
+            unpacked: Unpacked::default(),
             found: Vec::with_capacity(GROUP),
-            buffer: Buffer::new(2 * ALIGN),
+            buffer: Buffer::new((CLUSTER_MAX as usize).next_multiple_of(ALIGN) + ALIGN),
             block: Box::new([0; BLOCK_SIZE]),
         }
-    }
-
-    /// Encodes a block as the `i`-th payload. One that is kept as it is, is not copied.
-    fn encode(&mut self, i: usize, block: &[u8; BLOCK_SIZE]) {
-        let (kind, out) = &mut self.payloads[i];
-        out.resize(BLOCK_SIZE, 0);
-        let encoded = codec::fold(block, out).or_else(|| {
-            let tries = self.unshrunk < HOPELESS || self.unshrunk.is_multiple_of(RETRY);
-            let shrunk = if tries { self.codec.shrink(block, out) } else { None };
-            self.unshrunk = if shrunk.is_some() { 0 } else { self.unshrunk.wrapping_add(1) };
-            shrunk
-        });
-        let (now, len) = match encoded {
-            Some(Encoded::Same(0)) => (Kind::Zeros, 0),
-            Some(Encoded::Same(word)) => {
-                let word = u64::from(word) << 32 | u64::from(word);
-                out[..8].copy_from_slice(&word.to_le_bytes());
-                (Kind::Same, 8)
-            }
-            Some(Encoded::Payload(len, Coding::Lz4)) => (Kind::Lz4, len),
-            Some(Encoded::Payload(len, Coding::Zstd)) => (Kind::Zstd, len),
-            Some(Encoded::Payload(len, Coding::Fill)) => (Kind::Same, len),
-            None | Some(Encoded::Payload(_, Coding::Raw)) => (Kind::Raw, 0),
-        };
-        *kind = now;
-        out.truncate(len);
     }
 }
 
@@ -319,19 +294,19 @@ impl Logged {
         self.touch();
         hand.found.clear();
         {
-            let mut core = self.core.lock();
-            for (i, (_, payload)) in hand.payloads.iter_mut().enumerate().take(out.len()) {
-                hand.found.push(core.locate(first + i as u64, payload));
-            }
+            let payloads =
+                hand.packing.payloads.iter_mut().take(out.len()).map(|(_, payload)| payload);
+            self.core.lock().locate_all(first, payloads, &mut hand.found);
         }
         let mut result = Ok(());
         let mut i = 0;
         while i < out.len() {
             let here = hand.found[i];
-            let mut count = 1;
-            if here == Found::Backing {
-                count = hand.found[i..].iter().take_while(|f| **f == Found::Backing).count();
-            }
+            let shares = |found: &&Found| match found {
+                Found::Before(_) => true,
+                found => here == Found::Backing && **found == Found::Backing,
+            };
+            let count = 1 + hand.found[i + 1..].iter().take_while(shares).count();
             let blocks = &mut out[i..i + count];
             let done = self.fetch(hand, i, here, first + i as u64, blocks);
             if let (Ok(()), Err(fault)) = (&result, done) {
@@ -342,7 +317,8 @@ impl Logged {
         result
     }
 
-    /// Gets what was located: one block, or a run of blocks from the backing store.
+    /// Gets what was located: one block, some of a cluster, or a run of them from the backing
+    /// store.
     fn fetch(
         &self,
         hand: &mut LogHand,
@@ -361,35 +337,48 @@ impl Logged {
                 self.brake.note(began.elapsed(), moving, self.now_ms());
             }
             Found::Memory(kind) => {
-                let (_, payload) = &hand.payloads[i];
-                if !decode(&mut hand.codec, kind, payload, &mut out[0]) {
+                let Packing { codec, payloads, .. } = &mut hand.packing;
+                let (_, payload) = &payloads[i];
+                if !hand.unpacked.decode(codec, kind, payload, block, out) {
                     return Err(self.damaged(block));
                 }
             }
             Found::Log(reading) => {
-                let result = self.read_log(hand, &reading, &mut out[0]);
+                let result = self.read_log(hand, i, &reading, out);
                 self.core.lock().release(&reading);
                 result?;
             }
+            // Whoever comes before has fetched it.
+            Found::Before(_) => {}
         }
         Ok(())
     }
 
+    /// Reads a payload from the log's drive: that of the `i`-th block, and of those that share it.
     fn read_log(
         &self,
         hand: &mut LogHand,
+        i: usize,
         reading: &Reading,
-        out: &mut [u8; BLOCK_SIZE],
+        out: &mut [[u8; BLOCK_SIZE]],
     ) -> Result<(), Fault> {
         let skip = (reading.at % ALIGN as u64) as usize;
         let end = skip + reading.len as usize;
         let aligned = &mut hand.buffer[..end.next_multiple_of(ALIGN)];
         self.log.read(reading.at - skip as u64, aligned)?;
-        let payload = &aligned[skip..end];
-        if !reading.stamp.fits(payload, reading.check)
-            || !decode(&mut hand.codec, reading.kind, payload, out)
-        {
-            return Err(self.damaged(reading.stamp.block));
+        let (payload, first) = (&aligned[skip..end], reading.stamp.block);
+        let sum = crc(payload);
+        let checks = hand.found[i..].iter().map(|found| match found {
+            Found::Before(check) => *check,
+            _ => reading.check,
+        });
+        for (block, check) in (first..).zip(checks.take(out.len())) {
+            if (Stamp { block, ..reading.stamp }).check(sum) != check {
+                return Err(self.damaged(block));
+            }
+        }
+        if !hand.unpacked.decode(&mut hand.packing.codec, reading.kind, payload, first, out) {
+            return Err(self.damaged(first));
         }
         Ok(())
     }
@@ -410,9 +399,7 @@ impl Logged {
         blocks: &[[u8; BLOCK_SIZE]],
     ) -> Result<(), Fault> {
         self.touch();
-        for (i, block) in blocks.iter().enumerate() {
-            hand.encode(i, block);
-        }
+        hand.packing.encode_all(first, blocks);
         let _stripe = self.stripe(first).lock();
         if self.append(hand, first, blocks)? {
             return Ok(());
@@ -435,43 +422,68 @@ impl Logged {
     /// Appends blocks that were encoded; `false` if they must go to the backing store.
     fn append(
         &self,
-        hand: &LogHand,
+        hand: &mut LogHand,
         first: u64,
         blocks: &[[u8; BLOCK_SIZE]],
     ) -> Result<bool, Fault> {
-        let payloads = || {
-            hand.payloads.iter().zip(blocks).map(|((kind, payload), block)| match kind {
-                Kind::Raw => (*kind, &block[..]),
-                _ => (*kind, &payload[..]),
-            })
-        };
-        let mut sums = [0; GROUP];
-        for (sum, (_, payload)) in sums.iter_mut().zip(payloads()) {
-            *sum = crc(payload);
-        }
         let mut done = 0;
+        loop {
+            match self.append_from(&hand.packing, first, blocks, &mut done)? {
+                Taken::All(backlog) => {
+                    hand.packing.backlog = backlog;
+                    return Ok(true);
+                }
+                Taken::Through => return Ok(false),
+                Taken::Apart => {
+                    if let Some(blocks) = blocks[done..].first_chunk() {
+                        hand.packing.encode_apart(done, blocks);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Appends them from the one on that comes after those that are `done`.
+    fn append_from(
+        &self,
+        packing: &Packing,
+        first: u64,
+        blocks: &[[u8; BLOCK_SIZE]],
+        done: &mut usize,
+    ) -> Result<Taken, Fault> {
+        let mut sums = [0; GROUP];
+        let mut i = *done;
+        while i < blocks.len() {
+            let (_, payload, count) = packing.encoded(first, i, &blocks[i]);
+            sums[i] = crc(payload);
+            i += count;
+        }
         self.settle(|core| {
             if self.pace.holds(core.fullness()) {
                 return None;
             }
             let before = core.chunks();
-            for (kind, payload) in payloads().skip(done) {
-                let block = first + done as u64;
+            while *done < blocks.len() {
+                let (kind, payload, count) = packing.encoded(first, *done, &blocks[*done]);
+                let (block, sum) = (first + *done as u64, sums[*done]);
                 let taken = match kind {
-                    Kind::Zeros => core.discard(block, 1),
-                    _ => core.append(block, kind, payload, sums[done]),
+                    Kind::Zeros => core.discard(block, 1).map(|()| true),
+                    Kind::Cluster => core.append_cluster(block, payload, sum),
+                    _ => core.append(block, kind, payload, sum).map(|()| true),
                 };
                 match taken {
-                    Ok(()) => done += 1,
+                    Ok(true) => *done += count,
+                    Ok(false) => break,
                     Err(Refused::Full) => return None,
-                    Err(Refused::Through) => return Some(Ok(false)),
+                    Err(Refused::Through) => return Some(Ok(Taken::Through)),
                     Err(Refused::Failed) => return Some(Err(Fault::Failed)),
                 }
             }
             if core.chunks() > before {
                 self.wake();
             }
-            Some(Ok(true))
+            let all = *done == blocks.len();
+            Some(Ok(if all { Taken::All(core.backlog()) } else { Taken::Apart }))
         })
     }
 
@@ -490,7 +502,7 @@ impl Logged {
         let read = self.read(hand, block, std::slice::from_mut(&mut *content));
         let result = read.and_then(|()| {
             change(&mut content);
-            hand.encode(0, &content);
+            hand.packing.encode_all(block, std::slice::from_ref(&content));
             match self.append(hand, block, std::slice::from_ref(&content))? {
                 true => Ok(()),
                 false => self.write_through(block, std::slice::from_ref(&content)),

@@ -8,6 +8,7 @@ mod brake;
 mod logged;
 mod news;
 mod pace;
+mod packing;
 pub mod policy;
 mod ram;
 mod tending;

@@ -1,5 +1,6 @@
-//! What to clean and when: pure functions of what is known.
+//! What to clean and when, and what to compress how: pure functions of what is known.
 
+use crate::store::codec::Algorithm;
 use crate::store::segment::Sealed;
 
 /// Memory may be this much above the payload while writes go on, in thousandths: the thread that
@@ -20,6 +21,28 @@ pub const PAY_SEGMENTS: u32 = 4;
 pub const TIGHT_SEGMENTS: u64 = 3;
 /// A segment with less garbage than this share (one part in so many) is not worth copying.
 pub const WORTH_PART: u32 = 32;
+
+/// Blocks are kept together if that saves at least one part in so many of what they take apart: a
+/// read of one of them decodes all.
+const TOGETHER_PART: usize = 8;
+
+/// Whether it is worth trying to compress neighbouring blocks together: `backlog` bytes of a log
+/// wait for its drive, and `most` may be in memory. Zstd takes longer than LZ4, so it pays while
+/// the drive is what everybody waits for. Where the drive keeps up, hardly anything waits; where it
+/// does not, memory is full, and at most half of it waits for a flush alone.
+pub fn tries_together(algorithm: Algorithm, (backlog, most): (u64, u64)) -> bool {
+    match algorithm {
+        Algorithm::Zstd => true,
+        Algorithm::Lz4 => backlog >= most / 8 * 3,
+        Algorithm::None => false,
+    }
+}
+
+/// Whether `together` bytes for some blocks are enough less than the `apart` that they take each
+/// for itself.
+pub fn pays_together(together: usize, apart: usize) -> bool {
+    together <= apart - apart.div_ceil(TOGETHER_PART)
+}
 
 /// How many victims to choose at a look at the whole table of `segments`. Few, because the later
 /// ones of a long list are not the emptiest any more when their turn comes; more where looking
@@ -65,6 +88,22 @@ mod tests {
         assert_eq!(chosen, [2, 4, 3]);
         assert!(victims(all.into_iter(), 901, 3).is_empty());
         assert_eq!(victims(all.into_iter(), 0, 9).len(), 4);
+    }
+
+    #[test]
+    fn blocks_are_compressed_together_where_the_drive_is_slow_or_zstd_was_asked_for() {
+        for (backlog, slow) in [(0, false), (8 << 20, false), (24 << 20, true), (64 << 20, true)] {
+            let backlog = (backlog, 64 << 20);
+            assert_eq!(tries_together(Algorithm::Lz4, backlog), slow);
+            assert!(tries_together(Algorithm::Zstd, backlog));
+            assert!(!tries_together(Algorithm::None, backlog));
+        }
+    }
+
+    #[test]
+    fn blocks_stay_together_if_that_saves_an_eighth() {
+        assert!(pays_together(7000, 8000) && !pays_together(7001, 8000));
+        assert!(pays_together(0, 0) && !pays_together(1, 1));
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct RamDrive {
     pub flush_ms: AtomicU64,
     /// Milliseconds that a write takes, and a read while there are writes.
     pub write_ms: AtomicU64,
+    /// Reads so far.
+    pub reads: AtomicU64,
     /// Writes so far, and under way.
     pub writes: AtomicU64,
     writing: AtomicU64,
@@ -35,6 +37,7 @@ impl RamDrive {
             flushes: AtomicU64::new(0),
             flush_ms: AtomicU64::new(0),
             write_ms: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             writing: AtomicU64::new(0),
         }
@@ -75,6 +78,7 @@ impl Drive for RamDrive {
 
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
         self.check(Action::Read, at, buf.len() as u64)?;
+        self.reads.fetch_add(1, Ordering::SeqCst);
         if self.writing.load(Ordering::SeqCst) > 0 {
             pause(&self.write_ms);
         }

@@ -12,7 +12,7 @@ use crate::program::{Order, Side, Slow};
 use crate::rng::mix;
 use crate::trouble::{Kind, Trouble};
 use crate::world::{Flying, Reader, World, image_of};
-use ztier::durable::format::DATA_MIN;
+use ztier::durable::format::{CLUSTER, DATA_MIN};
 use ztier::durable::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
 use ztier::media::Buffer;
 
@@ -51,6 +51,35 @@ impl World<'_> {
     /// The writer appends a block, and waits for room if need be.
     pub(crate) fn write(&mut self, block: u32, flavour: Flavour) -> Result<(), Trouble> {
         let value = self.history.draw(block, flavour);
+        self.write_value(block, value)
+    }
+
+    /// The writer appends the blocks of a cluster at once; where they do not get smaller or find no
+    /// room, one by one.
+    pub(crate) fn write_cluster(&mut self, first: u32, flavour: Flavour) -> Result<(), Trouble> {
+        let draw = |i| self.history.draw(first + i as u32, flavour);
+        let values: [Value; CLUSTER] = std::array::from_fn(draw);
+        let mut pages = [[0; PAGE]; CLUSTER];
+        for ((block, value), page) in (first..).zip(values).zip(&mut pages) {
+            value.fill(block, page);
+        }
+        let mut together = self.volume.pack(&pages);
+        let taken = if together {
+            self.submit(|world| world.volume.append_cluster(first).map(|all| together = all))?
+        } else {
+            Taken::Yes
+        };
+        for (block, value) in (first..).zip(values) {
+            match taken {
+                Taken::Yes if together => self.record(block, value),
+                Taken::Yes | Taken::Through => self.write_value(block, value)?,
+                Taken::No => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn write_value(&mut self, block: u32, value: Value) -> Result<(), Trouble> {
         let mut page = std::mem::replace(&mut self.page, Box::new([0; PAGE]));
         value.fill(block, &mut page);
         let result = self.submit(|world| world.volume.write(block, &page));
@@ -450,13 +479,13 @@ impl World<'_> {
         let reading = match self.volume.locate(block) {
             Found::Zeros => return self.compare(block, &[value], Some(Value::Zero)),
             Found::Memory(kind) => {
-                let Some(page) = self.volume.decoded(kind) else {
+                let Some(page) = self.volume.decoded(block, kind) else {
                     return self.lost(block, written);
                 };
                 let found = Value::recognise(block, page);
                 return self.compare(block, &[value], found);
             }
-            Found::Lost => return self.lost(block, written),
+            Found::Lost | Found::Before(_) => return self.lost(block, written),
             Found::Log(reading) => Some(reading),
             Found::Backing => None,
         };
@@ -488,7 +517,8 @@ impl World<'_> {
         let data = self.read_now(Side::Log, first, len)?;
         self.volume.core.release(reading);
         let Some(data) = data else { return Ok(()) };
-        match self.volume.verified(reading, &data[skip..][..reading.len as usize]) {
+        let payload = &data[skip..][..reading.len as usize];
+        match self.volume.verified(reading, reading.check, payload) {
             Some(page) => {
                 let found = Value::recognise(block, page);
                 self.compare(block, &reader.allowed, found)
@@ -543,9 +573,27 @@ impl World<'_> {
     /// The writer appends a payload that does not decode.
     pub(crate) fn miscompress(&mut self, block: u32) -> Result<(), Trouble> {
         self.lies = true;
+        if block.is_multiple_of(CLUSTER as u32) {
+            return self.miscompress_cluster(block);
+        }
         if self.submit(|world| world.volume.write_undecodable(block))? == Taken::Yes {
             let value = self.history.draw(block, Flavour::Word);
             self.record(block, value);
+            self.lied_at = self.history.submitted();
+        }
+        Ok(())
+    }
+
+    fn miscompress_cluster(&mut self, first: u32) -> Result<(), Trouble> {
+        let mut together = false;
+        self.volume.pack_undecodable();
+        let taken =
+            self.submit(|world| world.volume.append_cluster(first).map(|all| together = all))?;
+        if taken == Taken::Yes && together {
+            for block in first..first + CLUSTER as u32 {
+                let value = self.history.draw(block, Flavour::Word);
+                self.record(block, value);
+            }
             self.lied_at = self.history.submitted();
         }
         Ok(())

@@ -7,9 +7,9 @@
 use crate::content::Flavour;
 use crate::cut::Tearing;
 use crate::fault::{Fault, Kind};
-use crate::rng::Rng;
+use crate::rng::{Rng, mix};
 use std::ops::Range;
-use ztier::durable::format::data_at;
+use ztier::durable::format::{CLUSTER, data_at};
 use ztier::store::codec::Algorithm;
 
 /// Which drive.
@@ -132,6 +132,8 @@ pub struct Cut {
 pub enum Step {
     /// The writer appends a block.
     Write(u32, Flavour),
+    /// The writer appends the cluster that begins with a block: each of its blocks is different.
+    Cluster(u32, Flavour),
     /// The discarder appends a range: first block, blocks.
     Discard(u32, u32),
     /// The flusher asks for a flush, and goes on.
@@ -206,6 +208,16 @@ pub struct Swarm {
     sequential: u32,
     discard_max: u32,
     cursor: u32,
+    /// Of a thousand writes, how many are of a whole cluster.
+    clusters: u64,
+    /// Writes so far.
+    writes: u64,
+}
+
+/// How many of a thousand writes are of a cluster. Not a choice of the generator, so that seeds
+/// mean what they meant.
+fn clusters(setup: &Setup) -> u64 {
+    [0, 0, 100, 500][(mix(setup.seed) % 4) as usize]
 }
 
 impl Swarm {
@@ -262,6 +274,8 @@ impl Swarm {
             ..setup
         };
         Self {
+            clusters: clusters(&setup),
+            writes: 0,
             setup,
             weights: [
                 400,
@@ -337,6 +351,8 @@ impl Swarm {
             sequential: rng.pick(&[0, 0, 300, 900]),
             discard_max: rng.pick(&[1, 8, 64, blocks]),
             cursor: 0,
+            clusters: clusters(&setup),
+            writes: 0,
             setup,
         }
     }
@@ -374,7 +390,15 @@ impl Swarm {
     /// A step of the swarm.
     pub fn step(&mut self, rng: &mut Rng) -> Step {
         match rng.weighted(&self.weights) {
-            0 => Step::Write(self.block(rng), self.flavour(rng)),
+            0 => {
+                let (block, flavour) = (self.block(rng), self.flavour(rng));
+                self.writes += 1;
+                if mix(self.setup.seed ^ self.writes) % 1000 < self.clusters {
+                    Step::Cluster(block / CLUSTER as u32 * CLUSTER as u32, flavour)
+                } else {
+                    Step::Write(block, flavour)
+                }
+            }
             1 => {
                 let block = self.block(rng);
                 let most = self.discard_max.min(self.setup.blocks - block);
@@ -618,6 +642,10 @@ mod tests {
             for step in &program.steps {
                 match step {
                     Step::Write(block, _) | Step::Read(block) => assert!(*block < blocks),
+                    Step::Cluster(block, _) => {
+                        let cluster = CLUSTER as u32;
+                        assert!(block.is_multiple_of(cluster) && block + cluster <= blocks);
+                    }
                     Step::Discard(block, count) => {
                         assert!(*count > 0 && block + count <= blocks);
                     }

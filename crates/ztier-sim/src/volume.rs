@@ -6,10 +6,11 @@
 
 use crate::content::Value;
 use crate::drive::SimDrive;
-use crate::image::{PAGE, Page};
+use crate::image::{Image, PAGE, Page};
 use crate::oracle::Seen;
 use crate::program::Setup;
-use ztier::durable::format::{IDENTITY, Kind, crc};
+use ztier::durable::cluster::{self, Unpacked};
+use ztier::durable::format::{CLUSTER, IDENTITY, Kind, Stamp, crc};
 use ztier::durable::{
     self, Command, Core, Found, OpenError, Options, Outcome, Reading, Refused, Report, Writeback,
 };
@@ -34,6 +35,8 @@ pub struct Volume {
     writeback: Option<Writeback>,
     codec: Codec,
     payload: Vec<u8>,
+    cluster: Vec<u8>,
+    unpacked: Unpacked,
     page: Box<Page>,
 }
 
@@ -74,6 +77,8 @@ impl Volume {
             writeback: None,
             codec: Codec::new(setup.algorithm),
             payload: vec![0; PAGE],
+            cluster: Vec::new(),
+            unpacked: Unpacked::default(),
             page: Box::new([0; PAGE]),
         })
     }
@@ -96,6 +101,25 @@ impl Volume {
         };
         let payload = &self.payload[..len];
         self.core.append(block, kind, payload, crc(payload))
+    }
+
+    /// Compresses the blocks of a cluster for [`Volume::append_cluster`]; `false` if they do not
+    /// get smaller.
+    pub fn pack(&mut self, pages: &[Page; CLUSTER]) -> bool {
+        cluster::encode(&mut self.codec, pages, &mut self.cluster)
+    }
+
+    /// Makes a payload that is no encoding of a cluster.
+    pub fn pack_undecodable(&mut self) {
+        self.cluster = vec![0; 112];
+    }
+
+    /// Appends the cluster that was made last; `false` if it finds no room.
+    ///
+    /// # Errors
+    /// Those of the product.
+    pub fn append_cluster(&mut self, first: u32) -> Result<bool, Refused> {
+        self.core.append_cluster(u64::from(first), &self.cluster, crc(&self.cluster))
     }
 
     /// Appends a payload whose check word fits, and that is no encoding of a block.
@@ -121,16 +145,24 @@ impl Volume {
     }
 
     /// The block whose payload was found in memory; `None` when it does not decode.
-    pub fn decoded(&mut self, kind: Kind) -> Option<&Page> {
-        let fine = durable::decode(&mut self.codec, kind, &self.payload, &mut self.page);
+    pub fn decoded(&mut self, block: u32, kind: Kind) -> Option<&Page> {
+        let payload = std::mem::take(&mut self.payload);
+        let fine = self.decode(block, kind, &payload);
+        self.payload = payload;
         fine.then_some(&*self.page)
     }
 
-    /// The block of a payload that was read from the log; `None` when it is damaged.
-    pub fn verified(&mut self, reading: &Reading, payload: &[u8]) -> Option<&Page> {
-        let fine = reading.stamp.fits(payload, reading.check)
-            && durable::decode(&mut self.codec, reading.kind, payload, &mut self.page);
+    /// The block of a payload that was read from the log, with its check word; `None` when it is
+    /// damaged.
+    pub fn verified(&mut self, reading: &Reading, check: u32, payload: &[u8]) -> Option<&Page> {
+        let fine = reading.stamp.fits(payload, check)
+            && self.decode(reading.stamp.block as u32, reading.kind, payload);
         fine.then_some(&*self.page)
+    }
+
+    fn decode(&mut self, block: u32, kind: Kind, payload: &[u8]) -> bool {
+        let out = std::slice::from_mut(&mut *self.page);
+        self.unpacked.decode(&mut self.codec, kind, payload, block.into(), out)
     }
 
     /// The next command of the core or the window.
@@ -180,32 +212,62 @@ impl Volume {
         self.writeback.is_none() && self.core.is_quiet()
     }
 
-    /// What each block holds, through the eyes of a reader who is alone.
+    /// What each block holds, through the eyes of a reader who is alone, and reads a cluster at a
+    /// time.
     pub fn look(&mut self, blocks: u32, log: &SimDrive, backing: &SimDrive) -> Vec<Seen> {
         let (log, backing) = (log.current(), backing.current());
-        let mut buffer = [0; 2 * PAGE];
-        let look = |block: u32| {
-            let page = match self.locate(block) {
-                Found::Zeros => return Seen::Value(Value::Zero),
-                Found::Lost => return Seen::Lost,
-                Found::Backing => Some(backing.page(block as usize)),
-                Found::Memory(kind) => self.decoded(kind),
-                Found::Log(reading) => {
-                    let skip = (reading.at % PAGE as u64) as usize;
-                    let len = (skip + reading.len as usize).next_multiple_of(PAGE);
-                    log.read(reading.at - skip as u64, &mut buffer[..len]);
-                    self.core.release(&reading);
-                    self.verified(&reading, &buffer[skip..][..reading.len as usize])
-                }
-            };
-            match page.map(|page| Value::recognise(block, page)) {
-                None => Seen::Lost,
-                Some(None) => Seen::Foreign,
-                Some(Some(value)) => Seen::Value(value),
+        let mut payloads: [Vec<u8>; CLUSTER] = Default::default();
+        let (mut found, mut seen) = (Vec::new(), Vec::new());
+        for first in (0..blocks).step_by(CLUSTER) {
+            found.clear();
+            self.core.locate_all(first.into(), payloads.iter_mut(), &mut found);
+            let mut last = None;
+            for (i, (block, here)) in (first..blocks).zip(&found).enumerate() {
+                let page = match *here {
+                    Found::Zeros => {
+                        seen.push(Seen::Value(Value::Zero));
+                        continue;
+                    }
+                    Found::Lost => None,
+                    Found::Backing => Some(backing.page(block as usize)),
+                    Found::Memory(kind) => {
+                        last = None;
+                        self.payload.clone_from(&payloads[i]);
+                        self.decoded(block, kind)
+                    }
+                    Found::Log(reading) => {
+                        self.core.release(&reading);
+                        let payload = payload(&log, &reading);
+                        last = Some((reading, payload));
+                        last.as_ref().and_then(|(r, p)| self.verified(r, r.check, p))
+                    }
+                    Found::Before(check) => match &last {
+                        Some((reading, payload)) => {
+                            let stamp = Stamp { block: block.into(), ..reading.stamp };
+                            self.verified(&Reading { stamp, ..*reading }, check, payload)
+                        }
+                        None => self.decoded(block, Kind::Cluster),
+                    },
+                };
+                seen.push(match page.map(|page| Value::recognise(block, page)) {
+                    None => Seen::Lost,
+                    Some(None) => Seen::Foreign,
+                    Some(Some(value)) => Seen::Value(value),
+                });
             }
-        };
-        (0..blocks).map(look).collect()
+        }
+        seen
     }
+}
+
+/// The bytes that a reading is about.
+fn payload(log: &Image, reading: &Reading) -> Vec<u8> {
+    let skip = (reading.at % PAGE as u64) as usize;
+    let mut buffer = vec![0; (skip + reading.len as usize).next_multiple_of(PAGE)];
+    log.read(reading.at - skip as u64, &mut buffer);
+    buffer.drain(..skip);
+    buffer.truncate(reading.len as usize);
+    buffer
 }
 
 /// The log's name for a coding.

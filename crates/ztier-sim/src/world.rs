@@ -277,6 +277,7 @@ impl<'p> World<'p> {
         self.stats.steps += 1;
         match step {
             Step::Write(block, flavour) => self.write(*block, *flavour),
+            Step::Cluster(block, flavour) => self.write_cluster(*block, *flavour),
             Step::Discard(block, count) => self.discard(*block, *count),
             Step::Flush => {
                 self.flush();

@@ -38,8 +38,17 @@ impl Stopwatch {
     }
 }
 
+/// User and system time of this process so far.
+pub fn process() -> Duration {
+    time(ClockId::ProcessCPUTime)
+}
+
 fn thread_time() -> Duration {
-    let t = clock_gettime(ClockId::ThreadCPUTime);
+    time(ClockId::ThreadCPUTime)
+}
+
+fn time(clock: ClockId) -> Duration {
+    let t = clock_gettime(clock);
     Duration::new(t.tv_sec.unsigned_abs(), u32::try_from(t.tv_nsec).unwrap_or(0))
 }
 

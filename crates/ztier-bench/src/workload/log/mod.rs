@@ -9,6 +9,7 @@ mod drives;
 mod everyday;
 mod export;
 mod full;
+mod large;
 mod own;
 mod recovery;
 mod rows;
@@ -36,6 +37,8 @@ pub enum Section {
     Rows,
     /// One flush after 1, 8, 64 writes by 1, 4, 16 writers.
     Synced,
+    /// Large writes that shrink: what neighbours that are compressed together bring.
+    Large,
     /// Random writes when the log is full, against the backing store's sorted speed.
     Full,
     /// Opening a log that was left by a cut of power, by its size and what filled it.
@@ -130,6 +133,7 @@ impl Section {
         match self {
             Self::Rows => plan.rows(report),
             Self::Synced => plan.synced(report),
+            Self::Large => plan.large(report),
             Self::Full => plan.full(report, context.quick),
             Self::Recovery => plan.recovery(report, context.quick),
             Self::Export => plan.export(report, context.quick),
