@@ -57,10 +57,12 @@ pub enum Bug {
     IncrementIgnoresRanges,
     /// A summary is believed of chunks that may not be durable.
     TrustSummary,
+    /// A closed chunk is written although some of its payloads are not there yet.
+    WriteUnfilled,
 }
 
 /// All of them.
-pub const BUGS: [Bug; 25] = [
+pub const BUGS: [Bug; 26] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -86,6 +88,7 @@ pub const BUGS: [Bug; 25] = [
     Bug::IncrementIgnoresRanges,
     Bug::TrustSummary,
     Bug::ThroughBeforeSpent,
+    Bug::WriteUnfilled,
 ];
 
 #[cfg(sim)]

@@ -2,9 +2,12 @@
 //!
 //! The core does no I/O; here is who does. Whoever waits for a commit carries commands out himself,
 //! so a small synced write needs no other thread; a few threads of the log's own write what nobody
-//! waits for. Invariants: the core's lock is not held during I/O; a block's stripe is held from the
-//! read of a read-modify-write to its append; who takes several takes them in order; none of the
-//! log's own threads takes one.
+//! waits for. A write reserves its places under the core's lock, and fills them without it.
+//!
+//! Invariants: the core's lock is held neither during I/O nor while payloads are copied; a block's
+//! stripe is held from before its place is reserved, or from the read of a read-modify-write, until
+//! it is filled; who has reserved waits for nobody before he has filled; who takes several stripes
+//! takes them in order; none of the log's own threads takes one.
 
 use super::brake::Brake;
 use super::news::News;
@@ -13,7 +16,7 @@ use super::tending::MOVERS;
 use crate::BLOCK_SIZE;
 use crate::durable::format::{Kind, crc};
 use crate::durable::{
-    Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, decode, join,
+    Command, Core, Device, Fills, Found, Op, Outcome, Progress, Reading, Refused, decode, join,
 };
 use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId, Waker};
 use crate::stats::LogStats;
@@ -30,9 +33,12 @@ const STRIPES: usize = 256;
 /// After so many blocks in a row that did not shrink, only one in [`RETRY`] is tried.
 const HOPELESS: u32 = 16;
 /// See [`HOPELESS`].
-const RETRY: u32 = 16;
+const RETRY: u32 = 64;
 /// How long to wait for news before looking again.
 const WAIT: Duration = Duration::from_millis(50);
+
+/// How long a reader waits for the stripe of a payload that is being copied before looking again.
+const FILL: Duration = Duration::from_millis(1);
 
 /// Why a request on a logged volume failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,13 +54,22 @@ pub enum Fault {
     Failed,
 }
 
+/// A payload on its way from a block, or to one.
+struct Payload {
+    kind: Kind,
+    /// Bytes that count, of one that was encoded.
+    len: usize,
+    bytes: Vec<u8>,
+}
+
 /// One thread's memory for requests.
 pub struct LogHand {
     codec: Codec,
-    /// Payloads of a group, each with its kind; empty where the block is its own.
-    payloads: Vec<(Kind, Vec<u8>)>,
+    /// Payloads of a group; of no length where the block is its own.
+    payloads: Vec<Payload>,
     /// Blocks in a row that did not shrink, or were not tried.
     unshrunk: u32,
+    fills: Fills,
     found: Vec<Found>,
     buffer: Buffer,
     block: Box<[u8; BLOCK_SIZE]>,
@@ -65,8 +80,11 @@ impl LogHand {
     pub fn new(algorithm: Algorithm) -> Self {
         Self {
             codec: Codec::new(algorithm),
-            payloads: (0..GROUP).map(|_| (Kind::Raw, Vec::with_capacity(BLOCK_SIZE))).collect(),
+            payloads: (0..GROUP)
+                .map(|_| Payload { kind: Kind::Raw, len: 0, bytes: vec![0; BLOCK_SIZE] })
+                .collect(),
             unshrunk: 0,
+            fills: Fills::default(),
             found: Vec::with_capacity(GROUP),
             buffer: Buffer::new(2 * ALIGN),
             block: Box::new([0; BLOCK_SIZE]),
@@ -75,7 +93,8 @@ impl LogHand {
 
     /// Encodes a block as the `i`-th payload. One that is kept as it is, is not copied.
     fn encode(&mut self, i: usize, block: &[u8; BLOCK_SIZE]) {
-        let (kind, out) = &mut self.payloads[i];
+        let Payload { kind, len: used, bytes: out } = &mut self.payloads[i];
+        // Shorter only after a read.
         out.resize(BLOCK_SIZE, 0);
         let encoded = codec::fold(block, out).or_else(|| {
             let tries = self.unshrunk < HOPELESS || self.unshrunk.is_multiple_of(RETRY);
@@ -95,8 +114,7 @@ impl LogHand {
             Some(Encoded::Payload(len, Coding::Fill)) => (Kind::Same, len),
             None | Some(Encoded::Payload(_, Coding::Raw)) => (Kind::Raw, 0),
         };
-        *kind = now;
-        out.truncate(len);
+        (*kind, *used) = (now, len);
     }
 }
 
@@ -317,13 +335,35 @@ impl Logged {
         out: &mut [[u8; BLOCK_SIZE]],
     ) -> Result<(), Fault> {
         self.touch();
-        hand.found.clear();
-        {
+        self.locate(hand, first, out.len());
+        while hand.found.contains(&Found::Filling) {
+            // Its writer holds the stripe until it is there; longer, if he then waits for room.
+            let _stripe = self.stripe(first).try_lock_for(FILL);
             let mut core = self.core.lock();
-            for (i, (_, payload)) in hand.payloads.iter_mut().enumerate().take(out.len()) {
-                hand.found.push(core.locate(first + i as u64, payload));
+            for (i, found) in hand.found.iter_mut().enumerate() {
+                if *found == Found::Filling {
+                    *found = core.locate(first + i as u64, &mut hand.payloads[i].bytes);
+                }
             }
         }
+        self.fetch_all(hand, first, out)
+    }
+
+    fn locate(&self, hand: &mut LogHand, first: u64, count: usize) {
+        hand.found.clear();
+        let mut core = self.core.lock();
+        for (block, payload) in (first..).zip(&mut hand.payloads).take(count) {
+            hand.found.push(core.locate(block, &mut payload.bytes));
+        }
+    }
+
+    /// Gets everything that was located.
+    fn fetch_all(
+        &self,
+        hand: &mut LogHand,
+        first: u64,
+        out: &mut [[u8; BLOCK_SIZE]],
+    ) -> Result<(), Fault> {
         let mut result = Ok(());
         let mut i = 0;
         while i < out.len() {
@@ -353,7 +393,8 @@ impl Logged {
     ) -> Result<(), Fault> {
         match found {
             Found::Zeros => out.as_flattened_mut().fill(0),
-            Found::Lost => return Err(self.damaged(block)),
+            // Nobody fills who does not hold the stripe.
+            Found::Lost | Found::Filling => return Err(self.damaged(block)),
             Found::Backing => {
                 let (began, moving) = (Instant::now(), self.brake.is_moving());
                 self.backing.read(block * BLOCK_SIZE as u64, out.as_flattened_mut())?;
@@ -361,7 +402,7 @@ impl Logged {
                 self.brake.note(began.elapsed(), moving, self.now_ms());
             }
             Found::Memory(kind) => {
-                let (_, payload) = &hand.payloads[i];
+                let payload = &hand.payloads[i].bytes;
                 if !decode(&mut hand.codec, kind, payload, &mut out[0]) {
                     return Err(self.damaged(block));
                 }
@@ -432,17 +473,19 @@ impl Logged {
         lost.map_or(Ok(()), |block| Err(self.damaged(block)))
     }
 
-    /// Appends blocks that were encoded; `false` if they must go to the backing store.
+    /// Writes blocks that were encoded, whose stripe the caller holds; `false` if they must go to
+    /// the backing store.
     fn append(
         &self,
-        hand: &LogHand,
+        hand: &mut LogHand,
         first: u64,
         blocks: &[[u8; BLOCK_SIZE]],
     ) -> Result<bool, Fault> {
+        let LogHand { payloads, fills, .. } = hand;
         let payloads = || {
-            hand.payloads.iter().zip(blocks).map(|((kind, payload), block)| match kind {
-                Kind::Raw => (*kind, &block[..]),
-                _ => (*kind, &payload[..]),
+            payloads.iter().zip(blocks).map(|(payload, block)| match payload.kind {
+                Kind::Raw => (Kind::Raw, &block[..]),
+                kind => (kind, &payload.bytes[..payload.len]),
             })
         };
         let mut sums = [0; GROUP];
@@ -450,29 +493,48 @@ impl Logged {
             *sum = crc(payload);
         }
         let mut done = 0;
-        self.settle(|core| {
-            if self.pace.holds(core.fullness()) {
-                return None;
-            }
-            let before = core.chunks();
-            for (kind, payload) in payloads().skip(done) {
-                let block = first + done as u64;
-                let taken = match kind {
-                    Kind::Zeros => core.discard(block, 1),
-                    _ => core.append(block, kind, payload, sums[done]),
-                };
-                match taken {
-                    Ok(()) => done += 1,
-                    Err(Refused::Full) => return None,
-                    Err(Refused::Through) => return Some(Ok(false)),
-                    Err(Refused::Failed) => return Some(Err(Fault::Failed)),
+        loop {
+            let from = done;
+            let (refused, sealed) = self.settle(|core| {
+                if self.pace.holds(core.fullness()) {
+                    return None;
                 }
+                let chunks = core.chunks();
+                let mut refused = None;
+                for (kind, payload) in payloads().skip(done) {
+                    let block = first + done as u64;
+                    let taken = match kind {
+                        Kind::Zeros => core.discard(block, 1),
+                        _ => core.reserve(block, kind, (payload.len(), sums[done]), fills),
+                    };
+                    refused = taken.err();
+                    if refused.is_some() {
+                        break;
+                    }
+                    done += 1;
+                }
+                // Who waits for room must not keep others waiting for what he fills.
+                let waits = refused == Some(Refused::Full) && done == from;
+                (!waits).then(|| (refused, core.chunks() > chunks))
+            });
+            let reserved = payloads().take(done).skip(from);
+            for (_, payload) in reserved.filter(|(kind, _)| *kind != Kind::Zeros) {
+                fills.fill(payload);
             }
-            if core.chunks() > before {
+            let awaited = fills.finish();
+            if awaited {
+                self.news.tell();
+            }
+            if awaited || sealed {
                 self.wake();
             }
-            Some(Ok(true))
-        })
+            match refused {
+                None => return Ok(true),
+                Some(Refused::Full) => {}
+                Some(Refused::Through) => return Ok(false),
+                Some(Refused::Failed) => return Err(Fault::Failed),
+            }
+        }
     }
 
     /// Reads a block, changes it and writes it, as one step for everybody else.
@@ -487,7 +549,9 @@ impl Logged {
     ) -> Result<(), Fault> {
         let _stripe = self.stripe(block).lock();
         let mut content = std::mem::replace(&mut hand.block, Box::new([0; BLOCK_SIZE]));
-        let read = self.read(hand, block, std::slice::from_mut(&mut *content));
+        self.touch();
+        self.locate(hand, block, 1);
+        let read = self.fetch_all(hand, block, std::slice::from_mut(&mut *content));
         let result = read.and_then(|()| {
             change(&mut content);
             hand.encode(0, &content);

@@ -11,7 +11,8 @@ use crate::oracle::Seen;
 use crate::program::Setup;
 use ztier::durable::format::{IDENTITY, Kind, crc};
 use ztier::durable::{
-    self, Command, Core, Found, OpenError, Options, Outcome, Reading, Refused, Report, Writeback,
+    self, Command, Core, Fills, Found, OpenError, Options, Outcome, Reading, Refused, Report,
+    Writeback,
 };
 use ztier::store::codec::{Codec, Encoded};
 use ztier::store::format::Coding;
@@ -23,6 +24,12 @@ pub enum Source {
     Core,
     /// The window at work.
     Writeback,
+}
+
+/// A place in the log that is reserved, and what is to be filled in.
+pub struct Reserved {
+    fills: Fills,
+    payload: Vec<u8>,
 }
 
 /// A volume at work.
@@ -78,15 +85,15 @@ impl Volume {
         })
     }
 
-    /// Appends a block.
+    /// Reserves a place for a block; nothing has to be filled where that says all.
     ///
     /// # Errors
     /// Those of the product.
-    pub fn write(&mut self, block: u32, page: &Page) -> Result<(), Refused> {
+    pub fn reserve(&mut self, block: u32, page: &Page) -> Result<Option<Reserved>, Refused> {
         let block = u64::from(block);
         self.payload.resize(PAGE, 0);
         let (len, kind) = match self.codec.encode(page, &mut self.payload) {
-            Encoded::Same(0) => return self.core.discard(block, 1),
+            Encoded::Same(0) => return self.core.discard(block, 1).map(|()| None),
             Encoded::Same(word) => {
                 let both = u64::from(word) << 32 | u64::from(word);
                 self.payload[..8].copy_from_slice(&both.to_le_bytes());
@@ -94,17 +101,37 @@ impl Volume {
             }
             Encoded::Payload(len, coding) => (len, kind_of(coding)),
         };
-        let payload = &self.payload[..len];
-        self.core.append(block, kind, payload, crc(payload))
+        let payload = self.payload[..len].to_vec();
+        self.reserve_payload(block, kind, payload).map(Some)
     }
 
-    /// Appends a payload whose check word fits, and that is no encoding of a block.
+    fn reserve_payload(
+        &mut self,
+        block: u64,
+        kind: Kind,
+        payload: Vec<u8>,
+    ) -> Result<Reserved, Refused> {
+        let mut fills = Fills::default();
+        self.core.reserve(block, kind, (payload.len(), crc(&payload)), &mut fills)?;
+        Ok(Reserved { fills, payload })
+    }
+
+    /// Fills a place that was reserved.
+    pub fn fill(&mut self, reserved: Reserved) {
+        let Reserved { mut fills, payload } = reserved;
+        fills.fill(&payload);
+        // The media ask again without being told.
+        fills.finish();
+    }
+
+    /// Writes a payload whose check word fits, and that is no encoding of a block.
     ///
     /// # Errors
     /// Those of the product.
     pub fn write_undecodable(&mut self, block: u32) -> Result<(), Refused> {
-        let payload = [0; 100];
-        self.core.append(u64::from(block), Kind::Lz4, &payload, crc(&payload))
+        let reserved = self.reserve_payload(u64::from(block), Kind::Lz4, vec![0; 100])?;
+        self.fill(reserved);
+        Ok(())
     }
 
     /// Appends a discard.
@@ -188,6 +215,7 @@ impl Volume {
             let page = match self.locate(block) {
                 Found::Zeros => return Seen::Value(Value::Zero),
                 Found::Lost => return Seen::Lost,
+                Found::Filling => return Seen::Foreign,
                 Found::Backing => Some(backing.page(block as usize)),
                 Found::Memory(kind) => self.decoded(kind),
                 Found::Log(reading) => {
