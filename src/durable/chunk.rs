@@ -1,9 +1,11 @@
-//! A chunk while it is filled, and after it was closed.
+//! A chunk while it takes changes, and after it was closed.
 //!
 //! Invariants: payloads lie one after the other behind the header, at multiples of [`GRANULE`]; the
-//! table fills the end of the chunk; what is between them is zero. A closed chunk never changes;
-//! one that has to be written elsewhere is made anew.
+//! table fills the end of the chunk; what is between them is zero. A closed chunk takes no change;
+//! when all its payloads are there, its bytes are completed, and never change again. One that has
+//! to be written elsewhere is made anew.
 
+use super::fill::{Filling, Fills};
 use super::format::{CLUSTER, Data, ENTRY, Entry, GRANULE, HEADER, Header, Kind, Stamp};
 use super::planted::{self, Bug};
 use crate::media::{ALIGN, Buffer};
@@ -14,7 +16,7 @@ pub const CHUNK_MAX: u32 = 1 << 20;
 /// With less room than this a segment is finished: the least chunk with one incompressible block.
 pub const CHUNK_MIN: u32 = 8192;
 
-/// A chunk that is being filled.
+/// A chunk that takes changes.
 pub struct Open {
     /// The segment that it is in.
     pub segment: u64,
@@ -25,7 +27,7 @@ pub struct Open {
     capacity: usize,
     used: usize,
     entries: Vec<Entry>,
-    bytes: Buffer,
+    bytes: Filling,
 }
 
 /// What a closing chunk is told.
@@ -40,7 +42,6 @@ pub struct Closing {
 }
 
 /// A closed chunk.
-#[derive(Clone, Debug)]
 pub struct Sealed {
     /// Its header.
     pub header: Header,
@@ -48,8 +49,28 @@ pub struct Sealed {
     pub sum: u32,
     /// What it changes.
     pub entries: Vec<Entry>,
-    /// Its bytes; `header.len` of them count.
-    pub bytes: Arc<Buffer>,
+    /// The same as it is on the drive.
+    pub table: Vec<u8>,
+    front: [u8; HEADER],
+    /// Its payloads, and where they end, until all are there.
+    filling: Option<(Filling, usize)>,
+    /// All of it, from then on; `header.len` of the bytes count.
+    bytes: Option<Arc<Buffer>>,
+}
+
+/// A payload in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Payload<'a> {
+    /// It is there.
+    Filled(&'a [u8]),
+    /// Its writer is about to copy it there.
+    Filling,
+}
+
+impl<'a> From<Option<&'a [u8]>> for Payload<'a> {
+    fn from(bytes: Option<&'a [u8]>) -> Self {
+        bytes.map_or(Self::Filling, Self::Filled)
+    }
 }
 
 impl Open {
@@ -70,13 +91,18 @@ impl Open {
             capacity,
             used: HEADER,
             entries: Vec::new(),
-            bytes: bytes.unwrap_or_else(|| Buffer::new(capacity)),
+            bytes: Filling::new(bytes.unwrap_or_else(|| Buffer::new(capacity))),
         }
     }
 
     /// Whether it holds no entry.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Whether some payload is not there yet; then [`Fills::finish`] will say that somebody waits.
+    pub fn awaits_fill(&self) -> bool {
+        self.bytes.awaits()
     }
 
     /// Bytes that it would take if it were closed now.
@@ -91,8 +117,9 @@ impl Open {
 
     /// Whether a payload of so many bytes, and the entries of all blocks in it, fit.
     pub fn has_room_for(&self, payload: usize, blocks: usize) -> bool {
-        let payload = payload.next_multiple_of(GRANULE as usize);
-        self.used + payload + (self.entries.len() + blocks) * ENTRY <= self.capacity
+        let len = payload.next_multiple_of(GRANULE as usize);
+        let fits = self.used + len + (self.entries.len() + blocks) * ENTRY <= self.capacity;
+        fits && (payload == 0 || self.bytes.has_slot())
     }
 
     /// Where the next payload goes, in bytes from the segment's begin.
@@ -100,42 +127,59 @@ impl Open {
         self.offset + self.used as u32
     }
 
-    /// Adds a payload, for which [`Self::has_room`], with its CRC, and the entry that describes it.
-    pub fn append(&mut self, block: u64, kind: Kind, payload: &[u8], crc: u32) -> Data {
+    /// Adds the entry of a payload for which [`Self::has_room`], with its length and its CRC, and
+    /// reserves the place where it is to be filled in.
+    pub fn reserve(
+        &mut self,
+        block: u64,
+        kind: Kind,
+        (len, crc): (usize, u32),
+        fills: &mut Fills,
+    ) -> Data {
         let offset = self.next_offset();
         let stamp = Stamp { epoch: self.epoch, segment: self.segment, offset, block };
-        let check = stamp.check(crc);
-        let data = Data { block, kind, len: payload.len() as u32, offset, check };
-        self.push(data, payload);
+        let data = Data { block, kind, len: len as u32, offset, check: stamp.check(crc) };
+        self.push(data, fills);
         data
     }
 
-    /// Adds the payload of a cluster whose blocks are from `first` on, for which
-    /// [`Self::has_room_for`], and an entry for each of them.
-    pub fn append_cluster(&mut self, first: u64, payload: &[u8], crc: u32) -> [Data; CLUSTER] {
+    /// Adds a cluster whose blocks are from `first` on, for which [`Self::has_room_for`]: the place
+    /// of its payload, of such a length and CRC, and an entry for each of them.
+    pub fn reserve_cluster(
+        &mut self,
+        first: u64,
+        (len, crc): (usize, u32),
+        fills: &mut Fills,
+    ) -> [Data; CLUSTER] {
         let (offset, epoch, segment) = (self.next_offset(), self.epoch, self.segment);
         let all = std::array::from_fn(|i| {
             let block = first + i as u64;
             let check = Stamp { epoch, segment, offset, block }.check(crc);
-            Data { block, kind: Kind::Cluster, len: payload.len() as u32, offset, check }
+            Data { block, kind: Kind::Cluster, len: len as u32, offset, check }
         });
-        self.put(payload);
+        self.take(len, fills);
         self.entries.extend(all.map(Entry::Data));
         all
     }
 
-    /// Adds a payload, for which [`Self::has_room`], and the entry that describes it.
-    pub fn push(&mut self, data: Data, payload: &[u8]) {
-        debug_assert!(self.has_room(payload.len()) && data.offset == self.next_offset());
-        self.put(payload);
+    /// The same with a payload that is there already.
+    pub fn append(&mut self, block: u64, kind: Kind, payload: &[u8], crc: u32) {
+        let mut fills = Fills::default();
+        self.reserve(block, kind, (payload.len(), crc), &mut fills);
+        fills.fill(payload);
+    }
+
+    fn push(&mut self, data: Data, fills: &mut Fills) {
+        debug_assert!(self.has_room(data.len as usize) && data.offset == self.next_offset());
+        self.take(data.len as usize, fills);
         self.entries.push(Entry::Data(data));
     }
 
-    fn put(&mut self, payload: &[u8]) {
-        let end = self.used + payload.len();
-        self.bytes[self.used..end].copy_from_slice(payload);
-        self.used = end.next_multiple_of(GRANULE as usize);
-        self.bytes[end..self.used].fill(0);
+    /// Takes the place of a payload.
+    fn take(&mut self, len: usize, fills: &mut Fills) {
+        let from = self.used;
+        self.used = (from + len).next_multiple_of(GRANULE as usize);
+        fills.reserve(&mut self.bytes, from..self.used);
     }
 
     /// Adds an entry without payload.
@@ -145,69 +189,98 @@ impl Open {
     }
 
     /// The bytes at an offset of the segment, if they are in this chunk.
-    pub fn payload(&self, segment: u64, offset: u32, len: u32) -> Option<&[u8]> {
+    pub fn payload(&self, segment: u64, offset: u32, len: u32) -> Option<Payload<'_>> {
         let from = offset.checked_sub(self.offset)? as usize;
         let end = from + len as usize;
-        (segment == self.segment && end <= self.used).then(|| &self.bytes[from..end])
+        (segment == self.segment && end <= self.used).then(|| self.bytes.read(from..end).into())
     }
 
-    /// Closes the chunk. Memory that it does not need is handed back.
-    pub fn close(mut self, closing: Closing) -> (Sealed, Option<Buffer>) {
-        let len = self.len();
-        let table_at = len - self.entries.len() * ENTRY;
-        self.bytes[self.used..table_at].fill(0);
-        let (bytes, spare) = if len * 4 <= self.bytes.len() {
-            let mut own = Buffer::new(len);
-            own[..self.used].copy_from_slice(&self.bytes[..self.used]);
-            (own, Some(self.bytes))
-        } else {
-            (self.bytes, None)
-        };
-        let place = (self.segment, self.offset, self.epoch);
-        (finish(bytes, len, place, self.entries, closing), spare)
+    /// Closes the chunk, of which some payloads may not be there yet.
+    pub fn close(self, closing: Closing) -> Sealed {
+        let (len, place) = (self.len(), (self.segment, self.offset, self.epoch));
+        let filling = Some((self.bytes, self.used));
+        Sealed { filling, ..Sealed::without_bytes(len, place, self.entries, closing) }
     }
-}
-
-/// Writes table and header into the bytes of a chunk.
-fn finish(
-    mut bytes: Buffer,
-    len: usize,
-    (segment, offset, epoch): (u64, u32, u64),
-    entries: Vec<Entry>,
-    closing: Closing,
-) -> Sealed {
-    let mut header = Header {
-        epoch,
-        chunk: closing.chunk,
-        segment,
-        offset,
-        len: len as u32,
-        entries: entries.len() as u32,
-        table: 0,
-        prev: closing.prev,
-        durable: closing.durable,
-    };
-    let table = header.table_at();
-    for (slot, entry) in bytes[table..len].chunks_exact_mut(ENTRY).zip(&entries) {
-        slot.copy_from_slice(&entry.encode());
-    }
-    header.table = header.table_check(&bytes[table..len]);
-    let (front, sum) = header.encode();
-    bytes[..HEADER].copy_from_slice(&front);
-    Sealed { header, sum, entries, bytes: Arc::new(bytes) }
 }
 
 impl Sealed {
+    fn without_bytes(
+        len: usize,
+        (segment, offset, epoch): (u64, u32, u64),
+        entries: Vec<Entry>,
+        closing: Closing,
+    ) -> Self {
+        let mut header = Header {
+            epoch,
+            chunk: closing.chunk,
+            segment,
+            offset,
+            len: len as u32,
+            entries: entries.len() as u32,
+            table: 0,
+            prev: closing.prev,
+            durable: closing.durable,
+        };
+        let table: Vec<u8> = entries.iter().flat_map(Entry::encode).collect();
+        header.table = header.table_check(&table);
+        let (front, sum) = header.encode();
+        Self { header, sum, entries, table, front, filling: None, bytes: None }
+    }
+
+    /// Completes the bytes; `false` while some payload is not there yet, and [`Fills::finish`] will
+    /// say that somebody waits. Memory that is not needed goes to `spare`.
+    pub fn complete(&mut self, spare: &mut Vec<Buffer>) -> bool {
+        let Some((filling, used)) = self.filling.take() else { return true };
+        let len = self.header.len as usize;
+        let mut bytes = match filling.into_filled() {
+            Ok(bytes) => bytes,
+            Err(filling) if planted::on(Bug::WriteUnfilled) => filling.snapshot(),
+            Err(filling) => {
+                self.filling = Some((filling, used));
+                return false;
+            }
+        };
+        if len * 4 <= bytes.len() {
+            let mut own = Buffer::new(len);
+            own[..used].copy_from_slice(&bytes[..used]);
+            spare.push(std::mem::replace(&mut bytes, own));
+        }
+        let table = self.header.table_at();
+        bytes[used..table].fill(0);
+        bytes[table..len].copy_from_slice(&self.table);
+        bytes[..HEADER].copy_from_slice(&self.front);
+        self.bytes = Some(Arc::new(bytes));
+        true
+    }
+
+    /// Its bytes, if they are complete; `header.len` of them count.
+    pub fn bytes(&self) -> Option<&Arc<Buffer>> {
+        self.bytes.as_ref()
+    }
+
+    /// The same, and nothing else of it.
+    pub fn into_bytes(self) -> Option<Arc<Buffer>> {
+        self.bytes
+    }
+
     /// The bytes at an offset of the segment, if they are in this chunk.
-    pub fn payload(&self, segment: u64, offset: u32, len: u32) -> Option<&[u8]> {
+    pub fn payload(&self, segment: u64, offset: u32, len: u32) -> Option<Payload<'_>> {
         let from = offset.checked_sub(self.header.offset)? as usize;
         let end = from + len as usize;
         let ours = segment == self.header.segment && end <= self.header.len as usize;
-        ours.then(|| &self.bytes[from..end])
+        ours.then(|| match (&self.filling, &self.bytes) {
+            (Some((filling, _)), _) => filling.read(from..end).into(),
+            (None, bytes) => bytes.as_ref().map(|bytes| &bytes[from..end]).into(),
+        })
     }
 
-    /// The same changes at another place.
-    pub fn moved(&self, segment: u64, offset: u32, epoch: u64, closing: Closing) -> Self {
+    /// The same changes at another place; `bytes` are its own.
+    pub fn moved(
+        &self,
+        bytes: &Buffer,
+        (segment, offset, epoch): (u64, u32, u64),
+        closing: Closing,
+    ) -> Self {
         let from = &self.header;
         let stamp =
             |epoch, segment, d: &Data, offset| Stamp { epoch, segment, offset, block: d.block };
@@ -226,9 +299,12 @@ impl Sealed {
             range @ Entry::Range { .. } => *range,
         });
         let len = from.len as usize;
-        let mut bytes = Buffer::new(len);
-        bytes.copy_from_slice(&self.bytes[..len]);
-        finish(bytes, len, (segment, offset, epoch), entries.collect(), closing)
+        let moved = Self::without_bytes(len, (segment, offset, epoch), entries.collect(), closing);
+        let mut copy = Buffer::new(len);
+        copy.copy_from_slice(&bytes[..len]);
+        copy[..HEADER].copy_from_slice(&moved.front);
+        copy[moved.header.table_at()..].copy_from_slice(&moved.table);
+        Self { bytes: Some(Arc::new(copy)), ..moved }
     }
 }
 
@@ -262,23 +338,29 @@ mod tests {
         let mut open = Open::new(7, 4096, 99, 32 << 10, None);
         for block in 0..3 {
             let payload = vec![block as u8 + 1; 1000];
-            let offset = open.next_offset();
-            let stamp = Stamp { epoch: 99, segment: 7, offset, block };
-            let check = stamp.check(crc(&payload));
-            open.push(Data { block, kind: Kind::Lz4, len: 1000, offset, check }, &payload);
+            open.append(block, Kind::Lz4, &payload, crc(&payload));
         }
         open.push_range(Entry::Range { kind: Kind::Zeros, block: 50, count: 9 });
         open
     }
 
+    /// The chunk, complete, and memory that it did not need.
+    fn closed(open: Open, closing: Closing) -> (Sealed, Vec<Buffer>) {
+        let (mut sealed, mut spare) = (open.close(closing), Vec::new());
+        assert!(sealed.complete(&mut spare));
+        (sealed, spare)
+    }
+
     fn check(sealed: &Sealed) {
-        let (header, sum) = Header::decode(&sealed.bytes).unwrap();
+        let bytes = sealed.bytes().unwrap();
+        let (header, sum) = Header::decode(bytes).unwrap();
         assert_eq!((header, sum), (sealed.header, sealed.sum));
-        let table = &sealed.bytes[header.table_at()..header.len as usize];
+        let table = &bytes[header.table_at()..header.len as usize];
         assert_eq!(read_table(&header, table).unwrap(), sealed.entries);
         for entry in &sealed.entries {
             let Entry::Data(d) = entry else { continue };
-            let payload = sealed.payload(header.segment, d.offset, d.len).unwrap();
+            let found = sealed.payload(header.segment, d.offset, d.len);
+            let Some(Payload::Filled(payload)) = found else { panic!("{d:?}") };
             let Header { epoch, segment, .. } = header;
             let stamp = Stamp { epoch, segment, offset: d.offset, block: d.block };
             assert!(stamp.fits(payload, d.check));
@@ -289,11 +371,13 @@ mod tests {
     #[test]
     fn a_chunk_says_what_was_put_into_it_also_elsewhere() {
         let open = filled();
-        assert_eq!(open.payload(7, 4096 + 128, 4), Some(&[1u8; 4][..]));
-        let (sealed, spare) = open.close(Closing { chunk: 5, prev: 6, durable: 4 });
-        assert_eq!((sealed.header.len, spare.map(|b| b.len())), (4096, Some(32 << 10)));
+        assert_eq!(open.payload(7, 4096 + 128, 4), Some(Payload::Filled(&[1; 4])));
+        let (sealed, spare) = closed(open, Closing { chunk: 5, prev: 6, durable: 4 });
+        let spare: Vec<usize> = spare.iter().map(|buffer| buffer.len()).collect();
+        assert_eq!((sealed.header.len, &spare[..]), (4096, &[32 << 10][..]));
         check(&sealed);
-        let moved = sealed.moved(9, 12288, 100, Closing { chunk: 5, prev: 6, durable: 4 });
+        let closing = Closing { chunk: 5, prev: 6, durable: 4 };
+        let moved = sealed.moved(sealed.bytes().unwrap(), (9, 12288, 100), closing);
         assert_eq!(moved.header.offset, 12288);
         check(&moved);
     }
@@ -302,16 +386,21 @@ mod tests {
     fn the_blocks_of_a_cluster_share_a_payload_and_no_check_word() {
         let mut open = Open::new(7, 4096, 99, 32 << 10, None);
         let payload = [5; 3 * GRANULE as usize];
-        let all = open.append_cluster(8, &payload, crc(&payload));
+        let mut fills = Fills::default();
+        let all = open.reserve_cluster(8, (payload.len(), crc(&payload)), &mut fills);
+        fills.fill(&payload);
+        fills.finish();
         open.append(2, Kind::Raw, &[6; 100], crc(&[6; 100]));
-        let (sealed, _) = open.close(Closing { chunk: 5, prev: 6, durable: 4 });
-        let moved = sealed.moved(9, 12288, 100, Closing { chunk: 5, prev: 6, durable: 4 });
+        let closing = Closing { chunk: 5, prev: 6, durable: 4 };
+        let (sealed, _) = closed(open, closing);
+        let moved = sealed.moved(sealed.bytes().unwrap(), (9, 12288, 100), closing);
         for (sealed, epoch) in [(&sealed, 99), (&moved, 100)] {
             let segment = sealed.header.segment;
             for (i, entry) in sealed.entries[..CLUSTER].iter().enumerate() {
                 let Entry::Data(d) = *entry else { panic!("{entry:?}") };
                 assert_eq!((d.block, d.kind, d.len), (8 + i as u64, Kind::Cluster, 48));
-                let bytes = sealed.payload(segment, d.offset, d.len).unwrap();
+                let found = sealed.payload(segment, d.offset, d.len);
+                let Some(Payload::Filled(bytes)) = found else { panic!("{d:?}") };
                 assert_eq!(bytes, payload);
                 let stamp = Stamp { epoch, segment, offset: d.offset, block: d.block };
                 assert!(stamp.fits(bytes, d.check));
@@ -327,13 +416,11 @@ mod tests {
         assert!(open.has_room(4096));
         let mut blocks = 0;
         while open.has_room(100) {
-            let offset = open.next_offset();
-            let data = Data { block: blocks, kind: Kind::Lz4, len: 100, offset, check: 0 };
-            open.push(data, &[1; 100]);
+            open.append(blocks, Kind::Lz4, &[1; 100], 0);
             blocks += 1;
         }
         assert_eq!(blocks, (8192 - 128) / (112 + 16));
-        let (sealed, _) = open.close(Closing { chunk: 0, prev: 0, durable: 0 });
+        let (sealed, _) = closed(open, Closing { chunk: 0, prev: 0, durable: 0 });
         assert_eq!(sealed.header.len, CHUNK_MIN);
     }
 
@@ -341,8 +428,32 @@ mod tests {
     fn an_empty_chunk_is_a_mark() {
         let open = Open::new(0, 0, 1, CHUNK_MIN, None);
         assert!(open.is_empty());
-        let (sealed, _) = open.close(Closing { chunk: 8, prev: 0, durable: 8 });
+        let (sealed, _) = closed(open, Closing { chunk: 8, prev: 0, durable: 8 });
         assert_eq!((sealed.header.len, sealed.header.entries), (4096, 0));
+        check(&sealed);
+    }
+
+    #[test]
+    fn a_closed_chunk_is_complete_when_its_last_payload_is_there() {
+        let (mut open, mut fills) = (filled(), [Fills::default(), Fills::default()]);
+        let payloads = [[7; 1000], [8; 1000]];
+        for ((block, fills), payload) in (6..).zip(&mut fills).zip(&payloads) {
+            open.reserve(block, Kind::Lz4, (1000, crc(payload)), fills);
+        }
+        let Some(Entry::Data(last)) = open.entries.last().copied() else { panic!("no entry") };
+        assert_eq!(open.payload(7, last.offset, 1000), Some(Payload::Filling));
+        assert!(open.awaits_fill());
+        let (mut sealed, mut spare) =
+            (open.close(Closing { chunk: 5, prev: 6, durable: 4 }), Vec::new());
+        assert!(!sealed.complete(&mut spare) && sealed.bytes().is_none());
+        assert_eq!(sealed.payload(7, 4096 + 128, 4), Some(Payload::Filled(&[1; 4])));
+        assert_eq!(sealed.payload(7, last.offset, 1000), Some(Payload::Filling));
+        for (fills, payload) in fills.iter_mut().zip(&payloads).rev() {
+            assert!(!sealed.complete(&mut spare));
+            fills.fill(payload);
+            assert_eq!(fills.finish(), payload[0] == 7, "the last one tells");
+        }
+        assert!(sealed.complete(&mut spare));
         check(&sealed);
     }
 }

@@ -14,9 +14,10 @@
 use super::chunk::{CHUNK_MAX, Closing, Open, Sealed};
 use super::command::{Command, Device, Op, Outcome, Parts};
 use super::core::{Core, Refused, Segment};
-use super::format::{EPOCHS_MAX, Epoch, Header, LOST_MAX};
+use super::format::{EPOCHS_MAX, Epoch, Header, LOST_MAX, Superblock};
 use super::planted::{self, Bug, mark};
 use super::window::After;
+use crate::media::Buffer;
 use crate::stats::histogram::Histogram;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -355,20 +356,26 @@ impl Core {
 
     /// The oldest closed chunk that was not given to the drive, and those after it that are to be
     /// right behind it: number, place, bytes.
-    fn next_neighbours(&self) -> Option<(u64, u64, Parts)> {
+    fn next_neighbours(&mut self) -> Option<(u64, u64, Parts)> {
         let from = (self.commit.issued - self.commit.durable) as usize;
-        let place = |h: &Header| self.sb.place(h.segment) + u64::from(h.offset);
-        let first = &self.sealed.get(from)?.header;
-        let (mut end, mut total) = (place(first), 0);
-        let parts = self.sealed.range(from..).map_while(|Sealed { header, bytes, .. }| {
+        let place = |sb: &Superblock, h: &Header| sb.place(h.segment) + u64::from(h.offset);
+        let first = self.sealed.get(from)?.header;
+        let (mut end, mut total) = (place(&self.sb, &first), 0);
+        let mut parts = Parts::new();
+        for at in from..self.sealed.len() {
+            let header = self.sealed[at].header;
             let len = header.len as usize;
-            if place(header) != end || (total > 0 && total + len > JOINED) {
-                return None;
+            if place(&self.sb, &header) != end || (total > 0 && total + len > JOINED) {
+                break;
+            }
+            if !self.complete_chunk(at) {
+                mark("write.waits_for_fill");
+                break;
             }
             (end, total) = (end + len as u64, total + len);
-            Some((Arc::clone(bytes), len))
-        });
-        Some((first.chunk, place(first), parts.collect()))
+            parts.extend(self.sealed[at].bytes().map(|bytes| (Arc::clone(bytes), len)));
+        }
+        (!parts.is_empty()).then(|| (first.chunk, place(&self.sb, &first), parts))
     }
 
     fn next_flush(&mut self) -> Option<Command> {
@@ -445,10 +452,10 @@ impl Core {
             self.sealed_bytes -= u64::from(chunk.header.len);
             self.commit.written.pop_front();
             self.commit.durable_prev = chunk.sum;
-            if self.spare.len() < most
-                && chunk.bytes.len() >= CHUNK_MAX.min(self.sb.segment) as usize
-            {
-                self.spare.extend(Arc::try_unwrap(chunk.bytes).ok());
+            let least = CHUNK_MAX.min(self.sb.segment) as usize;
+            let bytes = chunk.into_bytes().filter(|bytes| bytes.len() >= least);
+            if self.spare.len() < most {
+                self.spare.extend(bytes.and_then(|bytes| Arc::try_unwrap(bytes).ok()));
             }
             self.commit.durable += 1;
             self.commit.rewrites = 0;
@@ -525,18 +532,45 @@ impl Core {
         if self.commit.health != Health::Broken || !self.commit.flights.is_empty() {
             return;
         }
-        self.commit.rewrites += 1;
-        if self.commit.rewrites > REWRITES || self.lay_out_anew().is_err() {
-            self.fail();
+        if self.commit.rewrites == REWRITES {
+            return self.fail();
+        }
+        // Only what is there can be copied elsewhere.
+        let Some(bytes) = self.complete_all() else {
+            mark("commit.rewrite_waits_for_fill");
             return;
+        };
+        self.commit.rewrites += 1;
+        if self.lay_out_anew(bytes).is_err() {
+            return self.fail();
         }
         mark("commit.rewritten");
         self.commit.health = Health::Rewriting;
         self.write_superblock(After::Rewrite);
     }
 
-    fn lay_out_anew(&mut self) -> Result<(), Refused> {
+    /// The bytes of everything that is not durable, the open chunk closed; `None` while a payload
+    /// of it is not there yet.
+    fn complete_all(&mut self) -> Option<Vec<Arc<Buffer>>> {
+        // Else one chunk after the other would be closed here.
+        if self.open.as_ref().is_some_and(Open::awaits_fill) {
+            return None;
+        }
         self.seal_open();
+        self.complete_sealed()
+    }
+
+    /// The bytes of all closed chunks; `None` while a payload of one is not there yet.
+    pub(super) fn complete_sealed(&mut self) -> Option<Vec<Arc<Buffer>>> {
+        let all = (0..self.sealed.len()).all(|at| self.complete_chunk(at));
+        all.then(|| self.sealed.iter().filter_map(|sealed| sealed.bytes().cloned()).collect())
+    }
+
+    fn complete_chunk(&mut self, at: usize) -> bool {
+        self.sealed.get_mut(at).is_some_and(|sealed| sealed.complete(&mut self.spare))
+    }
+
+    fn lay_out_anew(&mut self, bytes: Vec<Arc<Buffer>>) -> Result<(), Refused> {
         if !self.has_room_anew() {
             // Nothing has changed: what is in memory is still found there.
             mark("commit.no_room");
@@ -555,13 +589,13 @@ impl Core {
             self.begin_epoch(from, next_epoch(self.epoch()));
         }
         self.open_segment(0)?;
-        for chunk in old {
+        for (chunk, bytes) in old.into_iter().zip(bytes) {
             let (segment, offset) = self.place_for(chunk.header.len)?;
             // These chunks are full as they are.
             self.summaries.take();
             let closing =
                 Closing { chunk: self.next_chunk, prev: self.prev, durable: self.commit.durable };
-            let moved = chunk.moved(segment, offset, self.epoch(), closing);
+            let moved = chunk.moved(&bytes, (segment, offset, self.epoch()), closing);
             for entry in &moved.entries {
                 self.index(segment, entry);
             }
@@ -661,7 +695,8 @@ pub(super) fn next_epoch(epoch: u64) -> u64 {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::core::Options;
-    use super::super::format::{DATA_MIN, IDENTITY, Kind, Superblock, Tail};
+    use super::super::fill::Fills;
+    use super::super::format::{DATA_MIN, IDENTITY, Kind, Tail};
     use super::*;
 
     fn core() -> Core {
@@ -686,9 +721,16 @@ mod tests {
         Core::new(sb, Options::default(), 0, 0)
     }
 
+    fn write(core: &mut Core, block: u64) {
+        let mut fills = Fills::default();
+        core.reserve(block, Kind::Raw, (4096, 0), &mut fills).unwrap();
+        fills.fill(&[1; 4096]);
+        assert!(!fills.finish());
+    }
+
     /// A writer writes a block and flushes.
     fn sync(core: &mut Core, block: u64) -> Ticket {
-        core.append(block, Kind::Raw, &[1; 4096], 0).unwrap();
+        write(core, block);
         core.flush()
     }
 
@@ -754,7 +796,7 @@ mod tests {
         // A chunk that is full does not end the waiting, and what waits for it is not forgotten.
         let (mut core, late) = two();
         for block in 0..300 {
-            core.append(block, Kind::Raw, &[1; 4096], 0).unwrap();
+            write(&mut core, block);
         }
         assert_eq!(carry_out(&mut core, 899), 1, "a full chunk is written, and not flushed");
         assert_eq!(carry_out(&mut core, 900), 2);

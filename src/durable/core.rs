@@ -3,15 +3,18 @@
 //! The core does no I/O, knows no clock and starts no thread: changes go in, commands come out of
 //! [`Core::next_command`], what became of them goes in at [`Core::complete`]. So a simulator can
 //! drive it through every order of events. Whoever shares it between threads keeps it under one
-//! lock; payloads are compressed and summed before.
+//! lock; payloads are compressed and summed before, and copied to their places after: a write is
+//! reserved here, filled by its writer without the lock, and acknowledged then.
 //!
-//! Invariants: log order is index order, because a change is appended and indexed in one step. What
+//! Invariants: log order is index order, because a change gets its place and is indexed in one
+//! step. A chunk is given to the drive, or read, only where its payloads are there. What
 //! a slot holds is used until nothing names it: its changes are in the backing store, that is
 //! durable, a durable superblock says so, and no reader holds a pin.
 
 use super::checkpoint::Checkpoint;
-use super::chunk::{CHUNK_MAX, CHUNK_MIN, Closing, Open, Sealed};
+use super::chunk::{CHUNK_MAX, CHUNK_MIN, Closing, Open, Payload, Sealed};
 use super::commit::Commit;
+use super::fill::Fills;
 use super::format::{CLUSTER, Data, Entry, Epoch, Kind, Stamp, Superblock, crc};
 use super::holes::{Hole, Holes};
 use super::map::{Map, Place};
@@ -90,6 +93,9 @@ pub enum Found {
     Zeros,
     /// Its payload was copied out.
     Memory(Kind),
+    /// Its writer is about to fill its payload in, and has not been answered: wait for him, then
+    /// look again.
+    Filling,
     /// Its payload is on the log's drive. The pin keeps it there until it is released.
     Log(Reading),
     /// The log has nothing of it.
@@ -246,20 +252,22 @@ impl Core {
         self.map.is_empty() && self.holes.are_written() && self.window.is_idle()
     }
 
-    /// Appends a block: its payload, made as `kind` says, and the CRC of that.
+    /// Appends a block whose payload, made as `kind` says, has such a length and CRC, and reserves
+    /// the place for it. Nothing of it is acknowledged before `fills` are filled and finished; that
+    /// needs nothing else of the core.
     ///
     /// # Errors
     /// [`Refused`]; then nothing has changed.
-    pub fn append(
+    pub fn reserve(
         &mut self,
         block: u64,
         kind: Kind,
-        payload: &[u8],
-        crc: u32,
+        (len, crc): (usize, u32),
+        fills: &mut Fills,
     ) -> Result<(), Refused> {
         self.check_health()?;
-        let open = self.open_for(payload.len(), RESERVE)?;
-        let data = open.append(block, kind, payload, crc);
+        let open = self.open_for(len, RESERVE)?;
+        let data = open.reserve(block, kind, (len, crc), fills);
         let segment = open.segment;
         self.index(segment, &Entry::Data(data));
         self.counts.blocks_appended += 1;
@@ -267,32 +275,32 @@ impl Core {
         Ok(())
     }
 
-    /// Appends the blocks of a cluster, `block` first: their payload, and the CRC of that. `false`,
-    /// and nothing has changed, where no chunk has room for it: each block alone will find some.
+    /// The same for the blocks of a cluster, `block` first, which share a payload. `false`, and
+    /// nothing has changed, where no chunk has room for it: each block alone will find some.
     ///
     /// # Errors
     /// [`Refused`]; then nothing has changed.
-    pub fn append_cluster(
+    pub fn reserve_cluster(
         &mut self,
         block: u64,
-        payload: &[u8],
-        crc: u32,
+        (len, crc): (usize, u32),
+        fills: &mut Fills,
     ) -> Result<bool, Refused> {
         self.check_health()?;
         let open = self.open_for(0, RESERVE)?;
-        if !open.has_room_for(payload.len(), CLUSTER) {
+        if !open.has_room_for(len, CLUSTER) {
             mark("append.cluster_apart");
             return Ok(false);
         }
         mark("append.cluster");
-        let all = open.append_cluster(block, payload, crc);
+        let all = open.reserve_cluster(block, (len, crc), fills);
         let segment = open.segment;
         for data in all {
             self.index(segment, &Entry::Data(data));
         }
         self.counts.blocks_appended += CLUSTER as u64;
         self.counts.blocks_clustered += CLUSTER as u64;
-        self.counts.cluster_bytes += payload.len() as u64;
+        self.counts.cluster_bytes += len as u64;
         self.counts.asked_bytes += (CLUSTER * crate::BLOCK_SIZE) as u64;
         Ok(true)
     }
@@ -417,8 +425,10 @@ impl Core {
             mark("seal.mark");
         }
         self.counts.chunks_partial += u64::from(open.has_room(crate::BLOCK_SIZE));
-        let (sealed, spare) = open.close(closing);
-        self.spare.extend(spare);
+        let mut sealed = open.close(closing);
+        if !sealed.complete(&mut self.spare) {
+            mark("seal.before_filled");
+        }
         self.push_sealed(sealed);
         // One flush for as much as possible, but before nothing more fits; while one is on its way
         // the next is not asked for, or there would be one for each chunk.
@@ -520,12 +530,19 @@ impl Core {
             mark("read.cluster");
         }
         let segment = self.segment_of(place.slot);
-        if let Some(payload) = self.in_memory(segment, place.offset, place.len) {
-            mark("read.memory");
-            out.clear();
-            out.extend_from_slice(payload);
-            self.counts.reads_memory += 1;
-            return Found::Memory(place.kind);
+        match self.in_memory(segment, place.offset, place.len) {
+            None => {}
+            Some(Payload::Filling) => {
+                mark("read.waits_for_fill");
+                return Found::Filling;
+            }
+            Some(Payload::Filled(payload)) => {
+                mark("read.memory");
+                out.clear();
+                out.extend_from_slice(payload);
+                self.counts.reads_memory += 1;
+                return Found::Memory(place.kind);
+            }
         }
         let at = self.sb.place(segment) + u64::from(place.offset);
         let Some(found) = self.segment_mut(segment) else { return Found::Lost };
@@ -536,7 +553,7 @@ impl Core {
         Found::Log(Reading { at, len: place.len, kind: place.kind, check: place.check, stamp })
     }
 
-    fn in_memory(&self, segment: u64, offset: u32, len: u32) -> Option<&[u8]> {
+    fn in_memory(&self, segment: u64, offset: u32, len: u32) -> Option<Payload<'_>> {
         if let Some(found) = self.open.as_ref().and_then(|o| o.payload(segment, offset, len)) {
             return Some(found);
         }

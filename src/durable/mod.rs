@@ -10,6 +10,7 @@ pub mod cluster;
 mod command;
 mod commit;
 mod core;
+mod fill;
 pub mod format;
 mod holes;
 mod load;
@@ -28,6 +29,7 @@ mod writeback;
 pub use self::core::{Core, Found, Options, Reading, Refused};
 pub use command::{Command, Device, Op, Outcome, join};
 pub use commit::{Progress, Ticket};
+pub use fill::Fills;
 pub use recover::{
     Inspection, OpenError, Report, format, inspect, inspect_telling, least_size, open,
     read_superblock,

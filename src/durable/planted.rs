@@ -61,10 +61,12 @@ pub enum Bug {
     FirstOfCluster,
     /// Of a cluster that is written elsewhere only the first check word moves along.
     MoveFirstOfCluster,
+    /// A closed chunk is written although some of its payloads are not there yet.
+    WriteUnfilled,
 }
 
 /// All of them.
-pub const BUGS: [Bug; 27] = [
+pub const BUGS: [Bug; 28] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -92,6 +94,7 @@ pub const BUGS: [Bug; 27] = [
     Bug::ThroughBeforeSpent,
     Bug::FirstOfCluster,
     Bug::MoveFirstOfCluster,
+    Bug::WriteUnfilled,
 ];
 
 #[cfg(sim)]

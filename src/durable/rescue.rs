@@ -145,7 +145,7 @@ impl Core {
         }
         let plan = match self.rescue.stage {
             Stage::Log => self.plan_log(bytes),
-            Stage::Memory => Some(self.plan_memory()),
+            Stage::Memory => self.plan_memory(),
             Stage::Marking | Stage::Through | Stage::Stranded => None,
         };
         if plan.is_none() && self.rescue.stage == Stage::Log {
@@ -200,12 +200,14 @@ impl Core {
         Some(Plan { segments, patient: self.is_patient(), images: Vec::new(), zeros })
     }
 
-    /// What is only in memory, as images of the segments that it should have been in.
-    fn plan_memory(&mut self) -> Plan {
+    /// What is only in memory, as images of the segments that it should have been in; `None` while
+    /// some of it is not there yet.
+    fn plan_memory(&mut self) -> Option<Plan> {
+        let bytes = self.complete_sealed()?;
         mark("rescue.memory");
         let mut plan =
             Plan { segments: Vec::new(), patient: true, images: Vec::new(), zeros: Vec::new() };
-        for sealed in &self.sealed {
+        for (sealed, bytes) in self.sealed.iter().zip(bytes) {
             let header = &sealed.header;
             let known = plan.segments.last().is_some_and(|s: &Planned| s.number == header.segment);
             if !known && let Some(planned) = self.planned(header.segment) {
@@ -216,11 +218,11 @@ impl Core {
             }
             let (from, len) = (header.offset as usize, header.len as usize);
             if let Some(image) = plan.images.last_mut().and_then(|i| i.get_mut(from..from + len)) {
-                image.copy_from_slice(&sealed.bytes[..len]);
+                image.copy_from_slice(&bytes[..len]);
             }
         }
         self.rescue_until(u64::MAX);
-        plan
+        Some(plan)
     }
 
     /// Takes back a window of a rescue, which went up to a segment.

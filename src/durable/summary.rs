@@ -58,7 +58,7 @@ impl Summaries {
         let follows = header.segment == growing.segment
             && header.offset == growing.used
             && header.chunk == growing.chunk + growing.chunks.len() as u64;
-        let table = &sealed.bytes[header.table_at()..header.len as usize];
+        let table = &sealed.table;
         let len = growing.len() + CHUNK + table.len();
         if !follows || growing.is_spoiled || len > size as usize / PART {
             growing.is_spoiled = true;
@@ -167,7 +167,7 @@ mod tests {
             for block in 0..chunk {
                 open.push_range(Entry::Range { kind: Kind::Zeros, block, count: chunk });
             }
-            let (sealed, _) = open.close(Closing { chunk, prev: 1, durable: 2 });
+            let sealed = open.close(Closing { chunk, prev: 1, durable: 2 });
             summaries.add(&sealed, 1 << 20);
             offset += sealed.header.len;
             chunks.push(sealed);
@@ -194,7 +194,7 @@ mod tests {
             summaries.begin(1, 9, 0, 0, 1 << 20);
             let mut offset = 0;
             for chunk in 0..if gap == 0 { 3 } else { 6 } {
-                let (sealed, _) = Open::new(1, offset, 9, 8192, None).close(Closing {
+                let sealed = Open::new(1, offset, 9, 8192, None).close(Closing {
                     chunk,
                     prev: 0,
                     durable: 0,

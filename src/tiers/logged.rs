@@ -2,9 +2,12 @@
 //!
 //! The core does no I/O; here is who does. Whoever waits for a commit carries commands out himself,
 //! so a small synced write needs no other thread; a few threads of the log's own write what nobody
-//! waits for. Invariants: the core's lock is not held during I/O; a block's stripe is held from the
-//! read of a read-modify-write to its append; who takes several takes them in order; none of the
-//! log's own threads takes one.
+//! waits for. A write reserves its places under the core's lock, and fills them without it.
+//!
+//! Invariants: the core's lock is held neither during I/O nor while payloads are copied; a block's
+//! stripe is held from before its place is reserved, or from the read of a read-modify-write, until
+//! it is filled; who has reserved waits for nobody before he has filled; who takes several stripes
+//! takes them in order; none of the log's own threads takes one.
 
 use super::brake::Brake;
 use super::news::News;
@@ -14,7 +17,9 @@ use super::tending::MOVERS;
 use crate::BLOCK_SIZE;
 use crate::durable::cluster::Unpacked;
 use crate::durable::format::{CLUSTER_MAX, Kind, Stamp, crc};
-use crate::durable::{Command, Core, Device, Found, Op, Outcome, Progress, Reading, Refused, join};
+use crate::durable::{
+    Command, Core, Device, Fills, Found, Op, Outcome, Progress, Reading, Refused, join,
+};
 use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId, Waker};
 use crate::stats::LogStats;
 use crate::store::GROUP;
@@ -28,6 +33,9 @@ use std::time::{Duration, Instant};
 const STRIPES: usize = 256;
 /// How long to wait for news before looking again.
 const WAIT: Duration = Duration::from_millis(50);
+
+/// How long a reader waits for the stripe of a payload that is being copied before looking again.
+const FILL: Duration = Duration::from_millis(1);
 
 /// Why a request on a logged volume failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,16 +55,17 @@ pub enum Fault {
 enum Taken {
     /// The log has all; so much of it waits for its drive, of at most so much.
     All((u64, u64)),
-    /// The log has failed: they go to the backing store.
-    Through,
     /// The next ones are a cluster that finds no room: they go one by one.
     Apart,
+    /// The next one was refused.
+    Refused(Refused),
 }
 
 /// One thread's memory for requests.
 pub struct LogHand {
     packing: Packing,
     unpacked: Unpacked,
+    fills: Fills,
     found: Vec<Found>,
     buffer: Buffer,
     block: Box<[u8; BLOCK_SIZE]>,
@@ -68,6 +77,7 @@ impl LogHand {
         Self {
             packing: Packing::new(algorithm),
             unpacked: Unpacked::default(),
+            fills: Fills::default(),
             found: Vec::with_capacity(GROUP),
             buffer: Buffer::new((CLUSTER_MAX as usize).next_multiple_of(ALIGN) + ALIGN),
             block: Box::new([0; BLOCK_SIZE]),
@@ -292,12 +302,39 @@ impl Logged {
         out: &mut [[u8; BLOCK_SIZE]],
     ) -> Result<(), Fault> {
         self.touch();
-        hand.found.clear();
-        {
-            let payloads =
-                hand.packing.payloads.iter_mut().take(out.len()).map(|(_, payload)| payload);
-            self.core.lock().locate_all(first, payloads, &mut hand.found);
+        self.locate(hand, first, out.len());
+        while hand.found.contains(&Found::Filling) {
+            self.release(hand);
+            // Its writer holds the stripe until it is there; longer, if he then waits for room.
+            let _stripe = self.stripe(first).try_lock_for(FILL);
+            self.locate(hand, first, out.len());
         }
+        self.fetch_all(hand, first, out)
+    }
+
+    fn locate(&self, hand: &mut LogHand, first: u64, count: usize) {
+        hand.found.clear();
+        let payloads = hand.packing.payloads.iter_mut().take(count).map(|p| &mut p.bytes);
+        self.core.lock().locate_all(first, payloads, &mut hand.found);
+    }
+
+    /// Forgets what was located.
+    fn release(&self, hand: &LogHand) {
+        let mut core = self.core.lock();
+        for found in &hand.found {
+            if let Found::Log(reading) = found {
+                core.release(reading);
+            }
+        }
+    }
+
+    /// Gets everything that was located.
+    fn fetch_all(
+        &self,
+        hand: &mut LogHand,
+        first: u64,
+        out: &mut [[u8; BLOCK_SIZE]],
+    ) -> Result<(), Fault> {
         let mut result = Ok(());
         let mut i = 0;
         while i < out.len() {
@@ -329,7 +366,8 @@ impl Logged {
     ) -> Result<(), Fault> {
         match found {
             Found::Zeros => out.as_flattened_mut().fill(0),
-            Found::Lost => return Err(self.damaged(block)),
+            // Nobody fills who does not hold the stripe.
+            Found::Lost | Found::Filling => return Err(self.damaged(block)),
             Found::Backing => {
                 let (began, moving) = (Instant::now(), self.brake.is_moving());
                 self.backing.read(block * BLOCK_SIZE as u64, out.as_flattened_mut())?;
@@ -338,7 +376,7 @@ impl Logged {
             }
             Found::Memory(kind) => {
                 let Packing { codec, payloads, .. } = &mut hand.packing;
-                let (_, payload) = &payloads[i];
+                let payload = &payloads[i].bytes;
                 if !hand.unpacked.decode(codec, kind, payload, block, out) {
                     return Err(self.damaged(block));
                 }
@@ -419,7 +457,8 @@ impl Logged {
         lost.map_or(Ok(()), |block| Err(self.damaged(block)))
     }
 
-    /// Appends blocks that were encoded; `false` if they must go to the backing store.
+    /// Writes blocks that were encoded, whose stripe the caller holds; `false` if they must go to
+    /// the backing store.
     fn append(
         &self,
         hand: &mut LogHand,
@@ -428,29 +467,41 @@ impl Logged {
     ) -> Result<bool, Fault> {
         let mut done = 0;
         loop {
-            match self.append_from(&hand.packing, first, blocks, &mut done)? {
+            let (taken, sealed) = self.reserve(hand, first, blocks, &mut done);
+            let awaited = hand.fills.finish();
+            if awaited {
+                self.news.tell();
+            }
+            if awaited || sealed {
+                self.wake();
+            }
+            match taken {
                 Taken::All(backlog) => {
                     hand.packing.backlog = backlog;
                     return Ok(true);
                 }
-                Taken::Through => return Ok(false),
                 Taken::Apart => {
                     if let Some(blocks) = blocks[done..].first_chunk() {
                         hand.packing.encode_apart(done, blocks);
                     }
                 }
+                Taken::Refused(Refused::Full) => {}
+                Taken::Refused(Refused::Through) => return Ok(false),
+                Taken::Refused(Refused::Failed) => return Err(Fault::Failed),
             }
         }
     }
 
-    /// Appends them from the one on that comes after those that are `done`.
-    fn append_from(
+    /// Reserves room for those from the one on that comes after what is `done`, and fills it: as
+    /// many as there is room for, but not none. How far it came, and whether chunks were closed.
+    fn reserve(
         &self,
-        packing: &Packing,
+        hand: &mut LogHand,
         first: u64,
         blocks: &[[u8; BLOCK_SIZE]],
         done: &mut usize,
-    ) -> Result<Taken, Fault> {
+    ) -> (Taken, bool) {
+        let LogHand { packing, fills, .. } = hand;
         let mut sums = [0; GROUP];
         let mut i = *done;
         while i < blocks.len() {
@@ -458,33 +509,46 @@ impl Logged {
             sums[i] = crc(payload);
             i += count;
         }
-        self.settle(|core| {
+        let from = *done;
+        let taken = self.settle(|core| {
             if self.pace.holds(core.fullness()) {
                 return None;
             }
-            let before = core.chunks();
+            let chunks = core.chunks();
+            let mut taken = Taken::Apart;
             while *done < blocks.len() {
                 let (kind, payload, count) = packing.encoded(first, *done, &blocks[*done]);
-                let (block, sum) = (first + *done as u64, sums[*done]);
-                let taken = match kind {
+                let (block, sized) = (first + *done as u64, (payload.len(), sums[*done]));
+                let reserved = match kind {
                     Kind::Zeros => core.discard(block, 1).map(|()| true),
-                    Kind::Cluster => core.append_cluster(block, payload, sum),
-                    _ => core.append(block, kind, payload, sum).map(|()| true),
+                    Kind::Cluster => core.reserve_cluster(block, sized, fills),
+                    _ => core.reserve(block, kind, sized, fills).map(|()| true),
                 };
-                match taken {
+                match reserved {
                     Ok(true) => *done += count,
                     Ok(false) => break,
-                    Err(Refused::Full) => return None,
-                    Err(Refused::Through) => return Some(Ok(Taken::Through)),
-                    Err(Refused::Failed) => return Some(Err(Fault::Failed)),
+                    Err(refused) => {
+                        taken = Taken::Refused(refused);
+                        break;
+                    }
                 }
             }
-            if core.chunks() > before {
-                self.wake();
+            if *done == blocks.len() {
+                taken = Taken::All(core.backlog());
             }
-            let all = *done == blocks.len();
-            Some(Ok(if all { Taken::All(core.backlog()) } else { Taken::Apart }))
-        })
+            // Who waits for room must not keep others waiting for what he fills.
+            let waits = matches!(taken, Taken::Refused(Refused::Full)) && *done == from;
+            (!waits).then(|| (taken, core.chunks() > chunks))
+        });
+        let mut i = from;
+        while i < *done {
+            let (kind, payload, count) = packing.encoded(first, i, &blocks[i]);
+            if kind != Kind::Zeros {
+                fills.fill(payload);
+            }
+            i += count;
+        }
+        taken
     }
 
     /// Reads a block, changes it and writes it, as one step for everybody else.
@@ -499,7 +563,9 @@ impl Logged {
     ) -> Result<(), Fault> {
         let _stripe = self.stripe(block).lock();
         let mut content = std::mem::replace(&mut hand.block, Box::new([0; BLOCK_SIZE]));
-        let read = self.read(hand, block, std::slice::from_mut(&mut *content));
+        self.touch();
+        self.locate(hand, block, 1);
+        let read = self.fetch_all(hand, block, std::slice::from_mut(&mut *content));
         let result = read.and_then(|()| {
             change(&mut content);
             hand.packing.encode_all(block, std::slice::from_ref(&content));

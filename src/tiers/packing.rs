@@ -12,18 +12,20 @@ use crate::store::GROUP;
 use crate::store::codec::{self, Algorithm, Codec, Encoded};
 use crate::store::format::Coding;
 
-/// After so many attempts in a row that did not pay, only one in [`RETRY`] is made.
+/// After so many attempts in a row that did not pay, only one in so many is made.
 const HOPELESS: u32 = 16;
-/// See [`HOPELESS`].
-const RETRY: u32 = 16;
+/// Of single blocks, where an attempt costs a tenth of everything else.
+const RETRY_ALONE: u32 = 64;
+/// Of clusters.
+const RETRY_TOGETHER: u32 = 16;
 
 /// How many attempts in a row did not pay, or were not made.
 #[derive(Default)]
 struct InVain(u32);
 
 impl InVain {
-    fn may_try(&self) -> bool {
-        self.0 < HOPELESS || self.0.is_multiple_of(RETRY)
+    fn may_try(&self, retry: u32) -> bool {
+        self.0 < HOPELESS || self.0.is_multiple_of(retry)
     }
 
     fn note(&mut self, paid: bool) {
@@ -31,12 +33,20 @@ impl InVain {
     }
 }
 
+/// A payload on its way from a block, or to one.
+pub(super) struct Payload {
+    kind: Kind,
+    /// Bytes that count, of one that was encoded; 0 where the block is its own.
+    len: usize,
+    pub(super) bytes: Vec<u8>,
+}
+
 /// What one thread's blocks of a group are compressed with, and into.
 pub(super) struct Packing {
     algorithm: Algorithm,
     pub(super) codec: Codec,
-    /// Payloads of a group, each with its kind; empty where the block is its own.
-    pub(super) payloads: Vec<(Kind, Vec<u8>)>,
+    /// Payloads of a group.
+    pub(super) payloads: Vec<Payload>,
     /// Payloads of the group's clusters; empty where blocks are by themselves.
     clusters: [Vec<u8>; GROUP / CLUSTER],
     /// What of the log waited for its drive when this thread wrote last, and the most of that.
@@ -52,7 +62,9 @@ impl Packing {
         Self {
             algorithm,
             codec: Codec::new(algorithm),
-            payloads: (0..GROUP).map(|_| (Kind::Raw, Vec::with_capacity(BLOCK_SIZE))).collect(),
+            payloads: (0..GROUP)
+                .map(|_| Payload { kind: Kind::Raw, len: 0, bytes: vec![0; BLOCK_SIZE] })
+                .collect(),
             clusters: Default::default(),
             backlog: (0, u64::MAX),
             alone: InVain::default(),
@@ -102,9 +114,9 @@ impl Packing {
     /// What the blocks of a cluster take each for itself, in bytes; `None` where they do not
     /// shrink, or where some of them hardly takes anything.
     fn apart(&self, i: usize) -> Option<usize> {
-        let lens = self.payloads[i..i + CLUSTER].iter().map(|(kind, payload)| match kind {
+        let lens = self.payloads[i..i + CLUSTER].iter().map(|payload| match payload.kind {
             Kind::Raw => Some(BLOCK_SIZE),
-            Kind::Lz4 | Kind::Zstd => Some(payload.len()),
+            Kind::Lz4 | Kind::Zstd => Some(payload.len),
             _ => None,
         });
         let sum = lens.sum::<Option<usize>>()?;
@@ -123,7 +135,7 @@ impl Packing {
             return false;
         }
         let out = &mut self.clusters[i / CLUSTER];
-        let pays = self.together.may_try()
+        let pays = self.together.may_try(RETRY_TOGETHER)
             && cluster::encode(&mut self.codec, blocks, out)
             && policy::pays_together(out.len(), apart);
         if !pays {
@@ -145,17 +157,18 @@ impl Packing {
             return (Kind::Cluster, cluster, CLUSTER);
         }
         match &self.payloads[i] {
-            (Kind::Raw, _) => (Kind::Raw, block, 1),
-            (kind, payload) => (*kind, payload, 1),
+            Payload { kind: Kind::Raw, .. } => (Kind::Raw, block, 1),
+            Payload { kind, len, bytes } => (*kind, &bytes[..*len], 1),
         }
     }
 
     /// Encodes a block as the `i`-th payload. One that is kept as it is, is not copied.
     fn encode(&mut self, i: usize, block: &[u8; BLOCK_SIZE]) {
-        let (kind, out) = &mut self.payloads[i];
+        let Payload { kind, len: used, bytes: out } = &mut self.payloads[i];
+        // Shorter only after a read.
         out.resize(BLOCK_SIZE, 0);
         let encoded = codec::fold(block, out).or_else(|| {
-            let may_try = self.alone.may_try();
+            let may_try = self.alone.may_try(RETRY_ALONE);
             let shrunk = if may_try { self.codec.shrink(block, out) } else { None };
             self.alone.note(shrunk.is_some());
             shrunk
@@ -172,8 +185,7 @@ impl Packing {
             Some(Encoded::Payload(len, Coding::Fill)) => (Kind::Same, len),
             None | Some(Encoded::Payload(_, Coding::Raw)) => (Kind::Raw, 0),
         };
-        *kind = now;
-        out.truncate(len);
+        (*kind, *used) = (now, len);
     }
 }
 
@@ -247,8 +259,8 @@ mod tests {
         assert_eq!(kinds(&mut packing, 0, &zeros)[2], (2, Kind::Zeros));
         // After many attempts in vain there are few, and one that pays makes them many again.
         (0..HOPELESS + 1).for_each(|_| assert!(!is_together(&mut packing, &noisy)));
-        let tries = (0..RETRY).filter(|_| is_together(&mut packing, &text)).count();
-        assert!((1..RETRY as usize).contains(&tries), "{tries}");
+        let tries = (0..RETRY_TOGETHER).filter(|_| is_together(&mut packing, &text)).count();
+        assert!((1..RETRY_TOGETHER as usize).contains(&tries), "{tries}");
         assert!(is_together(&mut packing, &text));
     }
 }

@@ -104,6 +104,9 @@ struct LogArgs {
     /// Only these sections (all by default).
     #[arg(long, value_name = "SECTION", value_delimiter = ',')]
     only: Vec<log::Section>,
+    /// Only these rows of the source's table, A to F (all by default).
+    #[arg(long, value_name = "LETTER", value_delimiter = ',', value_parser = ["A", "B", "C", "D", "E", "F"])]
+    rows: Vec<String>,
     /// Go on with the other sections when one fails; the exit status is still 1.
     #[arg(long)]
     keep_going: bool,
@@ -305,6 +308,7 @@ fn durable_log(args: LogArgs) -> Result<()> {
         real: args.real,
         data: args.data,
         segment,
+        rows: args.rows,
     };
     let drives = choice.drives(args.quick)?;
     let sections =
@@ -362,6 +366,7 @@ mod tests {
             "log --backing /dev/sdb --log sim:ssd-840pro:16G",
             "log --real --quick --data 2:1 --segment 32K",
             "log --real /mnt --only synced",
+            "log --only rows --rows C,D",
             "soak --minutes 60",
             "models --real-time --drive sim:hdd-7200,sim:ssd-840pro:16G --json a",
         ] {
@@ -377,6 +382,7 @@ mod tests {
             "log --log sim:floppy",
             "log --real /mnt --log sim:ssd-null",
             "log --only everything",
+            "log --rows G",
         ] {
             let words = std::iter::once("ztier-bench").chain(line.split(' '));
             assert!(Cli::try_parse_from(words).is_err(), "{line}");

@@ -1,9 +1,9 @@
-//! What the actors around a volume do: writer, discarder, flusher, readers, media, clock.
+//! What the actors around a volume do: flusher, readers, media, clock; writers are in `writers.rs`.
 //!
-//! The writer waits when the log is full, and the flusher when it wants to; then the media work,
+//! A writer waits when the log is full, and the flusher when it wants to; then the media work,
 //! and only they can end the waiting. If nothing is under way and nothing begins, that is a hang.
 
-use crate::content::{Flavour, Value};
+use crate::content::Value;
 use crate::drive::Request;
 use crate::fault::Kind as Fault;
 use crate::image::PAGE;
@@ -12,7 +12,7 @@ use crate::program::{Order, Side, Slow};
 use crate::rng::mix;
 use crate::trouble::{Kind, Trouble};
 use crate::world::{Flying, Reader, World, image_of};
-use ztier::durable::format::{CLUSTER, DATA_MIN};
+use ztier::durable::format::DATA_MIN;
 use ztier::durable::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
 use ztier::media::Buffer;
 
@@ -29,7 +29,7 @@ const RESCUES_MAX: u32 = 100;
 
 /// What became of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
+pub(crate) enum Taken {
     /// The log has it.
     Yes,
     /// Faults explain that it has not.
@@ -48,89 +48,6 @@ enum Progressed {
 }
 
 impl World<'_> {
-    /// The writer appends a block, and waits for room if need be.
-    pub(crate) fn write(&mut self, block: u32, flavour: Flavour) -> Result<(), Trouble> {
-        let value = self.history.draw(block, flavour);
-        self.write_value(block, value)
-    }
-
-    /// The writer appends the blocks of a cluster at once; where they do not get smaller or find no
-    /// room, one by one.
-    pub(crate) fn write_cluster(&mut self, first: u32, flavour: Flavour) -> Result<(), Trouble> {
-        let draw = |i| self.history.draw(first + i as u32, flavour);
-        let values: [Value; CLUSTER] = std::array::from_fn(draw);
-        let mut pages = [[0; PAGE]; CLUSTER];
-        for ((block, value), page) in (first..).zip(values).zip(&mut pages) {
-            value.fill(block, page);
-        }
-        let mut together = self.volume.pack(&pages);
-        let taken = if together {
-            self.submit(|world| world.volume.append_cluster(first).map(|all| together = all))?
-        } else {
-            Taken::Yes
-        };
-        for (block, value) in (first..).zip(values) {
-            match taken {
-                Taken::Yes if together => self.record(block, value),
-                Taken::Yes | Taken::Through => self.write_value(block, value)?,
-                Taken::No => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn write_value(&mut self, block: u32, value: Value) -> Result<(), Trouble> {
-        let mut page = std::mem::replace(&mut self.page, Box::new([0; PAGE]));
-        value.fill(block, &mut page);
-        let result = self.submit(|world| world.volume.write(block, &page));
-        let at = u64::from(block) * PAGE as u64;
-        let result = result.and_then(|taken| match taken {
-            Taken::Through => self.write_through(block, 1, Request::write(at, &page[..])),
-            other => Ok(other == Taken::Yes),
-        });
-        self.page = page;
-        if result? {
-            self.record(block, value);
-            self.sync_change()?;
-        }
-        Ok(())
-    }
-
-    /// The discarder appends a range, and waits for room if need be.
-    pub(crate) fn discard(&mut self, block: u32, count: u32) -> Result<(), Trouble> {
-        let taken = match self.submit(|world| world.volume.discard(block, count))? {
-            Taken::Through => {
-                let (at, len) = (u64::from(block), u64::from(count));
-                let zero = Request::zero(at * PAGE as u64, len * PAGE as u64);
-                self.write_through(block, count, zero)?
-            }
-            other => other == Taken::Yes,
-        };
-        if taken {
-            for block in block..block + count {
-                self.record(block, Value::Zero);
-            }
-            self.sync_change()?;
-        }
-        Ok(())
-    }
-
-    /// Changes the backing store itself, at once; whether it did. A lost block stays so.
-    fn write_through(&mut self, block: u32, count: u32, request: Request) -> Result<bool, Trouble> {
-        if let Some(lost) = self.volume.core.first_lost(block.into(), count.into()) {
-            let written = self.history.written_at(lost as u32);
-            return self.lost(lost as u32, written).map(|()| false);
-        }
-        self.say(|| format!("through: {request}"));
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        self.backing.begin(ticket, request);
-        match self.backing.finish(ticket) {
-            Ok(_) => Ok(true),
-            Err(why) => Err(Trouble::new(Kind::Failed, format!("through: {why}"))),
-        }
-    }
-
     /// Flushes the backing store, as a flush does when the log has failed.
     fn flush_through(&mut self) {
         let ticket = self.next_ticket;
@@ -141,16 +58,8 @@ impl World<'_> {
         }
     }
 
-    fn record(&mut self, block: u32, value: Value) {
-        self.stats.writes += 1;
-        self.history.write(block, value);
-        for reader in self.readers.iter_mut().filter(|reader| reader.block == block) {
-            reader.allowed.push(value);
-        }
-    }
-
     /// Tries until the log takes it; whether it did. Only faults explain that it does not.
-    fn submit(
+    pub(crate) fn submit(
         &mut self,
         mut attempt: impl FnMut(&mut Self) -> Result<(), Refused>,
     ) -> Result<Taken, Trouble> {
@@ -284,6 +193,11 @@ impl World<'_> {
         if self.volume.core.is_rescuing() && self.rescues < RESCUES_MAX {
             self.begin_window(self.setup.window);
         }
+        if !self.writers.is_empty() && self.choices.chance(self.setup.filled) {
+            let choice = self.choices.bits() as u32;
+            self.fill(choice);
+            return Ok(Progressed::Yes);
+        }
         let before = self.flying.len();
         self.take(self.setup.depth);
         if self.flying.len() > before {
@@ -291,6 +205,10 @@ impl World<'_> {
         }
         if !self.flying.is_empty() {
             self.finish_any()?;
+            return Ok(Progressed::Yes);
+        }
+        if !self.writers.is_empty() {
+            self.fill(0);
             return Ok(Progressed::Yes);
         }
         if !self.readers.is_empty() {
@@ -304,8 +222,11 @@ impl World<'_> {
         Ok(Progressed::No)
     }
 
-    /// Everything that is under way ends: reads, commands, and every flush.
+    /// Everything that is under way ends: writes, reads, commands, and every flush.
     pub(crate) fn settle(&mut self) -> Result<(), Trouble> {
+        while !self.writers.is_empty() {
+            self.fill(0);
+        }
         while !self.readers.is_empty() {
             self.end_read(0)?;
         }
@@ -486,6 +407,11 @@ impl World<'_> {
                 return self.compare(block, &[value], found);
             }
             Found::Lost | Found::Before(_) => return self.lost(block, written),
+            Found::Filling if self.fill_blocks(block..block + 1) => return self.begin_read(block),
+            Found::Filling => {
+                let text = format!("a read of {block} waits for a writer, and there is none");
+                return Err(Trouble::new(Kind::Hang, text));
+            }
             Found::Log(reading) => Some(reading),
             Found::Backing => None,
         };
@@ -568,34 +494,5 @@ impl World<'_> {
             return Ok(());
         }
         Err(Trouble::new(Kind::Lost, format!("block {block}, and nothing explains it")))
-    }
-
-    /// The writer appends a payload that does not decode.
-    pub(crate) fn miscompress(&mut self, block: u32) -> Result<(), Trouble> {
-        self.lies = true;
-        if block.is_multiple_of(CLUSTER as u32) {
-            return self.miscompress_cluster(block);
-        }
-        if self.submit(|world| world.volume.write_undecodable(block))? == Taken::Yes {
-            let value = self.history.draw(block, Flavour::Word);
-            self.record(block, value);
-            self.lied_at = self.history.submitted();
-        }
-        Ok(())
-    }
-
-    fn miscompress_cluster(&mut self, first: u32) -> Result<(), Trouble> {
-        let mut together = false;
-        self.volume.pack_undecodable();
-        let taken =
-            self.submit(|world| world.volume.append_cluster(first).map(|all| together = all))?;
-        if taken == Taken::Yes && together {
-            for block in first..first + CLUSTER as u32 {
-                let value = self.history.draw(block, Flavour::Word);
-                self.record(block, value);
-            }
-            self.lied_at = self.history.submitted();
-        }
-        Ok(())
     }
 }

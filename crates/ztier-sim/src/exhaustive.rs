@@ -1,6 +1,6 @@
 //! Every short sequence of operations, cut at every step, with every subset of what is not flushed.
 //!
-//! Two blocks and seven operations, on a new log and on one that has just wrapped around.
+//! Two blocks and eight operations, on a new log and on one that has just wrapped around.
 //! Operations before the last run to their end; the last is cut after each of its events. Of the
 //! writes that a cut may keep, every subset is tried when there are at most [`SUBSETS_OF`] of them;
 //! of more, every subset of the last ones, with the others kept and with them dropped.
@@ -23,7 +23,7 @@ use ztier::store::codec::Algorithm;
 /// Writes of which every subset is tried.
 const SUBSETS_OF: usize = 6;
 /// Operations to choose from.
-pub const OPERATIONS: u8 = 7;
+pub const OPERATIONS: u8 = 8;
 /// Events of one operation at most.
 const EVENTS_MAX: u32 = 200;
 
@@ -52,7 +52,7 @@ impl FromStr for Sequence {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no sequence: digits 0 to 6, f or w, l or r");
+        let wrong = || format!("{text:?} is no sequence: digits 0 to 7, f or w, l or r");
         let (text, order) = text.split_at_checked(text.len().wrapping_sub(1)).ok_or_else(wrong)?;
         let (text, log) = text.split_at_checked(text.len().wrapping_sub(1)).ok_or_else(wrong)?;
         let digit =
@@ -99,6 +99,8 @@ fn setup(sequence: &Sequence) -> Setup {
         order: if sequence.reverse { Order::Last } else { Order::First },
         slow: Slow::Nothing,
         depth: 16,
+        writers: 1,
+        filled: 0,
         log_tearing: tearing,
         backing_tearing: tearing,
     }
@@ -136,7 +138,7 @@ type Watch<'a> = &'a mut dyn FnMut(&mut World<'_>) -> Result<(), Trouble>;
 /// Does an operation, event by event.
 fn perform(world: &mut World<'_>, operation: u8, after: Watch<'_>) -> Result<(), Trouble> {
     let first = match operation {
-        0 => Step::Write(0, Flavour::Stamp(9)),
+        0 | 7 => Step::Write(0, Flavour::Stamp(9)),
         1 => Step::Write(1, Flavour::Stamp(255)),
         2 => Step::Discard(0, 1),
         3 => Step::Discard(0, 2),
@@ -149,8 +151,14 @@ fn perform(world: &mut World<'_>, operation: u8, after: Watch<'_>) -> Result<(),
     };
     world.step(&first)?;
     after(world)?;
-    if operation >= 4 {
-        run_out(world, after)?;
+    match operation {
+        0 | 1 => {
+            world.step(&Step::Fill(0))?;
+            after(world)?;
+        }
+        4..7 => run_out(world, after)?,
+        // The last one is filled when nothing else goes on without it.
+        _ => {}
     }
     if operation == 6 {
         world.begin_window(u64::MAX);
@@ -163,11 +171,13 @@ fn perform(world: &mut World<'_>, operation: u8, after: Watch<'_>) -> Result<(),
 fn run_out(world: &mut World<'_>, after: Watch<'_>) -> Result<(), Trouble> {
     for _ in 0..EVENTS_MAX {
         world.take(usize::MAX);
-        if world.flying.is_empty() {
-            return Ok(());
-        }
+        let next = match (world.flying.is_empty(), world.writers.is_empty()) {
+            (false, _) => Step::Media(0, 0),
+            (true, false) => Step::Fill(0),
+            (true, true) => return Ok(()),
+        };
         after(world)?;
-        world.step(&Step::Media(0, 0))?;
+        world.step(&next)?;
     }
     Err(Trouble::new(Kind::Hang, "an operation never ends"))
 }
@@ -216,14 +226,14 @@ mod tests {
     #[test]
     fn all_sequences_are_there_once() {
         let mut names: Vec<String> = all(3).map(|sequence| sequence.to_string()).collect();
-        assert_eq!(names.len(), 4 * (7 + 49 + 343));
+        assert_eq!(names.len(), 4 * (8 + 64 + 512));
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), 4 * (7 + 49 + 343));
+        assert_eq!(names.len(), 4 * (8 + 64 + 512));
         for name in names {
             assert_eq!(name.parse::<Sequence>().map(|s| s.to_string()), Ok(name));
         }
-        for wrong in ["", "f", "fl0", "7fl", "0xl", "0fx"] {
+        for wrong in ["", "f", "fl0", "8fl", "0xl", "0fx"] {
             wrong.parse::<Sequence>().unwrap_err();
         }
     }

@@ -21,6 +21,7 @@ mod actors;
 mod outage;
 mod volume;
 mod world;
+mod writers;
 
 mod content;
 mod history;

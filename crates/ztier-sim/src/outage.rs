@@ -67,6 +67,7 @@ impl World<'_> {
 
     /// What was under way is not any more.
     fn forget(&mut self) {
+        self.writers.clear();
         self.readers.clear();
         self.flushes.clear();
         self.flying.clear();

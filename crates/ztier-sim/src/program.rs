@@ -96,6 +96,10 @@ pub struct Setup {
     pub slow: Slow,
     /// Commands under way at most, on both drives together.
     pub depth: usize,
+    /// Writers that have reserved a place and not filled it, at most.
+    pub writers: usize,
+    /// While somebody waits: at how many events of a thousand one of them fills his.
+    pub filled: u32,
     /// How the log behaves when the power goes.
     pub log_tearing: Tearing,
     /// How the backing store does.
@@ -130,10 +134,12 @@ pub struct Cut {
 /// One step of one actor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The writer appends a block.
+    /// A writer reserves a place for a block; he or another one fills his, if there are too many.
     Write(u32, Flavour),
     /// The writer appends the cluster that begins with a block: each of its blocks is different.
     Cluster(u32, Flavour),
+    /// A writer fills his place: this choice of those that have reserved one.
+    Fill(u32),
     /// The discarder appends a range: first block, blocks.
     Discard(u32, u32),
     /// The flusher asks for a flush, and goes on.
@@ -184,6 +190,16 @@ pub struct Program {
 }
 
 impl Program {
+    /// A program of these steps, between which writers fill what they have reserved.
+    fn new(setup: Setup, faults: Vec<(Side, Fault)>, steps: Vec<Step>) -> Self {
+        let mut rng = Rng::new(setup.seed ^ 5);
+        let often = if setup.writers > 0 { rng.pick(&[50, 300, 900]) } else { 0 };
+        let with_fill =
+            |step| [rng.chance(often).then(|| Step::Fill(rng.bits() as u32)), Some(step)];
+        let steps = steps.into_iter().flat_map(with_fill).flatten().collect();
+        Self { setup, faults, steps }
+    }
+
     /// The program with only those steps.
     pub fn only(&self, steps: &[usize]) -> Self {
         let steps = steps.iter().filter_map(|i| self.steps.get(*i).cloned()).collect();
@@ -225,8 +241,9 @@ impl Swarm {
     fn choose_setup(rng: &mut Rng) -> Setup {
         let segment = rng.pick(&[32 << 10, 64 << 10]);
         let blocks = rng.pick(&[256, 256, 512, 1024]);
+        let seed = rng.bits();
         Setup {
-            seed: rng.bits(),
+            seed,
             log: data_at(0, segment) + u64::from(segment) * rng.pick(&[8, 9, 12, 16, 30, 60]),
             segment,
             blocks,
@@ -253,6 +270,8 @@ impl Swarm {
                 Slow::Backing,
             ]),
             depth: rng.pick(&[1, 2, 4, 16, 32]),
+            writers: [0, 1, 2, 4, 8][(seed / 3 % 5) as usize],
+            filled: [200, 20, 2][(seed / 15 % 3) as usize],
             log_tearing: Tearing::choose(rng),
             backing_tearing: Tearing::choose(rng),
         }
@@ -445,7 +464,7 @@ pub fn cuts(seed: u64, cuts: u32) -> Program {
         }
         steps.push(Step::Cut(Cut { seed: rng.bits(), nested, again: rng.chance(again) }));
     }
-    Program { setup: swarm.setup(), faults: Vec::new(), steps }
+    Program::new(swarm.setup(), Vec::new(), steps)
 }
 
 /// Cuts while the first chunks of a segment are durable, its last ones are not, and its summary is
@@ -472,7 +491,7 @@ fn summarised(mut swarm: Swarm, rng: &mut Rng, cuts: u32) -> Program {
         steps.extend((0..rng.between(2, 8)).map(|_| Step::Media(32, rng.bits() as u32)));
         steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
     }
-    Program { setup: swarm.setup(), faults: Vec::new(), steps }
+    Program::new(swarm.setup(), Vec::new(), steps)
 }
 
 /// Everything is on the drives, and a mark after it says so: what is missing now is damage.
@@ -537,7 +556,7 @@ pub fn corruption(seed: u64) -> Program {
         steps.push(flip);
     }
     steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
-    Program { setup: swarm.setup(), faults, steps }
+    Program::new(swarm.setup(), faults, steps)
 }
 
 /// A corruption that is found when the log has no segment left in which to say so: a failed write
@@ -567,7 +586,7 @@ fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
     steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
     // One write of four chunks and a flush come before.
     let faults = vec![(Side::Log, Fault { nth: 2, kind: Kind::Once })];
-    Program { setup: swarm.setup(), faults, steps }
+    Program::new(swarm.setup(), faults, steps)
 }
 
 /// A corruption that is found when the log has failed for good and is brought to the backing store.
@@ -583,7 +602,7 @@ fn dying(mut swarm: Swarm, rng: &mut Rng) -> Program {
     let block = rng.below(u64::from(swarm.setup.blocks)) as u32;
     steps.extend([Step::Write(block, Flavour::Word), Step::Sync, Step::Read(block), Step::Settle]);
     steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
-    Program { setup: swarm.setup(), faults: Vec::new(), steps }
+    Program::new(swarm.setup(), Vec::new(), steps)
 }
 
 /// Workloads of the sweep over I/O errors.
@@ -617,7 +636,7 @@ pub fn workload(number: u32) -> Program {
     steps.extend([Step::Sync, Step::Repair, cut(&mut rng)]);
     some(&mut steps, &mut swarm, &mut rng, 20);
     steps.extend([Step::Sync, Step::Drain, cut(&mut rng)]);
-    Program { setup: swarm.setup(), faults: Vec::new(), steps }
+    Program::new(swarm.setup(), Vec::new(), steps)
 }
 
 #[cfg(test)]

@@ -12,7 +12,8 @@ use crate::program::Setup;
 use ztier::durable::cluster::{self, Unpacked};
 use ztier::durable::format::{CLUSTER, IDENTITY, Kind, Stamp, crc};
 use ztier::durable::{
-    self, Command, Core, Found, OpenError, Options, Outcome, Reading, Refused, Report, Writeback,
+    self, Command, Core, Fills, Found, OpenError, Options, Outcome, Reading, Refused, Report,
+    Writeback,
 };
 use ztier::store::codec::{Codec, Encoded};
 use ztier::store::format::Coding;
@@ -24,6 +25,12 @@ pub enum Source {
     Core,
     /// The window at work.
     Writeback,
+}
+
+/// A place in the log that is reserved, and what is to be filled in.
+pub struct Reserved {
+    fills: Fills,
+    payload: Vec<u8>,
 }
 
 /// A volume at work.
@@ -83,15 +90,15 @@ impl Volume {
         })
     }
 
-    /// Appends a block.
+    /// Reserves a place for a block; nothing has to be filled where that says all.
     ///
     /// # Errors
     /// Those of the product.
-    pub fn write(&mut self, block: u32, page: &Page) -> Result<(), Refused> {
+    pub fn reserve(&mut self, block: u32, page: &Page) -> Result<Option<Reserved>, Refused> {
         let block = u64::from(block);
         self.payload.resize(PAGE, 0);
         let (len, kind) = match self.codec.encode(page, &mut self.payload) {
-            Encoded::Same(0) => return self.core.discard(block, 1),
+            Encoded::Same(0) => return self.core.discard(block, 1).map(|()| None),
             Encoded::Same(word) => {
                 let both = u64::from(word) << 32 | u64::from(word);
                 self.payload[..8].copy_from_slice(&both.to_le_bytes());
@@ -99,11 +106,22 @@ impl Volume {
             }
             Encoded::Payload(len, coding) => (len, kind_of(coding)),
         };
-        let payload = &self.payload[..len];
-        self.core.append(block, kind, payload, crc(payload))
+        let payload = self.payload[..len].to_vec();
+        self.reserve_payload(block, kind, payload).map(Some)
     }
 
-    /// Compresses the blocks of a cluster for [`Volume::append_cluster`]; `false` if they do not
+    fn reserve_payload(
+        &mut self,
+        block: u64,
+        kind: Kind,
+        payload: Vec<u8>,
+    ) -> Result<Reserved, Refused> {
+        let mut fills = Fills::default();
+        self.core.reserve(block, kind, (payload.len(), crc(&payload)), &mut fills)?;
+        Ok(Reserved { fills, payload })
+    }
+
+    /// Compresses the blocks of a cluster for [`Volume::reserve_cluster`]; `false` if they do not
     /// get smaller.
     pub fn pack(&mut self, pages: &[Page; CLUSTER]) -> bool {
         cluster::encode(&mut self.codec, pages, &mut self.cluster)
@@ -114,21 +132,31 @@ impl Volume {
         self.cluster = vec![0; 112];
     }
 
-    /// Appends the cluster that was made last; `false` if it finds no room.
+    /// Reserves a place for the cluster that was made last; `None` if it finds no room.
     ///
     /// # Errors
     /// Those of the product.
-    pub fn append_cluster(&mut self, first: u32) -> Result<bool, Refused> {
-        self.core.append_cluster(u64::from(first), &self.cluster, crc(&self.cluster))
+    pub fn reserve_cluster(&mut self, first: u32) -> Result<Option<Reserved>, Refused> {
+        let (payload, mut fills) = (self.cluster.clone(), Fills::default());
+        let sized = (payload.len(), crc(&payload));
+        let taken = self.core.reserve_cluster(u64::from(first), sized, &mut fills)?;
+        Ok(taken.then_some(Reserved { fills, payload }))
     }
 
-    /// Appends a payload whose check word fits, and that is no encoding of a block.
+    /// Fills a place that was reserved.
+    pub fn fill(&mut self, reserved: Reserved) {
+        let Reserved { mut fills, payload } = reserved;
+        fills.fill(&payload);
+        // The media ask again without being told.
+        fills.finish();
+    }
+
+    /// Reserves a place for a payload whose check word fits, and that is no encoding of a block.
     ///
     /// # Errors
     /// Those of the product.
-    pub fn write_undecodable(&mut self, block: u32) -> Result<(), Refused> {
-        let payload = [0; 100];
-        self.core.append(u64::from(block), Kind::Lz4, &payload, crc(&payload))
+    pub fn reserve_undecodable(&mut self, block: u32) -> Result<Reserved, Refused> {
+        self.reserve_payload(u64::from(block), Kind::Lz4, vec![0; 100])
     }
 
     /// Appends a discard.
@@ -226,6 +254,10 @@ impl Volume {
                 let page = match *here {
                     Found::Zeros => {
                         seen.push(Seen::Value(Value::Zero));
+                        continue;
+                    }
+                    Found::Filling => {
+                        seen.push(Seen::Foreign);
                         continue;
                     }
                     Found::Lost => None,

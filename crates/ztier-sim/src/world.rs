@@ -13,6 +13,7 @@ use crate::program::{Program, Setup, Side, Step};
 use crate::rng::Rng;
 use crate::trouble::{Kind, Trouble, caught};
 use crate::volume::{Source, Volume};
+use crate::writers::Writer;
 use std::cell::Cell;
 use std::sync::Arc;
 use ztier::durable::{Reading, Ticket};
@@ -94,6 +95,8 @@ pub struct World<'p> {
     pub(crate) backing: SimDrive,
     pub(crate) volume: Volume,
     pub(crate) history: History,
+    /// Those who have reserved a place and not filled it.
+    pub(crate) writers: Vec<Writer>,
     pub(crate) readers: Vec<Reader>,
     /// Flushes that wait, with the position that each covers.
     pub(crate) flushes: Vec<(Ticket, u64)>,
@@ -196,6 +199,7 @@ impl<'p> World<'p> {
             backing,
             volume,
             history: History::new(state, 0),
+            writers: Vec::new(),
             readers: Vec::new(),
             flushes: Vec::new(),
             flying: Vec::new(),
@@ -278,6 +282,10 @@ impl<'p> World<'p> {
         match step {
             Step::Write(block, flavour) => self.write(*block, *flavour),
             Step::Cluster(block, flavour) => self.write_cluster(*block, *flavour),
+            Step::Fill(choice) => {
+                self.fill(*choice);
+                Ok(())
+            }
             Step::Discard(block, count) => self.discard(*block, *count),
             Step::Flush => {
                 self.flush();

@@ -21,14 +21,12 @@ use ztier::sync::Mutex;
 const EINVAL: i32 = 22;
 
 /// A modelled drive.
-#[derive(Debug)]
 pub struct ModelDrive {
     name: Name,
     pages: Pages,
     time: Time,
 }
 
-#[derive(Debug)]
 enum Time {
     /// Of the machine.
     Real(Box<Queue>),
@@ -55,6 +53,11 @@ impl ModelDrive {
             Time::Real(queue) => queue.now(),
             Time::Virtual(state) => state.lock().1,
         }
+    }
+
+    /// Gets the memory for so many bytes before they are written, as a real drive has it.
+    pub fn reserve(&self, bytes: u64) {
+        self.pages.reserve(bytes);
     }
 
     /// Memory that its content takes, in bytes.

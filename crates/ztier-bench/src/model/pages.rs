@@ -3,6 +3,7 @@
 //! Invariants: a page that is all zeros takes no memory of its own, though slabs stay; each page is
 //! read and written as a whole, under the lock of its shard.
 
+use crate::sys::map::AlignedBuf;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use ztier::media::ALIGN;
@@ -20,10 +21,10 @@ const SLAB: usize = 512;
 type Group = Vec<Option<u32>>;
 
 /// A part of the memory: slabs of pages, and which are free.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Shard {
     groups: HashMap<u64, Group>,
-    slabs: Vec<Box<[u8]>>,
+    slabs: Vec<AlignedBuf>,
     free: Vec<u32>,
 }
 
@@ -41,16 +42,22 @@ impl Shard {
     /// A page that nothing names.
     fn take(&mut self) -> u32 {
         if self.free.is_empty() {
-            let first = (self.slabs.len() * SLAB) as u32;
-            self.slabs.push(vec![0; SLAB * ALIGN].into());
-            self.free.extend((first..first + SLAB as u32).rev());
+            self.grow();
         }
         self.free.pop().unwrap_or_default()
+    }
+
+    /// One more slab.
+    fn grow(&mut self) {
+        let first = (self.slabs.len() * SLAB) as u32;
+        let slab = AlignedBuf::ready(SLAB * ALIGN);
+        // As any allocation here would end that has no memory.
+        self.slabs.push(slab.unwrap_or_else(|e| panic!("{e}")));
+        self.free.splice(0..0, (first..first + SLAB as u32).rev());
     }
 }
 
 /// Sparse memory of any size.
-#[derive(Debug)]
 pub struct Pages {
     shards: Vec<Mutex<Shard>>,
     kept: AtomicU64,
@@ -66,6 +73,15 @@ impl Pages {
     /// Bytes that are kept.
     pub fn bytes(&self) -> u64 {
         self.kept.load(Ordering::Relaxed) * PAGE
+    }
+
+    /// Gets the memory for so many bytes, wherever they will be, so that writing need not.
+    pub fn reserve(&self, bytes: u64) {
+        let slabs = bytes.div_ceil((SLAB * ALIGN * SHARDS) as u64);
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            (0..slabs).for_each(|_| shard.grow());
+        }
     }
 
     fn shard(&self, group: u64) -> &Mutex<Shard> {
@@ -100,6 +116,7 @@ impl Pages {
             let (here, rest) = left.split_at(count * ALIGN);
             left = rest;
             let mut shard = self.shard(group).lock();
+            // Out of the map while it is changed, because the rest of the shard is, too.
             let mut pages =
                 shard.groups.remove(&group).unwrap_or_else(|| vec![None; GROUP as usize]);
             for (from, to) in here.chunks_exact(ALIGN).zip(&mut pages[first..]) {

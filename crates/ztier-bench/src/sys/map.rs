@@ -4,10 +4,13 @@
 //! shrink while it is mapped. A read that the device fails still raises SIGBUS; that is why the
 //! file tests run in a process of their own.
 
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, mmap_anonymous, msync, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munmap,
+};
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{NonNull, null_mut};
+use ztier::BLOCK_SIZE;
 use ztier::error::{Context, Error, Result};
 
 struct Map {
@@ -48,6 +51,17 @@ impl AlignedBuf {
         }
         .context(format!("cannot allocate {len} bytes"))?;
         Ok(Self(Map::new(start, len)?))
+    }
+
+    /// The same in pages of 2 MiB where the system gives them, and all of it there already.
+    pub fn ready(len: usize) -> Result<Self> {
+        let mut buf = Self::new(len)?;
+        // SAFETY: the range is the map's own, and the advice changes no content.
+        let _ = unsafe { madvise(buf.0.start.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        for page in buf.chunks_mut(BLOCK_SIZE) {
+            page[0] = 0;
+        }
+        Ok(buf)
     }
 
     /// A copy of its own.

@@ -206,6 +206,8 @@ pub enum Order {
     Draws,
     /// Random ones until the time is over.
     For(Duration),
+    /// So many random ones, cut evenly among the threads.
+    Some(u64),
 }
 
 /// What a stretch of work reached.
@@ -284,6 +286,7 @@ impl Share {
                 Order::Each | Order::Draws => end - first - done,
                 Order::For(time) if start.elapsed() < time => BATCH as u64,
                 Order::For(_) => 0,
+                Order::Some(count) => count / self.threads - done,
             };
             let len = left.min(BATCH as u64) as usize;
             if len == 0 {
@@ -292,7 +295,7 @@ impl Share {
             for (i, block) in (0u64..).zip(&mut batch[..len]) {
                 *block = match self.order {
                     Order::Each => first + done + i,
-                    Order::Draws | Order::For(_) => rng.below(self.blocks),
+                    Order::Draws | Order::For(_) | Order::Some(_) => rng.below(self.blocks),
                 };
             }
             lane.run(op, &batch[..len], pool)?;

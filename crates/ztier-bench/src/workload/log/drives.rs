@@ -147,11 +147,20 @@ impl Source {
     /// # Errors
     /// It can't be opened.
     pub fn open(&self, most: u64) -> Result<Opened> {
+        self.open_ready(most, 0)
+    }
+
+    /// The same, and a model has the memory for so many bytes already.
+    ///
+    /// # Errors
+    /// It can't be opened.
+    pub fn open_ready(&self, most: u64, ready: u64) -> Result<Opened> {
         self.used.store(true, Ordering::Relaxed);
         Ok(match &self.spec {
             Spec::Model(name) => {
                 let size = name.size.min(most);
                 let drive = ModelDrive::real_time(Name { size, ..*name });
+                drive.reserve(ready);
                 Opened { drive: Arc::new(drive), file: None }
             }
             Spec::Path(path) => {

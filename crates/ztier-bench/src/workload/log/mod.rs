@@ -62,6 +62,8 @@ pub struct Choice {
     pub data: Kind,
     /// `--segment`.
     pub segment: u32,
+    /// `--rows`; empty for all.
+    pub rows: Vec<String>,
 }
 
 impl Choice {
@@ -131,7 +133,7 @@ impl Section {
         let (name, report) = (format!("{self:?}").to_lowercase(), &mut context.report);
         report.note(&name, "drives", text);
         match self {
-            Self::Rows => plan.rows(report),
+            Self::Rows => plan.rows(report, &choice.rows),
             Self::Synced => plan.synced(report),
             Self::Large => plan.large(report),
             Self::Full => plan.full(report, context.quick),

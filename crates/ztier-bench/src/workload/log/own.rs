@@ -134,12 +134,27 @@ impl OwnLog {
     /// Random blocks for a time by as many threads as there are pools, and a flush: 10^6 bytes a
     /// second.
     pub fn write(&self, pools: &mut [Pool], time: Duration, round: u32) -> Result<f64> {
+        self.run(pools, Order::For(time), round)
+    }
+
+    /// Random blocks of so many bytes, by as many threads as there are pools, and a flush: 10^6
+    /// bytes a second.
+    pub fn write_bytes(&self, pools: &mut [Pool], bytes: u64, round: u32) -> Result<f64> {
+        self.run(pools, Order::Some(bytes / BLOCK), round)
+    }
+
+    fn run(&self, pools: &mut [Pool], order: Order, round: u32) -> Result<f64> {
         let target = InProcess(Arc::clone(&self.volume));
         let start = Instant::now();
         let (seed, blocks) = (SEED + u64::from(round), self.volume.size() / BLOCK);
-        let rate = work(&target, Op::Write(round), Order::For(time), blocks, pools, seed)?;
+        let rate = work(&target, Op::Write(round), order, blocks, pools, seed)?;
+        let written = match order {
+            Order::For(time) => rate.iops * time.as_secs_f64(),
+            Order::Some(count) => count as f64,
+            Order::Each | Order::Draws => blocks as f64,
+        };
         self.flush()?;
-        Ok(rate.iops * time.as_secs_f64() * BLOCK as f64 / 1e6 / start.elapsed().as_secs_f64())
+        Ok(written * BLOCK as f64 / 1e6 / start.elapsed().as_secs_f64())
     }
 }
 
