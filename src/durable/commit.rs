@@ -11,12 +11,11 @@
 //! next chunk stays open until all are back whom the last commit served, or who came meanwhile; but
 //! no longer than a part of the time that commit took, and never for somebody who is alone.
 
-use super::chunk::{CHUNK_MAX, Closing, Open, Sealed};
+use super::chunk::{CHUNK_MAX, Open, Sealed};
 use super::command::{Command, Device, Op, Outcome, Parts};
-use super::core::{Core, Refused, Segment};
-use super::format::{EPOCHS_MAX, Epoch, Header, LOST_MAX, Superblock};
+use super::core::{Core, Refused};
+use super::format::{Header, Superblock};
 use super::planted::{self, Bug, mark};
-use super::window::After;
 use crate::media::Buffer;
 use crate::stats::histogram::Histogram;
 use std::collections::{BTreeMap, VecDeque};
@@ -223,6 +222,38 @@ impl Commit {
     /// Whether a commit is at work: somebody waits for chunks that are closed.
     pub(super) fn is_busy(&self) -> bool {
         self.flushing || !self.wanted.is_empty()
+    }
+
+    /// Whether something failed, and nothing is in flight any more.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.health == Health::Broken && self.flights.is_empty()
+    }
+
+    /// Whether chunks have been written elsewhere so often that it is no use.
+    pub(super) fn is_hopeless(&self) -> bool {
+        self.rewrites == REWRITES
+    }
+
+    /// All that is not durable will be closed and written again: the number of the first chunk, and
+    /// the CRC of the header before it.
+    pub(super) fn begin_again(&mut self) -> (u64, u32) {
+        self.written.clear();
+        (self.unwritten, self.issued) = (0, self.durable);
+        self.durable_end()
+    }
+
+    /// Chunks were laid out anew; they wait for a superblock.
+    pub(super) fn rewrites(&mut self) {
+        self.rewrites += 1;
+        self.health = Health::Rewriting;
+    }
+
+    /// That superblock is durable, and chunks below this number are to be.
+    pub(super) fn rewrite_may_begin(&mut self, next_chunk: u64) {
+        if self.health == Health::Rewriting {
+            self.health = Health::Well;
+            self.want(next_chunk);
+        }
     }
 
     pub(super) fn launch(&mut self, flight: Flight) -> u64 {
@@ -527,39 +558,6 @@ impl Core {
         if self.is_failed() { Err(self.rescue.refusal()) } else { Ok(()) }
     }
 
-    /// When what was in flight has ended after a failure: lays out anew what is not durable.
-    fn mend(&mut self) {
-        if self.commit.health != Health::Broken || !self.commit.flights.is_empty() {
-            return;
-        }
-        if self.commit.rewrites == REWRITES {
-            return self.fail();
-        }
-        // Only what is there can be copied elsewhere.
-        let Some(bytes) = self.complete_all() else {
-            mark("commit.rewrite_waits_for_fill");
-            return;
-        };
-        self.commit.rewrites += 1;
-        if self.lay_out_anew(bytes).is_err() {
-            return self.fail();
-        }
-        mark("commit.rewritten");
-        self.commit.health = Health::Rewriting;
-        self.write_superblock(After::Rewrite);
-    }
-
-    /// The bytes of everything that is not durable, the open chunk closed; `None` while a payload
-    /// of it is not there yet.
-    fn complete_all(&mut self) -> Option<Vec<Arc<Buffer>>> {
-        // Else one chunk after the other would be closed here.
-        if self.open.as_ref().is_some_and(Open::awaits_fill) {
-            return None;
-        }
-        self.seal_open();
-        self.complete_sealed()
-    }
-
     /// The bytes of all closed chunks; `None` while a payload of one is not there yet.
     pub(super) fn complete_sealed(&mut self) -> Option<Vec<Arc<Buffer>>> {
         let all = (0..self.sealed.len()).all(|at| self.complete_chunk(at));
@@ -568,102 +566,6 @@ impl Core {
 
     fn complete_chunk(&mut self, at: usize) -> bool {
         self.sealed.get_mut(at).is_some_and(|sealed| sealed.complete(&mut self.spare))
-    }
-
-    fn lay_out_anew(&mut self, bytes: Vec<Arc<Buffer>>) -> Result<(), Refused> {
-        if !self.has_room_anew() {
-            // Nothing has changed: what is in memory is still found there.
-            mark("commit.no_room");
-            return Err(Refused::Full);
-        }
-        let old: Vec<Sealed> = self.sealed.drain(..).collect();
-        self.sealed_bytes = 0;
-        self.commit.written.clear();
-        self.commit.unwritten = 0;
-        self.commit.issued = self.commit.durable;
-        self.next_chunk = self.commit.durable;
-        self.prev = self.commit.durable_prev;
-        self.trim(&old);
-        if !planted::on(Bug::RewriteInOldEpoch) {
-            let from = self.commit.durable;
-            self.begin_epoch(from, next_epoch(self.epoch()));
-        }
-        self.open_segment(0)?;
-        for (chunk, bytes) in old.into_iter().zip(bytes) {
-            let (segment, offset) = self.place_for(chunk.header.len)?;
-            // These chunks are full as they are.
-            self.summaries.take();
-            let closing =
-                Closing { chunk: self.next_chunk, prev: self.prev, durable: self.commit.durable };
-            let moved = chunk.moved(&bytes, (segment, offset, self.epoch()), closing);
-            for entry in &moved.entries {
-                self.index(segment, entry);
-            }
-            self.push_sealed(moved);
-        }
-        Ok(())
-    }
-
-    /// Whether the free segments have room for everything that is not durable.
-    fn has_room_anew(&self) -> bool {
-        let (mut segments, mut used) = (self.segments.len() as u64 + 1, 0);
-        for len in self.sealed.iter().map(|sealed| sealed.header.len) {
-            if used + len > self.sb.segment {
-                (segments, used) = (segments + 1, 0);
-            }
-            used += len;
-        }
-        segments <= self.sb.segments
-    }
-
-    pub(super) fn seal_open(&mut self) {
-        match &self.open {
-            Some(open) if open.is_empty() => self.open = None,
-            _ => self.seal(),
-        }
-    }
-
-    /// Takes chunks that will be elsewhere out of their segments.
-    fn trim(&mut self, old: &[Sealed]) {
-        let (chunk, prev) = (self.next_chunk, self.prev);
-        for segment in self.segments.iter_mut().rev().take_while(|s| s.chunk >= chunk) {
-            *segment = Segment { chunk, prev, used: 0, ..*segment };
-        }
-        if let Some(Header { segment, offset, .. }) = old.first().map(|sealed| sealed.header)
-            && let Some(segment) = self.segment_mut(segment)
-        {
-            segment.used = offset;
-        }
-        for segment in &mut self.segments {
-            segment.finished = true;
-        }
-    }
-
-    fn place_for(&mut self, len: u32) -> Result<(u64, u32), Refused> {
-        let size = self.sb.segment;
-        let last = self.first + self.segments.len() as u64 - 1;
-        match self.segments.back() {
-            Some(segment) if segment.used + len <= size => Ok((last, segment.used)),
-            _ => Ok((self.open_segment(0)?, 0)),
-        }
-    }
-
-    /// Chunks from this one on are of a new epoch.
-    pub(super) fn begin_epoch(&mut self, from: u64, id: u64) {
-        let epochs = &mut self.sb.epochs;
-        epochs.retain(|epoch| epoch.from < from);
-        while epochs.len() + LOST_MAX >= EPOCHS_MAX {
-            epochs.remove(0);
-        }
-        epochs.push(Epoch { from, id });
-    }
-
-    /// The superblock that names the new epoch is durable: chunks may be written again.
-    pub(super) fn rewrite_may_begin(&mut self) {
-        if self.commit.health == Health::Rewriting {
-            self.commit.health = Health::Well;
-            self.commit.want(self.next_chunk);
-        }
     }
 
     /// Gives memory back that an idle log does not need.
@@ -683,20 +585,12 @@ impl Core {
     }
 }
 
-/// A number that is as random as the epoch that it is made of (`SplitMix64`).
-pub(super) fn next_epoch(epoch: u64) -> u64 {
-    let mut z = epoch.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::core::Options;
     use super::super::fill::Fills;
-    use super::super::format::{DATA_MIN, IDENTITY, Kind, Tail};
+    use super::super::format::{DATA_MIN, Epoch, IDENTITY, Kind, Tail};
     use super::*;
 
     fn core() -> Core {

@@ -19,6 +19,7 @@ pub mod planted;
 mod recover;
 mod replay;
 mod rescue;
+mod rewrite;
 mod sheet;
 mod step;
 mod summary;

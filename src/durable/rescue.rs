@@ -7,12 +7,12 @@
 //! finds it empty, or finds a backing store that is not ahead of it. Where the superblocks cannot
 //! be written, that is how it stays: nothing more is taken.
 
-use super::commit::next_epoch;
 use super::core::{Core, Refused};
 use super::format::{Kind, LOST_MAX, Tail};
 use super::holes::{Hole, Holes};
 use super::map::{Map, Place};
 use super::planted::{self, Bug, mark};
+use super::rewrite::next_epoch;
 use super::window::{After, Ended, Plan, Planned};
 use crate::media::Buffer;
 use std::collections::BTreeSet;

@@ -591,7 +591,7 @@ impl Core {
         self.window.tries = 0;
         for purpose in std::mem::take(&mut self.window.purposes) {
             match purpose {
-                After::Rewrite => self.rewrite_may_begin(),
+                After::Rewrite => self.commit.rewrite_may_begin(self.next_chunk),
                 After::Identity => {}
                 After::Checkpoint => self.checkpoint.named(),
                 After::Close => self.window.closed = true,
