@@ -145,16 +145,12 @@ impl OwnLog {
 
     fn run(&self, pools: &mut [Pool], order: Order, round: u32) -> Result<f64> {
         let target = InProcess(Arc::clone(&self.volume));
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), self.stats().asked_bytes);
         let (seed, blocks) = (SEED + u64::from(round), self.volume.size() / BLOCK);
-        let rate = work(&target, Op::Write(round), order, blocks, pools, seed)?;
-        let written = match order {
-            Order::For(time) => rate.iops * time.as_secs_f64(),
-            Order::Some(count) => count as f64,
-            Order::Each | Order::Draws => blocks as f64,
-        };
+        work(&target, Op::Write(round), order, blocks, pools, seed)?;
         self.flush()?;
-        Ok(written * BLOCK as f64 / 1e6 / start.elapsed().as_secs_f64())
+        let written = self.stats().asked_bytes - before;
+        Ok(written as f64 / 1e6 / start.elapsed().as_secs_f64())
     }
 }
 
