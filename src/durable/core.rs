@@ -432,7 +432,7 @@ impl Core {
         self.push_sealed(sealed);
         // One flush for as much as possible, but before nothing more fits; while one is on its way
         // the next is not asked for, or there would be one for each chunk.
-        if self.sealed_bytes * 2 >= self.options.memory && !self.commit.is_busy() {
+        if self.sealed_bytes * 4 >= self.options.memory * 3 && !self.commit.is_busy() {
             mark("seal.self_commit");
             self.commit.want(self.next_chunk);
         }

@@ -19,6 +19,10 @@ use ztier::durable::format::crc;
 use ztier::error::{Error, Result};
 use ztier::sync::Mutex;
 
+/// Bytes that a modelled log may get in a second and when the time is over, which its memory should
+/// be there for: to get it from the system while the time is taken stalls everybody.
+const READY_PER_SECOND: f64 = 280e6;
+const READY_REST: u64 = 128 << 20;
 const SECTION: &str = "rows";
 /// What is written to drives that cost nothing: less than makes writeback begin, and memory for
 /// which a machine has.
@@ -169,7 +173,7 @@ impl Plan<'_> {
             Load::Backing(job) => alone(&drives.backing, job)?,
             Load::Log(job) => alone(&drives.log, job)?,
             Load::Logged(segment, ratio) => {
-                let log = OwnLog::new(drives, self.log_bytes, *segment)?;
+                let log = self.ready_log(*segment)?;
                 let reached = log.write(of(data, *ratio), self.time, round)?;
                 line.amplification.push(log.amplification());
                 reached
@@ -186,9 +190,16 @@ impl Plan<'_> {
         Ok(())
     }
 
+    /// A new log, on a drive whose memory is there, if it is a model.
+    fn ready_log(&self, segment: u32) -> Result<OwnLog> {
+        let ready = (READY_PER_SECOND * self.time.as_secs_f64()) as u64 + READY_REST;
+        let drive = self.drives.log.open_ready(self.log_bytes, ready)?;
+        OwnLog::on(&drive, self.drives.backing.open(SPAN)?.drive, segment)
+    }
+
     /// fio's job on a device or a server; what it wrote counts when a flush has ended.
     fn exported(&self, export: Export) -> Result<f64> {
-        let log = OwnLog::new(self.drives, self.log_bytes, 1 << 20)?;
+        let log = self.ready_log(1 << 20)?;
         let run = |target: fio::Target<'_>| {
             let (size, time) = (self.span, Some(self.time));
             fio::measure(&fio::Job { target, size, time, shrinks: false, ..fio::LIKE })
