@@ -3,6 +3,7 @@
 use super::Disk;
 use crate::report::warn;
 use crate::sys::command::{run, undo};
+use crate::sys::workdir::WorkDir;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -16,6 +17,8 @@ pub struct Up {
     binary: PathBuf,
     name: String,
     endpoint: PathBuf,
+    /// What the machine remembers of its log.
+    state: WorkDir,
 }
 
 impl Up {
@@ -50,9 +53,13 @@ impl Up {
         let binary = binary()?;
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("bench-{}-{n}", std::process::id());
-        let text = run(&binary, &[&["up", &name], args].concat(), LIMIT)?;
+        // What this machine remembers of a log is not for logs that are thrown away.
+        let state = WorkDir::new("state")?;
+        let variable = format!("ZTIER_STATE_DIR={}", state.path().display());
+        let up = [&variable, &*binary.to_string_lossy(), "up", &name];
+        let text = run(Path::new("env"), &[&up[..], args].concat(), LIMIT)?;
         // From here on the volume is up: the guard must exist before anything else can fail.
-        let mut up = Self { binary, name, endpoint: PathBuf::new() };
+        let mut up = Self { binary, name, endpoint: PathBuf::new(), state };
         let endpoint = endpoint(&text).ok_or_else(|| {
             Error::failure(format!("ztier up printed neither a device nor an NBD URI: {text:?}"))
         })?;
@@ -86,6 +93,11 @@ impl Drop for Up {
     fn drop(&mut self) {
         if let Err(e) = undo(&self.binary, &["down", &self.name, "--discard"], LIMIT) {
             warn(&format!("left volume {}: {e}", self.name));
+        }
+        for file in std::fs::read_dir(self.state.path()).into_iter().flatten().flatten() {
+            if let Err(e) = std::fs::remove_file(file.path()) {
+                warn(&format!("left {}: {e}", file.path().display()));
+            }
         }
     }
 }

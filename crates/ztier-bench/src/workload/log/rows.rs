@@ -163,15 +163,15 @@ impl Plan<'_> {
 
     fn run_line(&self, line: &mut Line, data: &mut [Vec<Pool>; 2], round: u32) -> Result<()> {
         let drives = self.drives;
-        let alone = |source: &Source, job: &Job| -> Result<f64> {
-            let opened = source.open(SPAN)?;
+        let alone = |source: &Source, job: &Job, ready: u64| -> Result<f64> {
+            let opened = source.open_ready(SPAN, ready)?;
             let job = Job { span: job.span.min(opened.drive.size()), ..*job };
             let times = (self.time.min(Duration::from_secs(1)) / 2, self.time);
             Ok(job::measure(&*opened.drive, &job, times, SEED)?.bytes_per_second / 1e6)
         };
         line.runs.push(match &line.load {
-            Load::Backing(job) => alone(&drives.backing, job)?,
-            Load::Log(job) => alone(&drives.log, job)?,
+            Load::Backing(job) => alone(&drives.backing, job, 0)?,
+            Load::Log(job) => alone(&drives.log, job, job.span)?,
             Load::Logged(segment, ratio) => {
                 let log = self.ready_log(*segment)?;
                 let reached = log.write(of(data, *ratio), self.time, round)?;
