@@ -2,9 +2,12 @@
 //! overwritten in parts, damaged, written back.
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/pair.rs"]
+mod pair;
 #[path = "support/ram_drive.rs"]
 mod ram_drive;
 
+use pair::{BLOCK, BLOCKS, Pair, SEGMENT, drain};
 use ram_drive::RamDrive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,47 +19,15 @@ use ztier::stats::LogStats;
 use ztier::tiers::Policy;
 use ztier::volume::{Algorithm, Channel, Device, IoError, LogOptions, LogVolume, Request};
 
-const BLOCK: u64 = 4096;
-const BLOCKS: u64 = 2048;
-const SEGMENT: u32 = 64 << 10;
-
-struct Pair {
-    log: Arc<RamDrive>,
-    backing: Arc<RamDrive>,
-    opened: u64,
-}
-
-impl Pair {
-    fn new() -> Self {
-        let log = Arc::new(RamDrive::new(8 << 20));
-        let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
-        durable::format(&*log, [7; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
-        Self { log, backing, opened: 0 }
-    }
-
-    fn open(&mut self, algorithm: Algorithm, memory: u64) -> Arc<LogVolume> {
-        self.opened += 1;
-        let policy = Policy { enabled: false, ..Policy::default() };
-        let log = Options { memory, ..Options::default() };
-        let options = LogOptions { algorithm, policy, log, ..LogOptions::default() };
-        let (log, backing) = (Arc::clone(&self.log), Arc::clone(&self.backing));
-        let volume = LogVolume::open(log, backing, options, 1000 + self.opened).unwrap();
-        volume.start(None).unwrap();
-        volume
-    }
+/// Opens it with as much memory, and nothing is written back by itself.
+fn open(pair: &mut Pair, algorithm: Algorithm, memory: u64) -> Arc<LogVolume> {
+    let policy = Policy { enabled: false, ..Policy::default() };
+    let log = Options { memory, ..Options::default() };
+    pair.open_with(LogOptions { algorithm, policy, log, ..LogOptions::default() })
 }
 
 fn stats(volume: &LogVolume) -> LogStats {
     volume.stats().log.unwrap()
-}
-
-fn drain(volume: &LogVolume) {
-    volume.drain(true);
-    let began = Instant::now();
-    while !stats(volume).clean {
-        assert!(began.elapsed().as_secs() < 60, "{:?}", stats(volume));
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
 }
 
 fn write(to: &mut dyn Channel, offset: u64, data: &[u8]) {
@@ -81,8 +52,8 @@ fn text(seed: u64, len: usize) -> Vec<u8> {
 
 #[test]
 fn clusters_are_read_and_overwritten_in_parts_and_reach_the_backing_store() {
-    let mut pair = Pair::new();
-    let mut volume = pair.open(Algorithm::Zstd, 64 << 20);
+    let mut pair = Pair::new(8 << 20);
+    let mut volume = open(&mut pair, Algorithm::Zstd, 64 << 20);
     let mut channel = Arc::clone(&volume).channel();
     let mut model = text(5, (BLOCKS * BLOCK) as usize);
     write(&mut *channel, 0, &model);
@@ -120,7 +91,7 @@ fn clusters_are_read_and_overwritten_in_parts_and_reach_the_backing_store() {
                 volume.close().unwrap();
             }
             drop(volume);
-            volume = pair.open(Algorithm::Lz4, 64 << 20);
+            volume = open(&mut pair, Algorithm::Lz4, 64 << 20);
             channel = Arc::clone(&volume).channel();
         }
     }
@@ -133,8 +104,8 @@ fn clusters_are_read_and_overwritten_in_parts_and_reach_the_backing_store() {
 
 #[test]
 fn neighbours_are_fetched_once() {
-    let mut pair = Pair::new();
-    let volume = pair.open(Algorithm::Zstd, 64 << 20);
+    let mut pair = Pair::new(8 << 20);
+    let volume = open(&mut pair, Algorithm::Zstd, 64 << 20);
     let mut channel = Arc::clone(&volume).channel();
     write(&mut *channel, 0, &text(5, 64 << 10));
     flush(&mut *channel);
@@ -150,8 +121,8 @@ fn neighbours_are_fetched_once() {
 
 #[test]
 fn a_damaged_cluster_is_an_error_for_its_blocks_and_no_other() {
-    let mut pair = Pair::new();
-    let volume = pair.open(Algorithm::Zstd, 64 << 20);
+    let mut pair = Pair::new(8 << 20);
+    let volume = open(&mut pair, Algorithm::Zstd, 64 << 20);
     let mut channel = Arc::clone(&volume).channel();
     let model = text(9, 16 * 4096);
     write(&mut *channel, 0, &model);
@@ -189,8 +160,8 @@ fn a_damaged_cluster_is_an_error_for_its_blocks_and_no_other() {
 
 /// Blocks in clusters after 8 MiB of text on a drive whose writes take so long.
 fn clustered(algorithm: Algorithm, write_ms: u64) -> u64 {
-    let mut pair = Pair::new();
-    let volume = pair.open(algorithm, 1 << 20);
+    let mut pair = Pair::new(8 << 20);
+    let volume = open(&mut pair, algorithm, 1 << 20);
     pair.log.write_ms.store(write_ms, Ordering::SeqCst);
     let mut channel = Arc::clone(&volume).channel();
     let model = text(21, (BLOCKS * BLOCK) as usize);
@@ -255,14 +226,14 @@ fn a_log_with_clusters_stays_readable() {
         write_golden();
     }
     let image = std::fs::read(GOLDEN).unwrap();
-    let mut pair = Pair::new();
+    let mut pair = Pair::new(8 << 20);
     pair.log = Arc::new(RamDrive::new(GOLDEN_BYTES));
     pair.log.write(0, &image).unwrap();
     let found = durable::inspect(&*pair.log, false, true).unwrap();
     assert!(found.damaged.is_empty() && !found.report.torn, "{:?}", found.report);
     let known = durable::inspect(&*pair.log, false, false).unwrap().report.known;
     assert!(known >= CLUSTER as u64, "blocks of a checkpoint: {known}");
-    let volume = pair.open(Algorithm::Lz4, 64 << 20);
+    let volume = open(&mut pair, Algorithm::Lz4, 64 << 20);
     let mut channel = Arc::clone(&volume).channel();
     assert!(read(&mut *channel, 0, 64 * 4096).unwrap() == golden());
     drain(&volume);

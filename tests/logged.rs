@@ -2,9 +2,12 @@
 //! failures.
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/pair.rs"]
+mod pair;
 #[path = "support/ram_drive.rs"]
 mod ram_drive;
 
+use pair::{BLOCK, BLOCKS, Pair, SEGMENT, drain};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use ram_drive::RamDrive;
@@ -16,47 +19,6 @@ use ztier::media::Drive;
 use ztier::stats::Latency;
 use ztier::tiers::Policy;
 use ztier::volume::{Channel, Device, IoError, LogOptions, LogVolume, Request};
-
-const BLOCK: u64 = 4096;
-const BLOCKS: u64 = 2048;
-const SEGMENT: u32 = 64 << 10;
-
-struct Pair {
-    log: Arc<RamDrive>,
-    backing: Arc<RamDrive>,
-    opened: u64,
-}
-
-impl Pair {
-    fn new(log_bytes: u64) -> Self {
-        let log = Arc::new(RamDrive::new(log_bytes));
-        let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
-        durable::format(&*log, [7; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
-        Self { log, backing, opened: 0 }
-    }
-
-    fn open(&mut self) -> Arc<LogVolume> {
-        self.open_with(LogOptions::default())
-    }
-
-    fn open_with(&mut self, options: LogOptions) -> Arc<LogVolume> {
-        self.opened += 1;
-        let (log, backing) = (Arc::clone(&self.log), Arc::clone(&self.backing));
-        let volume = LogVolume::open(log, backing, options, 1000 + self.opened).unwrap();
-        volume.start(None).unwrap();
-        volume
-    }
-}
-
-/// Waits until the backing store is the volume.
-fn drain(volume: &LogVolume) {
-    volume.drain(true);
-    let began = Instant::now();
-    while !volume.stats().log.unwrap().clean {
-        assert!(began.elapsed().as_secs() < 60, "{:?}", volume.stats().log);
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-}
 
 fn write(to: &mut dyn Channel, offset: u64, data: &[u8]) -> Result<(), IoError> {
     to.submit(Request::Write { offset, data, fua: false }, Instant::now())
