@@ -169,6 +169,7 @@ impl Plan {
         if settings.backing.is_some() || settings.log.is_some() {
             return Self::resolve_logged(volume, settings, fuse, paths);
         }
+        refuse_of_log(settings)?;
         let size = settings.size.ok_or_else(|| {
             Error::usage(format!("volume `{volume}` has no size"))
                 .mend("add --size, like --size 3G")
@@ -372,6 +373,22 @@ pub fn check_size(bytes: u64) -> Result<()> {
     Ok(())
 }
 
+/// A volume in memory alone has nothing to write back, and nothing of it is ever durable.
+fn refuse_of_log(settings: &Settings) -> Result<()> {
+    let given = [
+        ("sync", settings.sync == Some(true)),
+        ("writeback", settings.writeback.is_some()),
+        ("writeback-threshold", settings.writeback_threshold.is_some()),
+        ("writeback-window", settings.writeback_window.is_some()),
+        ("commit-interval", settings.commit_interval.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((key, _)) => Err(Error::usage(format!("{key} is for a volume with a log"))
+            .mend(format!("leave out {key}, or give --backing and --log"))),
+    }
+}
+
 fn check_segment(settings: &Settings) -> Result<u32> {
     let Some(segment) = settings.segment else { return Ok(DEFAULT_SEGMENT) };
     let wrong = |why: &str| {
@@ -446,6 +463,14 @@ mod tests {
             (
                 sized((16 << 40) + 4096),
                 "size 17592186048512 is more than can be addressed, which is 17592186044416 (16T); give less",
+            ),
+            (
+                Settings { sync: Some(true), ..sized(4096) },
+                "sync is for a volume with a log; leave out sync, or give --backing and --log",
+            ),
+            (
+                Settings { writeback_threshold: Some(10), ..sized(4096) },
+                "writeback-threshold is for a volume with a log; leave out writeback-threshold, or give --backing and --log",
             ),
             (
                 Settings { threads: Some(0), ..sized(4096) },

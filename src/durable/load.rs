@@ -255,7 +255,7 @@ impl<'a> Loading<'a> {
                 loaded.holes.insert(start, end, hole);
             }
         }
-        loaded.map = if changed.is_empty() { self.map } else { self.map.with(&changed) };
+        loaded.map = if changed.is_empty() { self.map } else { self.map.with(&changed)? };
         Some((loaded, self.segments))
     }
 }

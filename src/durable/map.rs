@@ -308,28 +308,22 @@ impl Map {
         Some(())
     }
 
-    /// The same map with these entries, ascending, in place of what it has of their blocks.
-    pub fn with(self, newer: &[Packed]) -> Self {
+    /// The same map with these entries in place of what it has of their blocks; `None` if they do
+    /// not ascend.
+    pub fn with(self, newer: &[Packed]) -> Option<Self> {
         let mut pages = Pages::default();
         let mut newer = newer.iter().copied().peekable();
-        // Both ascend, so everything follows.
-        for page in self.pages {
-            for entry in page {
-                while let Some(other) = newer.next_if(|other| other.block() < entry.block()) {
-                    let _ = pages.push(other);
-                }
-                let same = newer.next_if(|other| other.block() == entry.block());
-                let _ = pages.push(same.unwrap_or(entry));
+        for entry in self.pages.into_iter().flatten() {
+            while let Some(other) = newer.next_if(|other| other.block() < entry.block()) {
+                pages.push(other)?;
             }
+            let same = newer.next_if(|other| other.block() == entry.block());
+            pages.push(same.unwrap_or(entry))?;
         }
-        for entry in newer {
-            let _ = pages.push(entry);
-        }
+        newer.try_for_each(|entry| pages.push(entry))?;
         let mut all = Self::default();
-        for page in pages.into_inner() {
-            let _ = all.push_page(page);
-        }
-        all
+        pages.into_inner().into_iter().try_for_each(|page| all.push_page(page))?;
+        Some(all)
     }
 
     /// Every block with its place, ascending.
@@ -384,6 +378,27 @@ mod tests {
                 prop_assert_eq!(map.get(*block), model.get(block).copied());
             }
             check(&map, &model);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn newer_entries_replace_and_join_older_ones(
+            older in prop::collection::btree_set(0u64..5000, 0..2000),
+            newer in prop::collection::btree_set(0u64..5000, 0..2000),
+        ) {
+            let (mut map, mut model) = (Map::default(), BTreeMap::new());
+            for block in older {
+                map.insert(block, place(1));
+                model.insert(block, place(1));
+            }
+            let entries: Vec<_> = newer.iter().map(|b| Packed::new(*b, place(2))).collect();
+            model.extend(newer.iter().map(|block| (*block, place(2))));
+            let map = map.with(&entries).unwrap();
+            check(&map, &model);
+            if let [first, .., last] = entries[..] {
+                prop_assert!(map.with(&[last, first]).is_none());
+            }
         }
     }
 

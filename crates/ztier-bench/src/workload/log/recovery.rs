@@ -88,6 +88,9 @@ struct Left {
     chunks: u64,
     /// Blocks in its index.
     named: u64,
+    /// Bytes written to its drive for each one that was asked for, if there were checkpoints among
+    /// them.
+    amplification: Option<f64>,
     /// Segments in use.
     used: u64,
     /// Percent of the way from a checkpoint to the next.
@@ -158,17 +161,26 @@ impl Plan<'_> {
                     format!("{:.2}", (seconds + drive) * scale),
                 ]));
                 rows(report, size, what, &left, &opened);
-                last = Some((seconds * scale, (seconds + drive) * scale));
+                last = Some((seconds * scale, (seconds + drive) * scale, left.amplification));
             }
-            let Some((processor, all)) = last else { continue };
-            let name = match load {
-                Load::Speed => "recovery_s_per_100gib",
-                Load::Synced => "recovery_s_per_100gib_synced",
-            };
-            report.ratio(name, processor, Goal::AtMost(1.0));
-            report.ratio(&format!("{name}_with_drive"), all, Goal::None);
+            if let Some(largest) = last {
+                ratios(report, load, largest);
+            }
         }
         Ok(())
+    }
+}
+
+/// Of the largest log: seconds for 100 GiB of the processor, and with the drive; bytes written for
+/// each one that was asked for.
+fn ratios(report: &mut Report, load: Load, (processor, all, written): (f64, f64, Option<f64>)) {
+    let (synced, most) = if load == Load::Speed { ("", 1.05) } else { ("_synced", 2.1) };
+    let name = format!("recovery_s_per_100gib{synced}");
+    report.ratio(&name, processor, Goal::AtMost(1.0));
+    report.ratio(&format!("{name}_with_drive"), all, Goal::None);
+    if let Some(written) = written {
+        let name = format!("write_amplification{synced}_with_checkpoints");
+        report.ratio(&name, written, Goal::AtMost(most));
     }
 }
 
@@ -232,7 +244,9 @@ fn fill(bytes: u64, load: Load, checkpoint: u64) -> Result<Left> {
     let mut pace = pace.into_inner();
     pace.is_over(&stats);
     let (used, cut) = (stats.segments_used, pace.percent());
-    Ok(Left { drive, backing, blocks, chunks, named, used, cut })
+    let amplification = stats.written_bytes as f64 / stats.asked_bytes.max(1) as f64;
+    let amplification = (stats.checkpoints > 0).then_some(amplification);
+    Ok(Left { drive, backing, blocks, chunks, named, amplification, used, cut })
 }
 
 fn fill_lane(volume: &Arc<LogVolume>, load: Load, n: u64, pace: &Mutex<Pace>) -> Result<()> {
