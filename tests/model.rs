@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
+use ztier::media::Memory;
 use ztier::volume::{
     Algorithm, Channel, Device, ExtentKind, IoError, Options, Request, Volume, min_ram_limit,
 };
@@ -14,12 +16,29 @@ const SEGMENT: u32 = 32 << 10;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Write { offset: u64, len: u64, seed: u64, entropy: u8 },
-    Read { offset: u64, len: u64 },
-    Discard { offset: u64, len: u64 },
-    Zero { offset: u64, len: u64, no_hole: bool },
+    Write {
+        offset: u64,
+        len: u64,
+        seed: u64,
+        entropy: u8,
+    },
+    Read {
+        offset: u64,
+        len: u64,
+    },
+    Discard {
+        offset: u64,
+        len: u64,
+    },
+    Zero {
+        offset: u64,
+        len: u64,
+        no_hole: bool,
+    },
     Flush,
     Tend,
+    /// Another volume goes on with the memory of this one.
+    Succeed,
 }
 
 fn range() -> impl Strategy<Value = (u64, u64)> {
@@ -42,6 +61,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|((offset, len), no_hole)| Step::Zero { offset, len, no_hole }),
         1 => Just(Step::Flush),
         1 => Just(Step::Tend),
+        1 => Just(Step::Succeed),
     ]
 }
 
@@ -63,8 +83,10 @@ fn bytes(len: u64, seed: u64, entropy: u8) -> Vec<u8> {
 }
 
 struct Pair {
-    volume: Arc<Volume>,
-    channel: Box<dyn Channel>,
+    memory: Memory,
+    options: Options,
+    /// `None` only while another takes its place.
+    up: Option<(Arc<Volume>, Box<dyn Channel>)>,
     model: Vec<u8>,
     /// A refused write may have been carried out for some blocks: their old or new bytes are
     /// right.
@@ -81,13 +103,33 @@ impl Pair {
             algorithm,
             lock_memory: false,
         };
-        let volume = Arc::new(Volume::new(&options).unwrap());
+        let memory = Memory::default();
+        let up = Some(Self::up(&options, &memory));
+        Self { memory, options, up, model: vec![0; SIZE as usize], limit }
+    }
+
+    fn up(options: &Options, memory: &Memory) -> (Arc<Volume>, Box<dyn Channel>) {
+        let volume = Arc::new(Volume::new_in(options, memory).unwrap());
         let channel = Arc::clone(&volume).channel();
-        Self { volume, channel, model: vec![0; SIZE as usize], limit }
+        (volume, channel)
+    }
+
+    fn volume(&self) -> &Volume {
+        &self.up.as_ref().unwrap().0
+    }
+
+    /// Lets a volume go on with the memory files as they are.
+    fn succeed(&mut self) {
+        self.up = None;
+        let dup = |file: &OwnedFd| file.try_clone().unwrap();
+        let files = self.memory.files().into_iter().map(|(name, file)| (name, dup(&file)));
+        self.memory = Memory::inherited(files.collect());
+        self.up = Some(Self::up(&self.options, &self.memory));
+        self.check_all();
     }
 
     fn submit(&mut self, request: Request<'_>) -> Result<(), IoError> {
-        self.channel.submit(request, Instant::now())
+        self.up.as_mut().unwrap().1.submit(request, Instant::now())
     }
 
     fn read(&mut self, offset: u64, len: u64) -> Vec<u8> {
@@ -124,9 +166,10 @@ impl Pair {
                 }
             }
             Step::Flush => self.submit(Request::Flush).unwrap(),
-            Step::Tend => self.volume.clean_now(),
+            Step::Tend => self.volume().clean_now(),
+            Step::Succeed => self.succeed(),
         }
-        let stats = self.volume.stats();
+        let stats = self.volume().stats();
         assert!(stats.mem_used_bytes <= self.limit, "{} > {}", stats.mem_used_bytes, self.limit);
     }
 
@@ -149,7 +192,7 @@ impl Pair {
         assert!(got == self.model, "the device is not what was written");
         let mut at = 0;
         while at < SIZE {
-            for extent in self.volume.extents(at, SIZE - at, 7).unwrap() {
+            for extent in self.volume().extents(at, SIZE - at, 7).unwrap() {
                 if extent.kind != ExtentKind::Data {
                     let run = &self.model[at as usize..(at + extent.len) as usize];
                     assert!(run.iter().all(|b| *b == 0), "{extent:?} at {at} is not zero");
@@ -157,7 +200,7 @@ impl Pair {
                 at += extent.len;
             }
         }
-        self.volume.audit().unwrap();
+        self.volume().audit().unwrap();
     }
 }
 
@@ -169,9 +212,9 @@ fn run(limit: u64, algorithm: Algorithm, steps: &[Step]) {
     pair.check_all();
     pair.submit(Request::Discard { offset: 0, len: SIZE }).unwrap();
     pair.model.fill(0);
-    pair.volume.clean_now();
+    pair.volume().clean_now();
     pair.check_all();
-    let stats = pair.volume.stats();
+    let stats = pair.volume().stats();
     assert_eq!((stats.blocks_stored, stats.blocks_same, stats.compr_data_bytes), (0, 0, 0));
 }
 

@@ -224,7 +224,7 @@ fn returning_memory_refuses_no_write() {
 #[test]
 fn a_block_that_returned_to_its_place_has_changed() {
     let shape = Shape { blocks_max: 512, segment: SEGMENT, frames: 64, algorithm: Algorithm::None };
-    let ram = Ram::new(shape, 8 << 20).unwrap();
+    let ram = Ram::new(&ztier::media::Memory::default(), shape, 8 << 20).unwrap();
     let mut session = ram.store().session().unwrap();
     let mut buf = [0; 4096];
     // Seven blocks fill a segment.

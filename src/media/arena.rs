@@ -10,15 +10,17 @@
 
 use super::PAGE;
 use crate::error::{Context, Error, Result};
-use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// A sparse range of memory behind a memory file.
 #[derive(Debug)]
 pub struct Arena {
-    file: OwnedFd,
+    file: Arc<OwnedFd>,
     base: NonNull<u8>,
     len: usize,
 }
@@ -30,15 +32,12 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Reserves `len` bytes (rounded up to pages) of address space; no memory is used yet.
+    /// Maps a memory file of `len` bytes, whole pages.
     ///
     /// # Errors
     /// The system's, with the name and size.
-    pub fn new(name: &str, len: usize) -> Result<Self> {
-        let len = len.max(1).next_multiple_of(PAGE);
+    pub(super) fn over(file: Arc<OwnedFd>, name: &str, len: usize) -> Result<Self> {
         let what = || format!("cannot reserve {len} bytes of address space for {name}");
-        let file = memfd_create(format!("ztier:{name}"), MemfdFlags::CLOEXEC).context(what())?;
-        ftruncate(&file, len as u64).context(what())?;
         // SAFETY: a new shared mapping at an address of the kernel's choice overlaps nothing.
         let base = unsafe {
             mmap(
@@ -46,7 +45,7 @@ impl Arena {
                 len,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::SHARED | MapFlags::NORESERVE,
-                &file,
+                &*file,
                 0,
             )
         }
@@ -109,13 +108,39 @@ impl Arena {
         unsafe { madvise(self.at(offset).cast(), len, Advice::LinuxPopulateWrite) }
     }
 
+    /// Ranges that have memory behind them, ascending, in whole pages: what was not among them
+    /// reads as zeros. Only for one who finds the memory of another process: nobody may change
+    /// it meanwhile.
+    pub fn present(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        Present { arena: self, at: 0 }
+    }
+
     /// Gives the pages of a range back to the machine. They read as zeros afterwards.
     pub fn remove(&self, offset: usize, len: usize) {
         assert!(offset + len <= self.len, "range outside the arena");
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // A memory file of ours always takes this call; if it ever did not, the memory would stay
         // ours, stale, and be written anew before it is read again.
-        let _ = fallocate(&self.file, hole, offset as u64, len as u64);
+        let _ = fallocate(&*self.file, hole, offset as u64, len as u64);
+    }
+}
+
+/// Ranges of a file that have memory behind them, in whole pages.
+struct Present<'a> {
+    arena: &'a Arena,
+    at: u64,
+}
+
+impl Iterator for Present<'_> {
+    type Item = Range<usize>;
+
+    fn next(&mut self) -> Option<Range<usize>> {
+        let file = &*self.arena.file;
+        // No data behind `at` is an error of the call, and the end of what there is.
+        let start = seek(file, SeekFrom::Data(self.at)).ok()?;
+        let end = seek(file, SeekFrom::Hole(start)).unwrap_or(self.arena.len as u64);
+        self.at = end;
+        Some(start as usize / PAGE * PAGE..(end as usize).next_multiple_of(PAGE))
     }
 }
 
@@ -128,11 +153,11 @@ impl Drop for Arena {
 
 #[cfg(all(test, not(miri)))]
 mod tests {
-    use super::*;
+    use super::super::Memory;
 
     #[test]
     fn memory_comes_and_goes() {
-        let arena = Arena::new("test", 1 << 30).unwrap();
+        let arena = Memory::default().arena("test", 1 << 30).unwrap();
         arena.populate(1 << 20, 8192).unwrap();
         // SAFETY: populated, ours alone.
         unsafe {
@@ -141,11 +166,15 @@ mod tests {
             arena.remove(1 << 20, 4096);
             assert_eq!(arena.at(1 << 20).read(), 0);
         }
+        let there: Vec<_> = arena.present().collect();
+        assert_eq!(there.len(), 1);
+        assert_eq!(there[0], 1 << 20..(1 << 20) + 8192);
     }
 
     #[test]
     #[should_panic(expected = "outside")]
     fn outside_is_refused() {
-        Arena::new("test", 4096).unwrap().at(4096);
+        let arena = Memory::default().arena("test", 4096).unwrap();
+        arena.at(4096);
     }
 }

@@ -1,5 +1,6 @@
 //! A sparse array of atomic 64-bit words in a memory file; zero until written.
 
+use super::Memory;
 #[cfg(not(shuttle))]
 use super::PAGE;
 use crate::error::Result;
@@ -22,12 +23,19 @@ pub struct Words {
 
 #[cfg(not(shuttle))]
 impl Words {
-    /// An array of `len` zeros that uses no memory yet.
+    /// The array of `len` words `name` of a volume: zeros that use no memory yet, or what it had in
+    /// another process.
     ///
     /// # Errors
-    /// See [`super::Arena::new`].
-    pub fn new(name: &str, len: usize) -> Result<Self> {
-        Ok(Self { arena: super::Arena::new(name, len * 8)? })
+    /// See [`Memory::arena`].
+    pub fn new(memory: &Memory, name: &str, len: usize) -> Result<Self> {
+        Ok(Self { arena: memory.arena(name, len * 8)? })
+    }
+
+    /// Words that may be other than zero: whole pages of them, ascending. See
+    /// [`super::Arena::present`].
+    pub fn present(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.arena.present().map(|bytes| bytes.start / 8..bytes.end / 8)
     }
 
     /// Word `index`. Reading a word makes its page present.
@@ -65,12 +73,16 @@ impl Words {
 #[cfg(shuttle)]
 #[allow(missing_docs)]
 impl Words {
-    pub fn new(_name: &str, len: usize) -> Result<Self> {
+    pub fn new(_memory: &Memory, _name: &str, len: usize) -> Result<Self> {
         Ok(Self { words: (0..len).map(|_| AtomicU64::new(0)).collect() })
     }
 
     pub fn get(&self, index: usize) -> &AtomicU64 {
         &self.words[index]
+    }
+
+    pub fn present(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        std::iter::once(0..self.words.len())
     }
 
     pub fn populate_page(&self, _index: usize) -> rustix::io::Result<()> {

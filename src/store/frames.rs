@@ -4,8 +4,8 @@
 //! taken frames are in the budget.
 
 use super::budget::{Budget, Taker};
-use crate::error::Result;
-use crate::media::Arena;
+use crate::error::{Error, Result};
+use crate::media::{Arena, Memory};
 use crate::sync::Mutex;
 
 /// All frames of a store.
@@ -29,10 +29,10 @@ impl Frames {
     /// Room for `count` frames; none has memory behind it yet.
     ///
     /// # Errors
-    /// See [`Arena::new`].
-    pub fn new(count: u32, frame_size: u32) -> Result<Self> {
+    /// See [`Memory::arena`].
+    pub fn new(memory: &Memory, count: u32, frame_size: u32) -> Result<Self> {
         let frame_size = frame_size as usize;
-        let arena = Arena::new("frames", count as usize * frame_size)?;
+        let arena = memory.arena("frames", count as usize * frame_size)?;
         arena.prefer_huge_pages();
         Ok(Self { arena, frame_size, count, free: Mutex::new(Free::default()) })
     }
@@ -43,6 +43,33 @@ impl Frames {
     /// See [`Arena::lock`].
     pub fn lock(&self) -> Result<()> {
         self.arena.lock()
+    }
+
+    /// Goes on with the frames that another process had taken; the memory of all others goes back
+    /// to the machine.
+    ///
+    /// # Errors
+    /// When there are no such frames.
+    pub(super) fn adopt(&self, mut taken: Vec<u32>, budget: &Budget) -> Result<()> {
+        taken.sort_unstable();
+        let fresh = taken.last().map_or(0, |last| last + 1);
+        if fresh > self.count {
+            return Err(Error::failure("the memory that was kept names frames that are not there")
+                .mend("give it up (`ztier down NAME --discard`)"));
+        }
+        let there: Vec<_> = self.arena.present().collect();
+        let is_taken = |frame: usize| taken.binary_search(&(frame as u32)).is_ok();
+        for bytes in there {
+            let frames = bytes.start / self.frame_size..bytes.end.div_ceil(self.frame_size);
+            for frame in frames.filter(|frame| !is_taken(*frame)) {
+                self.arena.remove(frame * self.frame_size, self.frame_size);
+            }
+        }
+        let mut free = self.free.lock();
+        free.cold = (0..fresh).filter(|frame| !is_taken(*frame as usize)).collect();
+        free.fresh = fresh;
+        budget.add((taken.len() * self.frame_size) as u64);
+        Ok(())
     }
 
     /// How many frames there can be.

@@ -20,7 +20,7 @@ use super::format::Entry;
 use super::intervals::{BYTES_PER_RANGE, Intervals};
 use super::planted::{Bug, on};
 use crate::error::Result;
-use crate::media::{PAGE, Words};
+use crate::media::{Memory, PAGE, Words};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::ops::Range;
@@ -70,11 +70,11 @@ impl Index {
     ///
     /// # Errors
     /// See [`Words::new`].
-    pub fn new(blocks_max: u64) -> Result<Self> {
+    pub fn new(memory: &Memory, blocks_max: u64) -> Result<Self> {
         let leaves = blocks_max.div_ceil(LEAF);
         Ok(Self {
-            entries: Words::new("index", (leaves * LEAF) as usize)?,
-            directory: Words::new("directory", leaves as usize)?,
+            entries: Words::new(memory, "index", (leaves * LEAF) as usize)?,
+            directory: Words::new(memory, "directory", leaves as usize)?,
             rare: Mutex::new(Rare::default()),
             leaves: AtomicU64::new(0),
             zeroed: AtomicU64::new(0),
@@ -131,6 +131,57 @@ impl Index {
     /// Whether `block` reads as zeros because its whole leaf was zeroed.
     pub fn is_zeroed(&self, block: u64) -> bool {
         self.zeroed.load(Ordering::Relaxed) != 0 && self.rare.lock().zeroed.contains(block / LEAF)
+    }
+
+    /// Goes on with the leaves that another process left, and shows every entry that is no hole.
+    /// Nobody else uses the index meanwhile.
+    pub(super) fn recount(&self, budget: &Budget, mut each: impl FnMut(u64, Entry)) {
+        let words: Vec<_> = self.directory.present().collect();
+        for leaf in words.into_iter().flatten() {
+            let word = self.directory.get(leaf);
+            if word.load(Ordering::Relaxed) & PRESENT == 0 {
+                word.store(0, Ordering::Relaxed);
+                continue;
+            }
+            let entries = self.each_in(leaf as u64, &mut each);
+            word.store(PRESENT | entries, Ordering::Relaxed);
+            budget.add(PAGE as u64);
+            self.leaves.fetch_add(1, Ordering::Relaxed);
+            if entries == 0 {
+                word.fetch_or(NOTED, Ordering::Relaxed);
+                self.rare.lock().empty.push(leaf as u64);
+            }
+        }
+        // Leaves that were being made, or were on their way out.
+        let pages: Vec<_> = self.entries.present().collect();
+        for leaf in pages.into_iter().flat_map(|w| w.start as u64 / LEAF..w.end as u64 / LEAF) {
+            if !self.is_present(leaf) {
+                let first = (leaf * LEAF) as usize;
+                self.entries.remove_pages(first..first + LEAF as usize);
+            }
+        }
+    }
+
+    /// Shows every entry that is no hole.
+    pub(super) fn each_present(&self, mut each: impl FnMut(u64, Entry)) {
+        for leaf in self.directory.present().flatten() {
+            if self.is_present(leaf as u64) {
+                self.each_in(leaf as u64, &mut each);
+            }
+        }
+    }
+
+    /// Shows the entries of a leaf that is there; says how many are no holes.
+    fn each_in(&self, leaf: u64, each: &mut impl FnMut(u64, Entry)) -> u64 {
+        let mut entries = 0;
+        for block in leaf * LEAF..(leaf + 1) * LEAF {
+            let entry = Entry(self.entries.get(block as usize).load(Ordering::Relaxed));
+            if !entry.is_hole() {
+                entries += 1;
+                each(block, entry);
+            }
+        }
+        entries
     }
 
     /// Keeps the leaf of `block` present until [`Index::release`]; makes it if it is not.

@@ -27,6 +27,7 @@ pub mod intervals;
 pub mod log;
 pub mod planted;
 mod read;
+mod recount;
 pub mod segment;
 mod session;
 pub mod tally;
@@ -38,6 +39,7 @@ pub use session::Session;
 pub use write::{Blocked, GROUP, Progress};
 
 use crate::error::{Error, Result};
+use crate::media::Memory;
 use crate::sync::{Mutex, MutexGuard};
 use budget::Budget;
 use codec::Algorithm;
@@ -95,7 +97,7 @@ impl Store {
     ///
     /// # Errors
     /// When the machine refuses the address space.
-    pub fn new(shape: Shape, limit: u64) -> Result<Self> {
+    pub fn new(memory: &Memory, shape: Shape, limit: u64) -> Result<Self> {
         let stripes: Box<[Stripe]> = (0..STRIPES).map(|_| Stripe::default()).collect();
         let epochs = Epochs::default();
         // Opening a segment costs its row of the table too, which nobody asks the budget for; the
@@ -105,9 +107,9 @@ impl Store {
         budget.add((epochs.memory() + STRIPES * size_of::<Stripe>()) as u64);
         Ok(Self {
             shape,
-            index: Index::new(shape.blocks_max)?,
-            segments: Segments::new(shape.frames)?,
-            frames: Frames::new(shape.frames, shape.segment)?,
+            index: Index::new(memory, shape.blocks_max)?,
+            segments: Segments::new(memory, shape.frames)?,
+            frames: Frames::new(memory, shape.frames, shape.segment)?,
             log: LogBuffer::new(shape.segment),
             epochs,
             tallies: Tallies::default(),

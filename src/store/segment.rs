@@ -11,10 +11,11 @@
 //!   because a record that is not published yet looks like one that is dead.
 
 use super::log::Reservation;
-use crate::error::Result;
-use crate::media::Words;
+use crate::error::{Error, Result};
+use crate::media::{Memory, Words};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashSet;
 
 const STRIDE: usize = 8;
 /// Frame number + 1; 0: none.
@@ -61,14 +62,23 @@ pub struct Sealed {
     pub sequence: u64,
 }
 
+/// A segment in use, as another process left it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Left {
+    /// Its frame.
+    pub frame: u32,
+    /// Nobody was writing in it: it is sealed, or set aside.
+    pub settled: bool,
+}
+
 impl Segments {
     /// A table for `count` segments.
     ///
     /// # Errors
     /// See [`Words::new`].
-    pub fn new(count: u32) -> Result<Self> {
+    pub fn new(memory: &Memory, count: u32) -> Result<Self> {
         Ok(Self {
-            words: Words::new("segments", count as usize * STRIDE)?,
+            words: Words::new(memory, "segments", count as usize * STRIDE)?,
             ids: Mutex::new(Ids::default()),
             next_sequence: AtomicU64::new(1),
             count,
@@ -195,6 +205,69 @@ impl Segments {
     /// may still be looking at it.
     pub fn retire(&self, segment: u32) {
         self.word(segment, END).store(0, Ordering::Release);
+    }
+
+    /// What another process left: one place a segment that was ever used, in order.
+    ///
+    /// # Errors
+    /// When rows contradict each other.
+    pub(super) fn left(&self) -> Result<Vec<Option<Left>>> {
+        let rows = self.words.present().map(|words| words.end.div_ceil(STRIDE)).max().unwrap_or(0);
+        let used = (0..rows as u32).rev().find(|s| self.sequence(*s) != 0).map_or(0, |s| s + 1);
+        let mut frames = HashSet::new();
+        let mut left = Vec::with_capacity(used as usize);
+        for segment in 0..used.min(self.count) {
+            let frame = self.frame(segment);
+            if frame.is_some_and(|frame| frame >= self.count || !frames.insert(frame)) {
+                return Err(Error::failure(format!(
+                    "the memory that was kept contradicts itself: segment {segment} has a frame \
+                     that cannot be"
+                ))
+                .mend("give it up (`ztier down NAME --discard`)"));
+            }
+            let end = self.word(segment, END).load(Ordering::Relaxed);
+            let filled = self.word(segment, FILLED).load(Ordering::Relaxed);
+            let settled = end != 0 && (filled == end || filled == u64::MAX);
+            left.push(frame.map(|frame| Left { frame, settled }));
+        }
+        Ok(left)
+    }
+
+    /// Seals at `end` what somebody was writing in. Unless it is `whole`, it is set aside.
+    pub(super) fn settle(&self, segment: u32, end: u32, whole: bool) {
+        let end = u64::from(end);
+        let filled = if whole { end } else { u64::MAX };
+        self.word(segment, END).store(end, Ordering::Relaxed);
+        self.word(segment, FILLED).store(filled, Ordering::Relaxed);
+    }
+
+    /// Goes on with what another process left: segments with no live bytes are free, of the others
+    /// the dead bytes are what is not live. Says which frames are taken.
+    pub(super) fn adopt(&self, left: &[Option<Left>], live: impl Fn(u32) -> u32) -> Vec<u32> {
+        let mut ids = self.ids.lock();
+        let mut last = 0;
+        let mut taken = Vec::new();
+        for (segment, left) in (0..).zip(left) {
+            last = last.max(self.sequence(segment));
+            self.word(segment, CLAIMED).store(0, Ordering::Relaxed);
+            match left.filter(|_| live(segment) > 0) {
+                Some(left) => {
+                    let end = self.word(segment, END).load(Ordering::Relaxed);
+                    let dead = end.saturating_sub(live(segment).into());
+                    self.word(segment, DEAD).store(dead, Ordering::Relaxed);
+                    taken.push(left.frame);
+                }
+                None => {
+                    for what in [PLACE, END, DEAD, FILLED] {
+                        self.word(segment, what).store(0, Ordering::Relaxed);
+                    }
+                    ids.free.push(segment);
+                }
+            }
+        }
+        ids.fresh = left.len() as u32;
+        self.next_sequence.store(last + 1, Ordering::Relaxed);
+        taken
     }
 
     /// Frees a retired segment that no reader can see any more; says which frame it had.

@@ -114,6 +114,11 @@ pub struct Tallies {
 }
 
 impl Tallies {
+    /// Begins with what was counted elsewhere.
+    pub(super) fn begin_with(&self, counts: &Counts) {
+        *self.past.lock() += counts;
+    }
+
     /// A tally for one more thread.
     pub fn join(&self) -> Arc<Tally> {
         let tally = Arc::new(Tally::default());

@@ -14,6 +14,7 @@
 use super::policy;
 use crate::BLOCK_SIZE;
 use crate::error::Result;
+use crate::media::Memory;
 use crate::store::budget::Taker;
 use crate::store::segment::Sealed;
 use crate::store::{Blocked, Cleaned, Session, Shape, Store, Version};
@@ -48,12 +49,15 @@ pub struct Ram {
 }
 
 impl Ram {
-    /// An empty tier.
+    /// A tier over `memory`: empty, or with what another process left there.
     ///
     /// # Errors
-    /// See [`Store::new`].
-    pub fn new(shape: Shape, limit: u64) -> Result<Self> {
-        let store = Store::new(shape, limit)?;
+    /// See [`Store::new`] and [`Store::recount`].
+    pub fn new(memory: &Memory, shape: Shape, limit: u64) -> Result<Self> {
+        let store = Store::new(memory, shape, limit)?;
+        if memory.is_inherited() {
+            store.recount()?;
+        }
         let session = store.session()?;
         let session_memory = session.memory();
         let zero = || AtomicU64::new(0);

@@ -22,6 +22,7 @@ pub use logged::{LogOptions, LogVolume};
 
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
+use crate::media::Memory;
 use crate::stats::Stats;
 use crate::store::format::{BLOCKS_MAX, Home, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX};
 use crate::store::index::LEAF;
@@ -89,7 +90,15 @@ impl Volume {
     /// An option out of its range (usage), or no address space, or no right to lock memory
     /// (failure).
     pub fn create(options: &Options) -> Result<Arc<Self>> {
-        let volume = Arc::new(Self::new(options)?);
+        Self::create_in(options, &Memory::default())
+    }
+
+    /// As [`Volume::create`], in `memory`; with what is in it, if another process had it before.
+    ///
+    /// # Errors
+    /// As [`Volume::create`], and when the memory is not of such a volume.
+    pub fn create_in(options: &Options, memory: &Memory) -> Result<Arc<Self>> {
+        let volume = Arc::new(Self::new_in(options, memory)?);
         *volume.tender.lock() = Some(Tender::start(&volume)?);
         if let Some(crew) = Crew::start(&volume)? {
             volume.crew.get_or_init(|| crew);
@@ -102,6 +111,14 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create`].
     pub fn new(options: &Options) -> Result<Self> {
+        Self::new_in(options, &Memory::default())
+    }
+
+    /// As [`Volume::new`], in `memory`.
+    ///
+    /// # Errors
+    /// As [`Volume::create_in`].
+    pub fn new_in(options: &Options, memory: &Memory) -> Result<Self> {
         check(options)?;
         let limit_max = options.ram_limit.max(options.ram_limit_max);
         let frames = limit_max.div_ceil(u64::from(options.segment)).min(u64::from(SEGMENTS_MAX));
@@ -111,7 +128,7 @@ impl Volume {
             frames: frames as u32,
             algorithm: options.algorithm,
         };
-        let ram = Ram::new(shape, options.ram_limit)?;
+        let ram = Ram::new(memory, shape, options.ram_limit)?;
         if options.lock_memory {
             ram.store().lock_memory()?;
         }

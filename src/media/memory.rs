@@ -1,0 +1,194 @@
+//! The memory files of one volume: made here, or taken over from a process that had them before.
+//!
+//! A volume keeps what must outlive its process in files of this set, each under a name of its own.
+//! Whoever has the descriptors of all of them has the volume's memory, whatever becomes of the
+//! process that made it.
+//!
+//! Invariants:
+//! - a name stands for one file for as long as the volume lives;
+//! - a set that was taken over makes no files: one that is missing, or not of the size that is
+//!   asked for, is another version's.
+
+use super::{Arena, PAGE};
+use crate::error::{Context, Error, Result};
+use parking_lot::Mutex;
+use rustix::fs::{MemfdFlags, Mode, OFlags, fstat, ftruncate, memfd_create};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen,
+};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A named set of memory files.
+#[derive(Debug, Default)]
+pub struct Memory {
+    files: Mutex<Vec<(String, Arc<OwnedFd>)>>,
+    origin: Origin,
+}
+
+/// Where files come from.
+#[derive(Debug, Default)]
+enum Origin {
+    /// Each is a `memfd`.
+    #[default]
+    Plain,
+    /// A file system in memory that is never swapped out, and mounted nowhere.
+    Resident(OwnedFd),
+    /// They are all there.
+    Inherited,
+}
+
+impl Memory {
+    /// An empty set of files that never leave RAM, also while no process maps them, where the
+    /// machine has such (`tmpfs` with `noswap`: Linux 6.4, `CAP_SYS_ADMIN`); else of plain ones.
+    pub fn resident() -> Self {
+        let origin = resident_tmpfs().map_or(Origin::Plain, Origin::Resident);
+        Self { origin, ..Self::default() }
+    }
+
+    /// The files that another process had.
+    pub fn inherited(files: Vec<(String, OwnedFd)>) -> Self {
+        let files = files.into_iter().map(|(name, file)| (name, Arc::new(file))).collect();
+        Self { files: Mutex::new(files), origin: Origin::Inherited }
+    }
+
+    /// Whether another process had these files before.
+    pub fn is_inherited(&self) -> bool {
+        matches!(self.origin, Origin::Inherited)
+    }
+
+    /// Whether files stay in RAM also while no process maps them.
+    pub fn is_resident(&self) -> bool {
+        matches!(self.origin, Origin::Resident(_))
+    }
+
+    /// The file `name`, of `len` bytes (rounded up to pages), mapped. Made if the set is new; it
+    /// takes address space then, but no memory yet.
+    ///
+    /// # Errors
+    /// The system's, or that what was taken over has no such file.
+    ///
+    /// # Panics
+    /// When a set that is new is asked for the same name twice.
+    pub fn arena(&self, name: &str, len: usize) -> Result<Arena> {
+        let len = len.max(1).next_multiple_of(PAGE);
+        let mut files = self.files.lock();
+        let known = files.iter().find(|(known, _)| known == name).map(|(_, file)| file.clone());
+        let file = match (known, &self.origin) {
+            (Some(file), Origin::Inherited) => fit(file, name, len)?,
+            (None, Origin::Inherited) => return Err(strange(format!("has no file `{name}`"))),
+            (Some(_), _) => unreachable!("memory file {name} is made twice"),
+            (None, _) => {
+                let file = Arc::new(self.make(name, len)?);
+                files.push((name.to_owned(), file.clone()));
+                file
+            }
+        };
+        Arena::over(file, name, len)
+    }
+
+    /// All files that there are, by name.
+    pub fn files(&self) -> Vec<(String, Arc<OwnedFd>)> {
+        self.files.lock().clone()
+    }
+
+    fn make(&self, name: &str, len: usize) -> Result<OwnedFd> {
+        let what = || format!("cannot reserve {len} bytes of address space for {name}");
+        let file = match &self.origin {
+            Origin::Resident(root) => {
+                let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+                rustix::fs::openat(root, ".", flags, Mode::RUSR | Mode::WUSR)
+            }
+            _ => memfd_create(format!("ztier:{name}"), MemfdFlags::CLOEXEC),
+        }
+        .context(what())?;
+        ftruncate(&file, len as u64).context(what())?;
+        Ok(file)
+    }
+}
+
+fn fit(file: Arc<OwnedFd>, name: &str, len: usize) -> Result<Arc<OwnedFd>> {
+    let there = fstat(&file).context(format!("cannot look at memory file {name}"))?.st_size as u64;
+    if there != len as u64 {
+        return Err(strange(format!("has {there} bytes in file `{name}`, not {len}")));
+    }
+    Ok(file)
+}
+
+fn strange(why: String) -> Error {
+    Error::failure(format!("the memory that was kept {why}: it is of another version or volume"))
+        .mend("go on with the program that made it, or give it up (`ztier down NAME --discard`)")
+}
+
+/// The root of a file system in memory that nothing but this descriptor refers to, and whose pages
+/// are never swapped out. It has no limits of its own: budgets are kept above.
+fn resident_tmpfs() -> rustix::io::Result<OwnedFd> {
+    let config = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_flag(&config, "noswap")?;
+    fsconfig_set_string(&config, "size", "0")?;
+    fsconfig_set_string(&config, "nr_inodes", "0")?;
+    fsconfig_create(&config)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    fsmount(&config, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+#[cfg(all(test, not(miri), not(shuttle)))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::os::fd::AsFd;
+
+    fn heirs(memory: &Memory) -> Memory {
+        let files = memory.files();
+        let dup = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned().unwrap();
+        Memory::inherited(files.iter().map(|(name, fd)| (name.clone(), dup(fd))).collect())
+    }
+
+    fn written(memory: &Memory) {
+        let arena = memory.arena("a", 5000).unwrap();
+        assert_eq!(arena.len(), 8192);
+        arena.populate(4096, 4096).unwrap();
+        // SAFETY: populated, ours alone.
+        unsafe { arena.at(4097).write(7) };
+    }
+
+    #[test]
+    fn what_one_wrote_the_next_reads() {
+        for memory in [Memory::default(), Memory::resident()] {
+            written(&memory);
+            let next = heirs(&memory);
+            drop(memory);
+            let arena = next.arena("a", 5000).unwrap();
+            // SAFETY: inside, and nobody writes.
+            assert_eq!(unsafe { arena.at(4097).read() }, 7);
+            arena.remove(4096, 4096);
+            // SAFETY: as above.
+            assert_eq!(unsafe { arena.at(4097).read() }, 0);
+        }
+    }
+
+    #[test]
+    fn another_versions_memory_is_refused() {
+        let memory = Memory::default();
+        written(&memory);
+        let next = heirs(&memory);
+        for (name, len, why) in [("b", 5000, "no file `b`"), ("a", 9000, "8192 bytes")] {
+            let text = next.arena(name, len).unwrap_err().to_string();
+            assert!(text.contains(why) && text.contains("another version"), "{text}");
+        }
+    }
+
+    #[test]
+    fn resident_files_are_of_a_file_system_that_is_never_swapped() {
+        let memory = Memory::resident();
+        if !memory.is_resident() {
+            eprintln!("skipped: no tmpfs with noswap here");
+            return;
+        }
+        written(&memory);
+        let (_, file) = &memory.files()[0];
+        let kind = rustix::fs::fstatfs(file).unwrap().f_type;
+        assert_eq!(kind as u64, 0x0102_1994, "tmpfs");
+    }
+}
