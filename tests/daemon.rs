@@ -48,24 +48,28 @@ fn a_killed_daemon_is_listed_and_cleaned_up() {
     sandbox.kill("vol");
     let list = sandbox.ztier(&["list"]);
     assert!(list.out.lines().nth(1).unwrap().starts_with("vol   dead"), "{list:?}");
-    assert!(list.err.contains("vol.nbd") && list.err.contains("ztier down vol"), "{list:?}");
+    assert!(list.err.contains("vol.nbd") && list.err.contains("ztier restart vol"), "{list:?}");
     sandbox.ztier(&["status", "vol"]).refused(1, &["is gone", "ztier down vol"]);
     sandbox.ztier(&["set", "vol", "size=1G"]).refused(1, &["is gone"]);
     let left = sandbox.ztier(&["list", "--json"]).json();
     assert_eq!(left[0]["left"].as_array().unwrap().len(), 2, "{left}");
-    let out = sandbox.ztier(&["down", "vol"]).ok();
+    sandbox.ztier(&["down", "vol"]).refused(1, &["in memory is kept", "restart", "--discard"]);
+    let out = sandbox.ztier(&["down", "vol", "--discard"]).ok();
     assert!(out.contains("removed: socket") && out.contains("vol.nbd"), "{out}");
+    assert!(out.contains("the memory that was kept"), "{out}");
     assert_eq!(sandbox.files(), [""; 0]);
     sandbox.ztier(&["down", "vol"]).refused(1, &["no volume `vol`"]);
 }
 
 #[test]
-fn up_replaces_a_dead_daemon() {
+fn up_replaces_a_dead_daemon_whose_memory_is_gone() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
-    sandbox.kill("vol");
+    connect(&sandbox).write(0, &[1; 4096]);
+    sandbox.kill_both("vol");
     let again = sandbox.ztier(&UP);
     assert!(again.err.contains("left by an earlier daemon"), "{again:?}");
+    assert!(again.err.contains("the memory of `vol` is gone"), "{again:?}");
     again.ok();
     assert_eq!(connect(&sandbox).read(0, 4096), [0; 4096]);
 }
@@ -78,7 +82,9 @@ fn a_broken_state_file_is_told_and_removed() {
     fs::write(sandbox.run_dir().join("vol.json"), "{\"pid\": tru").unwrap();
     let list = sandbox.ztier(&["list"]);
     assert!(list.err.contains("cannot read") && list.status == 0, "{list:?}");
-    assert!(sandbox.ztier(&["down", "vol"]).ok().contains("unreadable state file"));
+    sandbox.ztier(&UP).refused(1, &["can't be used", "cannot read", "--discard"]);
+    let out = sandbox.ztier(&["down", "vol", "--discard"]).ok();
+    assert!(out.contains("unreadable state file"), "{out}");
     let left: Vec<String> = sandbox.files();
     assert_eq!(left, ["vol.nbd"], "only what the lost state named may be left");
 }
@@ -323,7 +329,7 @@ fn a_killed_block_device_is_cleaned_up_completely() {
     sandbox.kill(&name);
     let list = sandbox.ztier(&["list"]);
     assert!(list.err.contains(&device) && list.err.contains("loop device"), "{list:?}");
-    let out = sandbox.ztier(&["down", &name]).ok();
+    let out = sandbox.ztier(&["down", &name, "--discard"]).ok();
     assert!(out.contains("loop device") && out.contains("FUSE mount"), "{out}");
     assert_eq!(sandbox.files(), [""; 0]);
     assert!(fs::symlink_metadata(Path::new(&device)).is_err());

@@ -42,7 +42,10 @@ impl Down {
         }
         match daemon::find(&paths, &self.name) {
             Found::Up(_) => self.end(&paths),
-            Found::Dead(_) | Found::Broken(_) => self.clean(&paths),
+            Found::Dead(_) | Found::Broken(_) => {
+                self.refuse_kept(&paths)?;
+                self.clean(&paths)
+            }
             Found::Nothing => Err(unknown(&paths, &self.name)),
         }
     }
@@ -73,6 +76,18 @@ impl Down {
             }),
             _ => output::print(&format!("{} is down\n", self.name)),
         }
+    }
+
+    /// Refuses to give up what a dead daemon had in memory, unless told to.
+    fn refuse_kept(&self, paths: &Paths) -> Result<()> {
+        let name = &self.name;
+        if self.discard || !daemon::keeper::Kept::is_there(&paths.volume(name).keep) {
+            return Ok(());
+        }
+        Err(Error::failure(format!(
+            "the daemon of volume `{name}` died, and what it had in memory is kept"
+        ))
+        .mend(format!("go on with it (`ztier restart {name}`), or give it up with --discard")))
     }
 
     fn clean(&self, paths: &Paths) -> Result<()> {

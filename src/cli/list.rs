@@ -4,6 +4,7 @@ use super::{PATIENCE, output};
 use crate::config::Paths;
 use crate::config::size::human;
 use crate::control::{Client, Request, Status};
+use crate::daemon::keeper::Kept;
 use crate::daemon::{self, Found};
 use crate::error::Result;
 use clap::Args;
@@ -29,6 +30,8 @@ struct Row {
     holders: Vec<String>,
     /// What a dead daemon left behind.
     left: Vec<String>,
+    /// Whether what a dead daemon had in memory is kept.
+    kept: bool,
     error: Option<String>,
 }
 
@@ -59,10 +62,13 @@ impl List {
         for row in rows.iter().filter(|row| row.state == "dead") {
             let left =
                 if row.left.is_empty() { "its state file".into() } else { row.left.join(", ") };
-            output::remark(&format!(
-                "{name}: its daemon is gone and left {left}; `ztier down {name}` removes it",
-                name = row.name
-            ));
+            let name = &row.name;
+            let way = if row.kept {
+                format!("`ztier restart {name}` goes on with its data")
+            } else {
+                format!("`ztier down {name}` removes it")
+            };
+            output::remark(&format!("{name}: its daemon is gone and left {left}; {way}"));
         }
         for (row, error) in rows.iter().filter_map(|row| Some((row, row.error.as_ref()?))) {
             output::remark(&format!("{}: {error}", row.name));
@@ -78,6 +84,7 @@ fn row(paths: &Paths, name: String) -> Option<Row> {
             state: "dead",
             export: Some(state.plan.export.kind()),
             size_bytes: Some(state.plan.size_bytes),
+            kept: Kept::is_there(&paths.volume(&name).keep),
             left: state.leftovers.iter().filter(|l| l.exists()).map(|l| l.describe()).collect(),
             ..Row::default()
         },

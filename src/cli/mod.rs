@@ -12,6 +12,7 @@ mod log;
 mod meter;
 mod output;
 mod pages;
+mod restart;
 mod sampler;
 mod set;
 mod stats;
@@ -43,6 +44,7 @@ enum Command {
     Up(up::Up),
     Down(down::Down),
     Drain(drain::Drain),
+    Restart(restart::Restart),
     List(list::List),
     Status(status::Status),
     Stats(stats::Stats),
@@ -57,6 +59,15 @@ enum Command {
     /// The daemon of one volume; started by `up`.
     #[command(hide = true)]
     Daemon {
+        /// The volume.
+        name: String,
+        /// Goes on in the foreground with what the state file says.
+        #[arg(long)]
+        again: bool,
+    },
+    /// Keeps the memory of one volume; started by its daemon.
+    #[command(hide = true)]
+    Keeper {
         /// The volume, for those who look at the process list.
         _name: String,
     },
@@ -72,6 +83,7 @@ pub fn main() -> ExitCode {
         Command::Up(up) => up.run(),
         Command::Down(down) => down.run(),
         Command::Drain(drain) => drain.run(),
+        Command::Restart(restart) => restart.run(),
         Command::Log(log) => log.run(),
         Command::List(list) => list.run(),
         Command::Status(status) => status.run(),
@@ -81,7 +93,9 @@ pub fn main() -> ExitCode {
         Command::Estimate(estimate) => estimate.run(),
         Command::Man(man) => man.run(),
         Command::Completions(completions) => completions.run(),
+        Command::Daemon { name, again: true } => daemon::again_main(&name),
         Command::Daemon { .. } => daemon::detached_main(),
+        Command::Keeper { .. } => daemon::keeper::main(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -137,8 +151,9 @@ fn client(paths: &Paths, volume: &str) -> Result<Client> {
     match daemon::find(paths, volume) {
         Found::Up(_) => Ok(Client::new(&paths.volume(volume).control)),
         Found::Dead(_) | Found::Broken(_) => {
-            Err(Error::failure(format!("the daemon of volume `{volume}` is gone"))
-                .mend(format!("`ztier down {volume}` removes what it left")))
+            Err(Error::failure(format!("the daemon of volume `{volume}` is gone")).mend(format!(
+                "`ztier restart {volume}` goes on with it, `ztier down {volume}` removes it"
+            )))
         }
         Found::Nothing => Err(unknown(paths, volume)),
     }

@@ -137,11 +137,12 @@ impl Up {
         let told = |what: &str| meter.show(&format_args!("{}: {what}", self.name));
         let after = |ready: &Ready| {
             meter.end();
-            self.print_ready(&plan, &chosen, ready)?;
+            self.print_ready(&chosen, ready)?;
             if self.save { self.save_settings(&settings, &paths) } else { Ok(()) }
         };
         if self.foreground {
-            daemon::run(plan.clone(), &paths, &told, after)
+            let order = daemon::Order { plan, paths: &paths, foreground: true };
+            daemon::run(order, &told, after).and_then(|end| daemon::follow(end, &self.name))
         } else {
             after(&daemon::spawn(&plan, &paths, &told)?)
         }
@@ -206,7 +207,8 @@ impl Up {
             .mend(format!("use another name, or `ztier down {name}` first")))
     }
 
-    fn print_ready(&self, plan: &Plan, chosen: &Chosen, ready: &Ready) -> Result<()> {
+    fn print_ready(&self, chosen: &Chosen, ready: &Ready) -> Result<()> {
+        let plan = &ready.plan;
         for what in &ready.removed {
             output::remark(&format!("removed {what}, left by an earlier daemon"));
         }

@@ -28,6 +28,8 @@ pub struct VolumeFiles {
     pub state: PathBuf,
     /// The control socket.
     pub control: PathBuf,
+    /// The socket of whoever keeps the volume's memory.
+    pub keep: PathBuf,
     /// What a detached daemon has to say.
     pub log: PathBuf,
     /// The NBD socket, unless another is asked for.
@@ -109,6 +111,7 @@ impl Paths {
             lock: file("lock"),
             state: file("json"),
             control: file("sock"),
+            keep: file("keep"),
             log: file("log"),
             nbd: file("nbd"),
         }

@@ -45,6 +45,12 @@ pub enum Request {
         #[serde(default)]
         log: LogChange,
     },
+    /// Make everything durable that can be, and leave the volume to the next daemon. Answered when
+    /// the export is gone, or waits, and just before the process is.
+    Restart {
+        /// Although somebody holds a device that can't wait.
+        force: bool,
+    },
     /// End. Answered when the export is gone and just before the process is.
     Down {
         /// Although data is lost by it.
@@ -86,6 +92,9 @@ pub struct Status {
     pub pid: u32,
     /// When it became usable, in seconds since 1970.
     pub started_unix_s: u64,
+    /// How many daemons have gone on with what an earlier one had in memory.
+    #[serde(default)]
+    pub restarts: u64,
     /// What was asked for, as it is now.
     #[serde(flatten)]
     pub plan: Plan,

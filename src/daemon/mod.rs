@@ -5,6 +5,8 @@
 //! made; `NAME.lock` is locked exactly as long as the process lives; a held device is never taken
 //! away unless that was forced.
 
+mod heritage;
+pub mod keeper;
 mod log;
 mod notify;
 mod opening;
@@ -14,7 +16,7 @@ mod signals;
 mod spawn;
 pub mod state;
 
-pub use running::{Ready, run};
+pub use running::{End, Order, Ready, run};
 pub use serve::{Chosen, choose, planned};
-pub use spawn::{detached_main, spawn};
+pub use spawn::{again_main, detached_main, follow, spawn};
 pub use state::{Found, find, names};

@@ -1,11 +1,13 @@
 //! The daemon itself, from the lock to the last file removed.
 
+use super::heritage::Heritage;
+use super::keeper::{Keeper, Kept};
 use super::opening::Opening;
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
 use super::{log, notify, serve};
 use crate::config::paths::VolumeFiles;
-use crate::config::{Paths, Plan, machine, plan, size};
+use crate::config::{Paths, Plan, plan, size};
 use crate::control::{Handler, LogChange, Request, Server, Status, Version};
 use crate::durable;
 use crate::error::{Context, Error, Result};
@@ -34,6 +36,8 @@ pub struct Ready {
     pub endpoints: Vec<String>,
     /// The daemon's process.
     pub pid: u32,
+    /// The volume as it is.
+    pub plan: Plan,
     /// What an earlier daemon of that name had left, and is now removed.
     pub removed: Vec<String>,
     /// What else whoever asked should know.
@@ -49,6 +53,28 @@ struct Running {
     state: Mutex<State>,
     files: VolumeFiles,
     events: Mutex<Sender<Event>>,
+    keeper: Mutex<Option<Keeper>>,
+}
+
+/// How a daemon ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The volume is down, and nothing of it is left.
+    Down,
+    /// The volume waits for its next daemon.
+    Left,
+    /// The same, and this process is to be that daemon.
+    Again,
+}
+
+/// What a daemon is to do, and where.
+pub struct Order<'a> {
+    /// The volume.
+    pub plan: Plan,
+    /// Its files.
+    pub paths: &'a Paths,
+    /// Whether somebody else watches this process.
+    pub foreground: bool,
 }
 
 /// Runs a daemon in this process until it is told to end. `ready` hears what users may know once
@@ -56,13 +82,14 @@ struct Running {
 /// hears now and then how far a volume is that takes its time.
 ///
 /// # Errors
-/// Whatever kept the volume from coming up; then nothing is left behind. Later trouble is logged.
+/// Whatever kept the volume from coming up; then nothing is left behind but what an earlier daemon
+/// left for this one. Later trouble is logged.
 pub fn run(
-    plan: Plan,
-    paths: &Paths,
+    order: Order<'_>,
     told: &dyn Fn(&str),
     ready: impl FnOnce(&Ready) -> Result<()>,
-) -> Result<()> {
+) -> Result<End> {
+    let Order { plan, paths, foreground } = order;
     serve::prepare(&plan);
     paths.prepare()?;
     let files = paths.volume(&plan.name);
@@ -71,13 +98,19 @@ pub fn run(
         return Err(already_up(paths, &plan.name));
     };
     signals::watch(events.clone())?;
-    let removed = clean_before(&files)?;
+    let heritage = Heritage::find(&files, &plan.name)?;
+    let goes_on = heritage.goes_on();
+    let (plan, mut notes) = heritage.fit(plan);
+    let removed = heritage.clean(&files, &plan)?;
     let name = plan.name.clone();
-    let (running, control, notes) = match bring_up(plan, paths, &files, events, told) {
+    let bringing = Bringing { plan, paths, files: &files, foreground, told };
+    let (running, control) = match bringing.up(heritage, events, &mut notes) {
         Ok(up) => up,
         Err(e) => {
-            // The error to tell is the first; whatever can't be removed stays in the state file.
-            if let Err(left) = state::clean(lock, &files) {
+            if goes_on {
+                log::line("what the last daemon left is kept");
+            } else if let Err(left) = state::clean(lock, &files) {
+                // The error to tell is the first; what can't be removed stays in the state file.
                 log::line(&left.to_string());
             }
             return Err(e);
@@ -87,26 +120,18 @@ pub fn run(
         log::line(&format!("removed {what}, left by an earlier daemon"));
     }
     let endpoints = running.export.lock().as_ref().map(|e| e.endpoints()).unwrap_or_default();
-    let pid = std::process::id();
+    let (pid, plan) = (std::process::id(), running.state.lock().plan.clone());
     log::line(&format!("{name} is up: {}", endpoints.join(" ")));
     notify::send(&format!("READY=1\nMAINPID={pid}\nSTATUS={}\n", endpoints.join(" ")));
-    match ready(&Ready { endpoints, pid, removed, notes }) {
+    let end = match ready(&Ready { endpoints, pid, plan, removed, notes }) {
         Ok(()) => wait(&running, &inbox),
         Err(e) => {
             log::line(&e.to_string());
-            end_by_force(&running);
+            end_by_force(&running)
         }
-    }
-    notify::send("STOPPING=1\n");
-    if let Err(e) = running.volume.close() {
-        log::line(&e.to_string());
-    }
-    control.stop();
-    match state::clean(lock, &files) {
-        Ok(_) => log::line(&format!("{name} is down")),
-        Err(e) => log::line(&e.to_string()),
-    }
-    Ok(())
+    };
+    running.end(end, control, lock);
+    Ok(end)
 }
 
 fn already_up(paths: &Paths, name: &str) -> Error {
@@ -119,82 +144,100 @@ fn already_up(paths: &Paths, name: &str) -> Error {
     error.mend(format!("use another name, or `ztier down {name}` first"))
 }
 
-/// Removes what an earlier daemon of that name left, under the lock that the caller has.
-fn clean_before(files: &VolumeFiles) -> Result<Vec<String>> {
-    state::clean_leftovers(files).map_err(|e| {
-        Error::failure(format!("an earlier daemon of this volume left something behind: {e}"))
-    })
+/// What it takes to bring a volume up.
+struct Bringing<'a> {
+    plan: Plan,
+    paths: &'a Paths,
+    files: &'a VolumeFiles,
+    foreground: bool,
+    told: &'a dyn Fn(&str),
 }
 
-fn bring_up(
-    plan: Plan,
-    paths: &Paths,
-    files: &VolumeFiles,
-    events: Sender<Event>,
-    told: &dyn Fn(&str),
-) -> Result<(Arc<Running>, Server, Vec<String>)> {
-    let (volume, notes) = create(&plan, paths, told)?;
-    let control = Leftover::Socket(files.control.clone());
-    let with_control = |mut leftovers: Vec<Leftover>| {
-        leftovers.push(control.clone());
-        leftovers
-    };
-    let mut state = State {
-        pid: std::process::id(),
-        started_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-        leftovers: with_control(serve::planned(&plan, paths)),
-        plan,
-    };
-    state.write(files)?;
-    let before: Vec<Leftover> = state.leftovers.iter().filter(|l| l.exists()).cloned().collect();
-    let export = match serve::start(&state.plan, paths, Arc::clone(&volume) as Arc<dyn Device>) {
-        Ok(export) => export,
-        Err(e) => {
-            // What was there before is somebody else's, and may be the reason of the failure.
-            state.leftovers.retain(|leftover| !before.contains(leftover));
-            if let Err(second) = state.write(files) {
-                log::line(&second.to_string());
+impl Bringing<'_> {
+    fn up(
+        self,
+        heritage: Heritage,
+        events: Sender<Event>,
+        notes: &mut Vec<String>,
+    ) -> Result<(Arc<Running>, Server)> {
+        let Self { plan, paths, files, .. } = self;
+        let again = heritage.taken_up(&plan);
+        let restarts = heritage.restarts();
+        let kept = heritage.into_memory(&plan);
+        let (volume, said) = create(&plan, paths, &kept, self.told)?;
+        notes.extend(said);
+        // Before anything can be written into it.
+        let keeper = Keeper::start(kept, files.keep.clone())?;
+        let control = Leftover::Socket(files.control.clone());
+        let with_control = |mut leftovers: Vec<Leftover>| {
+            leftovers.push(control.clone());
+            leftovers
+        };
+        let mut state = State {
+            pid: std::process::id(),
+            started_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+            leftovers: with_control([again.clone(), serve::planned(&plan, paths)].concat()),
+            kept: true,
+            restarts,
+            foreground: self.foreground,
+            plan,
+        };
+        state.write(files)?;
+        let before: Vec<Leftover> =
+            state.leftovers.iter().filter(|l| l.exists()).cloned().collect();
+        let device = Arc::clone(&volume) as Arc<dyn Device>;
+        let export = match serve::start(&state.plan, paths, device, &again) {
+            Ok(export) => export,
+            Err(e) => {
+                // What was there before is somebody else's, and may be the reason of the failure.
+                state.leftovers.retain(|left| again.contains(left) || !before.contains(left));
+                if let Err(second) = state.write(files) {
+                    log::line(&second.to_string());
+                }
+                return Err(e);
             }
-            return Err(e);
-        }
-    };
-    state.leftovers = with_control(export.leftovers());
-    state.write(files)?;
-    let running = Arc::new(Running {
-        name: state.plan.name.clone(),
-        volume,
-        export: Mutex::new(Some(export)),
-        state: Mutex::new(state),
-        files: files.clone(),
-        events: Mutex::new(events),
-    });
-    let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
-    Ok((running, server, notes))
+        };
+        state.leftovers = with_control(export.leftovers());
+        state.write(files)?;
+        let running = Arc::new(Running {
+            name: state.plan.name.clone(),
+            volume,
+            export: Mutex::new(Some(export)),
+            state: Mutex::new(state),
+            files: files.clone(),
+            events: Mutex::new(events),
+            keeper: Mutex::new(Some(keeper)),
+        });
+        let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
+        Ok((running, server))
+    }
 }
 
 /// Makes the volume, with what is to be said of it.
 fn create(
     plan: &Plan,
     paths: &Paths,
+    kept: &Kept,
     told: &dyn Fn(&str),
 ) -> Result<(Arc<dyn Serving>, Vec<String>)> {
     if let Some(log) = &plan.log {
         return open_log(plan, log, paths, told);
     }
+    let (memory, most) = (&kept.memory, kept.manifest.ram_limit_max_bytes);
     let mut options = volume::Options {
         size: plan.size_bytes,
         ram_limit: plan.ram_limit_bytes,
-        ram_limit_max: machine::memory_bytes(),
+        ram_limit_max: most,
         segment: plan.segment_bytes,
         algorithm: plan.algorithm,
         // A block device may be given to swapon; what carries swap must not be swapped out itself.
         lock_memory: matches!(plan.export, plan::Export::Fuse),
     };
-    match Volume::create(&options) {
+    match Volume::create_in(&options, memory) {
         Err(e) if options.lock_memory => {
             // Without the right to lock memory the device is good for everything else.
             options.lock_memory = false;
-            let volume = Volume::create(&options)?;
+            let volume = Volume::create_in(&options, memory)?;
             log::line(&format!("memory is not locked, so don't use the device as swap: {e}"));
             Ok((volume, Vec::new()))
         }
@@ -238,9 +281,10 @@ fn open_log(
     Ok((volume, abandoned.into_iter().collect()))
 }
 
-/// Waits until the export is stopped: by `down`, or by a signal once nobody holds the device, or by
-/// a second signal whoever holds it.
-fn wait(running: &Running, inbox: &Receiver<Event>) {
+/// Waits until the export is stopped: by `down` or `restart`, or by a signal. Upon that a device
+/// that can wait is left to the next daemon; any other is stopped once nobody holds it, or by a
+/// second signal whoever holds it.
+fn wait(running: &Running, inbox: &Receiver<Event>) -> End {
     let mut asked = false;
     loop {
         let event = if asked {
@@ -249,10 +293,15 @@ fn wait(running: &Running, inbox: &Receiver<Event>) {
             inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
         };
         match event {
-            Ok(Event::Down) => return,
+            Ok(Event::Down) => return End::Down,
+            Ok(Event::Left) => return running.after_leaving(),
             Ok(Event::Signal) if asked => return end_by_force(running),
+            Ok(Event::Signal) if running.waits() => match running.leave() {
+                Ok(()) => return End::Left,
+                Err(e) => log::line(&format!("asked to end, but {e}")),
+            },
             Ok(Event::Signal) | Err(RecvTimeoutError::Timeout) => match running.stop(false) {
-                Ok(()) => return,
+                Ok(()) => return End::Down,
                 Err(e) if !asked => {
                     log::line(&format!("asked to end, but {e}"));
                     log::line("ending when it is released; a second signal ends at once");
@@ -260,15 +309,16 @@ fn wait(running: &Running, inbox: &Receiver<Event>) {
                 }
                 Err(_) => {}
             },
-            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Disconnected) => return End::Down,
         }
     }
 }
 
-fn end_by_force(running: &Running) {
+fn end_by_force(running: &Running) -> End {
     if let Err(e) = running.stop(true) {
         log::line(&e.to_string());
     }
+    End::Down
 }
 
 impl Running {
@@ -293,6 +343,63 @@ impl Running {
         }
         *slot = None; // dropping it stops what `stop` refused to
         Ok(())
+    }
+
+    /// Whether the device waits for the next daemon.
+    fn waits(&self) -> bool {
+        self.export.lock().as_ref().is_some_and(|export| export.waits())
+    }
+
+    /// Makes everything durable that can be, and ends the export in a way that the next daemon
+    /// takes it up.
+    fn leave(&self) -> Result<()> {
+        let mut slot = self.export()?;
+        let Some(export) = slot.as_mut() else { return Ok(()) };
+        flush(&self.volume)?;
+        export.leave()?;
+        let mut state = self.state.lock();
+        state.leftovers.retain(Leftover::waits);
+        *slot = None;
+        state.write(&self.files)
+    }
+
+    /// Leaves the volume to a daemon that is about to start. `force`: also when its device can't
+    /// wait and somebody holds it.
+    fn restart(&self, force: bool) -> Result<()> {
+        let holders = if force || self.waits() { Vec::new() } else { self.holders_that_stay()? };
+        if holders.is_empty() {
+            return self.leave().or_else(|e| if force { self.stop(true) } else { Err(e) });
+        }
+        let (name, kind) = (&self.name, self.state.lock().plan.export.kind());
+        Err(Error::failure(format!(
+            "volume `{name}` is in use ({}), and a device by {kind} can't wait for its daemon",
+            holders.join(", ")
+        ))
+        .mend("end that first, or add --force and open (or mount) it again afterwards"))
+    }
+
+    fn after_leaving(&self) -> End {
+        if self.state.lock().foreground { End::Again } else { End::Left }
+    }
+
+    /// Ends everything else once the export is stopped.
+    fn end(&self, end: End, control: Server, lock: Lock) {
+        let name = &self.name;
+        if end != End::Again {
+            notify::send("STOPPING=1\n");
+        }
+        if let Err(e) = self.volume.close() {
+            log::line(&e.to_string());
+        }
+        control.stop();
+        drop(self.keeper.lock().take());
+        if end != End::Down {
+            return log::line(&format!("{name} waits for its next daemon"));
+        }
+        match state::clean(lock, &self.files) {
+            Ok(_) => log::line(&format!("{name} is down")),
+            Err(e) => log::line(&e.to_string()),
+        }
     }
 
     /// Who holds the device, and still does in a moment.
@@ -364,6 +471,7 @@ impl Running {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: state.pid,
             started_unix_s: state.started_unix_s,
+            restarts: state.restarts,
             plan: Plan { size_bytes: self.volume.size(), ..state.plan.clone() },
             endpoints,
             holders,
@@ -374,6 +482,15 @@ impl Running {
     fn stats(&self) -> Stats {
         self.volume.stats()
     }
+}
+
+/// Makes everything durable that was written before.
+fn flush(volume: &Arc<dyn Serving>) -> Result<()> {
+    let device = Arc::clone(volume) as Arc<dyn Device>;
+    device
+        .channel()
+        .submit(volume::Request::Flush, Instant::now())
+        .map_err(|e| Error::failure(format!("what was written can't be made durable: {e}")))
 }
 
 /// Checks a change of the log's ways, and makes it in the plan.
@@ -442,6 +559,10 @@ impl Handler for Running {
                 self.set(size_bytes, ram_limit_bytes, log)?;
                 serde_json::to_value(self.status()?)
             }
+            Request::Restart { force } => {
+                self.restart(force)?;
+                serde_json::to_value(())
+            }
             Request::Down { discard, force } => {
                 self.down(discard, force)?;
                 serde_json::to_value(())
@@ -452,9 +573,14 @@ impl Handler for Running {
 
     fn answered(&self, request: &Request) {
         let stopped = self.export.try_lock().is_some_and(|export| export.is_none());
-        if stopped && matches!(request, Request::Down { .. }) {
+        let event = match request {
+            Request::Down { .. } => Event::Down,
+            Request::Restart { .. } => Event::Left,
+            _ => return,
+        };
+        if stopped {
             // If nobody listens, the daemon is ending anyway.
-            let _ = self.events.lock().send(Event::Down);
+            let _ = self.events.lock().send(event);
         }
     }
 }

@@ -63,7 +63,12 @@ pub fn planned(plan: &Plan, paths: &Paths) -> Vec<Leftover> {
 ///
 /// # Errors
 /// Those of the front-end; nothing is left behind.
-pub fn start(plan: &Plan, paths: &Paths, volume: Arc<dyn Device>) -> Result<Box<dyn Export>> {
+pub fn start(
+    plan: &Plan,
+    paths: &Paths,
+    volume: Arc<dyn Device>,
+    _again: &[Leftover],
+) -> Result<Box<dyn Export>> {
     match &plan.export {
         plan::Export::Fuse => block::start(plan, paths, volume),
         plan::Export::Nbd { .. } => Ok(Box::new(nbd::Server::start(volume, nbd_options(plan))?)),

@@ -11,6 +11,8 @@ use std::thread;
 pub enum Event {
     /// Somebody sent SIGTERM, SIGINT or SIGHUP.
     Signal,
+    /// The volume was left to the next daemon, through the control socket.
+    Left,
     /// The volume was taken down through the control socket.
     Down,
 }

@@ -3,8 +3,10 @@
 //! The plan goes to the child, and how far it is and its answer come back, over one socket pair
 //! that is the child's standard input, as messages like those of the control protocol.
 
-use super::running::{Ready, run};
-use super::state::{self, Lock};
+use super::keeper::Kept;
+use super::running::{End, Ready, run};
+use super::state::{self, Found, Lock};
+use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan};
 use crate::control::{
     Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, VERSION, receive, receive_next, send,
@@ -12,11 +14,13 @@ use crate::control::{
 use crate::error::{Context, Error, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use std::cell::RefCell;
+use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -134,11 +138,55 @@ pub fn detached_main() -> Result<()> {
         let _ = tell(Word::Progress(text.to_owned()));
     };
     let mut told = false;
-    let ran = run(plan, &paths, &progress, |ready| {
+    let order = super::Order { plan, paths: &paths, foreground: false };
+    let ran = run(order, &progress, |ready| {
         told = true;
         done(Ok(serde_json::to_value(ready).context("cannot encode readiness")?))
     });
-    if told { ran } else { ran.or_else(|e| done(Err(e))) }
+    if told { ran.map(drop) } else { ran.map(drop).or_else(|e| done(Err(e))) }
+}
+
+/// Goes on in this process, in the foreground, as the volume's state file says: what a daemon in
+/// the foreground becomes when it replaces itself.
+///
+/// # Errors
+/// When there is nothing to go on with, and those of [`run`].
+pub fn again_main(name: &str) -> Result<()> {
+    let paths = Paths::of_this_user()?;
+    let state = match state::find(&paths, name) {
+        Found::Dead(state) => state,
+        Found::Broken(e) => return Err(e),
+        Found::Up(_) | Found::Nothing => {
+            return Err(Error::failure(format!("volume `{name}` has no daemon to follow"))
+                .mend("`ztier restart` does this alone"));
+        }
+    };
+    let told = |what: &str| super::log::line(what);
+    let order = super::Order { plan: state.plan, paths: &paths, foreground: true };
+    follow(run(order, &told, |_| Ok(()))?, name)
+}
+
+/// Ends a process in the foreground, or makes it the volume's next daemon: the program that is
+/// installed now, under the same process number, so that whoever watches it goes on watching.
+///
+/// # Errors
+/// When the program can't be started.
+pub fn follow(end: End, name: &str) -> Result<()> {
+    use std::os::unix::process::CommandExt;
+    if end != End::Again {
+        return Ok(());
+    }
+    let error = Command::new(installed()).arg0("ztier").args(["daemon", name, "--again"]).exec();
+    Err(error).context(format!("cannot start the next daemon of volume `{name}`"))
+}
+
+/// The file that this program was started from; if it was replaced meanwhile, its replacement.
+fn installed() -> PathBuf {
+    let itself = PathBuf::from("/proc/self/exe");
+    let Ok(path) = std::fs::read_link(&itself) else { return itself };
+    let text = path.as_os_str().as_bytes();
+    let path = PathBuf::from(OsStr::from_bytes(text.strip_suffix(b" (deleted)").unwrap_or(text)));
+    if path.exists() { path } else { itself }
 }
 
 fn open_log(path: &Path) -> Result<std::fs::File> {
@@ -173,13 +221,19 @@ fn after_failure(plan: &Plan, paths: &Paths, why: &Error) -> Error {
     let files = paths.volume(&plan.name);
     let last = std::fs::read_to_string(&files.log)
         .ok()
-        .and_then(|log| log.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned));
-    let cleaned = match Lock::acquire(&files, Duration::from_secs(1)) {
-        Ok(Some(lock)) => state::clean(lock, &files).map(drop),
-        Ok(None) => Ok(()), // somebody else has the name by now
-        Err(e) => Err(e),
+        .and_then(|log| log.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned))
+        .map_or_else(String::new, |line| format!(" (its last words: {line})"));
+    let cleaned = match state::find(paths, &plan.name) {
+        // It may be the next one's to go on with.
+        Found::Dead(state) if state.kept && Kept::is_there(&files.keep) => {
+            return Error::failure(format!(
+                "the daemon of volume `{}` did not come up: {why}{last}",
+                plan.name
+            ))
+            .mend(format!("what it held is kept: mend that, then `ztier restart {}`", plan.name));
+        }
+        _ => clean_up(&files),
     };
-    let last = last.map_or_else(String::new, |line| format!(" (its last words: {line})"));
     let error = Error::failure(format!(
         "the daemon of volume `{}` did not come up: {why}{last}",
         plan.name
@@ -187,6 +241,13 @@ fn after_failure(plan: &Plan, paths: &Paths, why: &Error) -> Error {
     match cleaned {
         Ok(()) => error.mend("try --foreground to watch it"),
         Err(e) => error.mend(format!("and it left something behind: {e}")),
+    }
+}
+
+fn clean_up(files: &VolumeFiles) -> Result<()> {
+    match Lock::acquire(files, Duration::from_secs(1))? {
+        Some(lock) => state::clean(lock, files).map(drop),
+        None => Ok(()), // somebody else has the name by now
     }
 }
 
@@ -213,7 +274,15 @@ mod tests {
         std::fs::create_dir(&left).unwrap();
         let leftovers = vec![Leftover::Directory(left.clone())];
         let files = paths.volume("x");
-        let state = State { pid: 1, started_unix_s: 0, plan: plan.clone(), leftovers };
+        let state = State {
+            pid: 1,
+            started_unix_s: 0,
+            plan: plan.clone(),
+            kept: false,
+            restarts: 0,
+            foreground: false,
+            leftovers,
+        };
         state.write(&files).unwrap();
         std::fs::write(&files.log, "one\nmemory is full\n\n").unwrap();
         let error = after_failure(&plan, &paths, &Error::failure("it closed")).to_string();

@@ -4,6 +4,7 @@
 //! never depends on a process number; `NAME.json` is replaced in one step; files are removed only
 //! under the lock.
 
+use super::keeper::{self, Kept};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan};
 use crate::error::{Context, Error, Result};
@@ -26,6 +27,15 @@ pub struct State {
     pub started_unix_s: u64,
     /// What it was asked for.
     pub plan: Plan,
+    /// Whether a keeper has the volume's memory.
+    #[serde(default)]
+    pub kept: bool,
+    /// How many daemons have gone on with what an earlier one had in memory.
+    #[serde(default)]
+    pub restarts: u64,
+    /// Whether somebody else watches this process: then it replaces itself.
+    #[serde(default)]
+    pub foreground: bool,
     /// What has to be removed if it dies, in this order.
     pub leftovers: Vec<Leftover>,
 }
@@ -44,7 +54,11 @@ impl State {
         fs::rename(&new, &files.state).context(what())
     }
 
-    fn read(files: &VolumeFiles) -> Result<Option<Self>> {
+    /// The state file, if there is one.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub(super) fn read(files: &VolumeFiles) -> Result<Option<Self>> {
         let what = || format!("cannot read {}", files.state.display());
         match fs::read(&files.state) {
             Ok(text) => serde_json::from_slice(&text).map(Some).context(what()),
@@ -139,29 +153,36 @@ pub fn names(paths: &Paths) -> Vec<String> {
     Paths::names_in(&paths.run, "json")
 }
 
-/// Removes what a dead daemon left behind, and the volume's files. Returns what was removed, in
-/// words.
+/// Removes what a dead daemon left behind, the memory that was kept, and the volume's files.
+/// Returns what was removed, in words.
 ///
 /// # Errors
 /// When something is held or can't be removed; then the state file stays, so that it can be tried
 /// again.
 pub fn clean(lock: Lock, files: &VolumeFiles) -> Result<Vec<String>> {
-    let removed = clean_leftovers(files)?;
+    let mut removed = clean_leftovers(files, |_| true)?;
+    let kept = Kept::is_there(&files.keep);
+    keeper::end(&files.keep)?;
+    removed.extend(kept.then(|| "the memory that was kept".to_owned()));
     remove_files(lock, files);
     Ok(removed)
 }
 
-/// The first half of [`clean`], for a caller that has the lock and keeps it.
+/// Removes those leftovers of a dead daemon that `which` names, for a caller that has the lock and
+/// keeps it.
 ///
 /// # Errors
 /// As [`clean`].
-pub(super) fn clean_leftovers(files: &VolumeFiles) -> Result<Vec<String>> {
+pub(super) fn clean_leftovers(
+    files: &VolumeFiles,
+    which: impl Fn(&Leftover) -> bool,
+) -> Result<Vec<String>> {
     let leftovers = match State::read(files) {
         Ok(state) => state.map(|state| state.leftovers).unwrap_or_default(),
         Err(e) => return Ok(vec![format!("its unreadable state file ({e})")]),
     };
     let mut removed = Vec::new();
-    for leftover in leftovers.iter().filter(|leftover| leftover.exists()) {
+    for leftover in leftovers.iter().filter(|left| which(left) && left.exists()) {
         leftover.remove()?;
         if !leftover.exists() {
             removed.push(leftover.describe());
@@ -225,6 +246,9 @@ mod tests {
         let state = State {
             pid: 1,
             started_unix_s: 2,
+            kept: false,
+            restarts: 0,
+            foreground: false,
             plan: serde_json::from_value(plan).unwrap(),
             leftovers: vec![
                 Leftover::Directory(left.clone()),

@@ -24,6 +24,11 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(10);
 
 impl Leftover {
+    /// Whether it is a device that waits for the next daemon, with its users and their requests.
+    pub fn waits(&self) -> bool {
+        false
+    }
+
     /// Whether it is (still) there, and ours.
     pub fn exists(&self) -> bool {
         match self {

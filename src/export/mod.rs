@@ -34,6 +34,18 @@ pub trait Export: Send {
     /// Ends service and removes everything that [`Export::leftovers`] named. Refuses while the
     /// device is held, naming a holder; then it goes on serving.
     fn stop(&mut self) -> Result<()>;
+
+    /// Ends service, and leaves what the next daemon of the volume takes over: a device that can
+    /// wait for it stays, with its users and their requests. What stays is named by
+    /// [`Export::leftovers`]. Where nothing can wait, this is [`Export::stop`].
+    fn leave(&mut self) -> Result<()> {
+        self.stop()
+    }
+
+    /// Whether the device waits for the next daemon.
+    fn waits(&self) -> bool {
+        self.leftovers().iter().any(Leftover::waits)
+    }
 }
 
 /// Something a front-end put into the system.

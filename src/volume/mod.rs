@@ -35,6 +35,10 @@ use crew::Crew;
 use std::sync::{Arc, OnceLock};
 use tender::Tender;
 
+/// How memory files are laid out: entries, records, tables, and what each file is called. Counts up
+/// with every change, so that no program takes over what another lays out differently.
+pub const MEMORY_LAYOUT: u32 = 1;
+
 /// The largest device, in bytes: 16 TiB.
 pub const SIZE_MAX: u64 = BLOCKS_MAX * BLOCK_SIZE as u64;
 

@@ -105,6 +105,29 @@ impl Sandbox {
         Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
     }
 
+    /// The process that keeps a volume's memory, once there is one.
+    pub fn keeper(&self, name: &str) -> Pid {
+        let path = self.run_dir().join(format!("{name}.keep"));
+        let mut keeper = None;
+        eventually("memory is kept", || {
+            keeper = listener(&path);
+            keeper.is_some()
+        });
+        keeper.unwrap()
+    }
+
+    /// Kills a volume's daemon and the keeper of its memory.
+    pub fn kill_both(&self, name: &str) {
+        let (daemon, keeper) = (self.pid(name), self.keeper(name));
+        // Else it would see that its keeper is gone, and make another.
+        kill_process(daemon, Signal::STOP).unwrap();
+        kill_process(keeper, Signal::KILL).unwrap();
+        kill_process(daemon, Signal::KILL).unwrap();
+        eventually("the daemon is gone", || {
+            self.ztier(&["status", name]).err.contains("the daemon of volume")
+        });
+    }
+
     /// Kills a volume's daemon as nobody should, and waits until it is gone.
     pub fn kill(&self, name: &str) {
         let pid = self.pid(name);
@@ -142,6 +165,20 @@ impl Sandbox {
             let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
         }
     }
+}
+
+/// Who listens on a Unix socket.
+fn listener(path: &Path) -> Option<Pid> {
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+    let line = sockets.lines().find(|line| line.ends_with(path.to_str().unwrap()))?;
+    let link = PathBuf::from(format!("socket:[{}]", line.split_whitespace().nth(6)?));
+    let has = |pid: &str| {
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        files.into_iter().any(|file| fs::read_link(file.path()).is_ok_and(|to| to == link))
+    };
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.find(|pid| has(&pid.to_string())).and_then(Pid::from_raw)
 }
 
 /// Runs `command` to its end, which must come within [`PATIENCE`].

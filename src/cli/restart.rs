@@ -1,0 +1,142 @@
+//! `ztier restart`: another daemon for a volume that is up, or whose daemon died.
+
+use super::meter::Meter;
+use super::{PATIENCE, output, unknown};
+use crate::config::{Paths, name};
+use crate::control::{Client, Request, Status};
+use crate::daemon::state::{Lock, State};
+use crate::daemon::{self, Found};
+use crate::error::{Error, Result};
+use clap::Args;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// How long the present daemon may take to let go.
+const PATIENCE_TO_LEAVE: Duration = Duration::from_secs(60);
+/// How long a daemon that replaces itself may take to be there again.
+const PATIENCE_TO_RETURN: Duration = Duration::from_secs(60);
+/// How often to look.
+const GLANCE: Duration = Duration::from_millis(5);
+
+/// Replace the daemon of a volume, or go on where one died
+///
+/// What the volume holds stays, also what is in memory only. A device by ublk stays, too, with
+/// what is mounted on it: requests wait for the new daemon. By FUSE or NBD it has to be opened or
+/// mounted again. Afterwards the program that is installed now serves the volume.
+#[derive(Args)]
+pub struct Restart {
+    /// Name of the volume
+    name: String,
+    /// Also when somebody holds a device that can't wait; their requests fail
+    #[arg(long)]
+    force: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A volume that is served again.
+struct Served {
+    endpoints: Vec<String>,
+    pid: u32,
+    notes: Vec<String>,
+}
+
+impl Restart {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        name::check(&self.name).map_err(Error::usage)?;
+        let paths = Paths::of_this_user()?;
+        if !paths.exists()? {
+            return Err(unknown(&paths, &self.name));
+        }
+        let begun = Instant::now();
+        let served = match daemon::find(&paths, &self.name) {
+            Found::Up(Some(state)) => self.replace(&paths, &state)?,
+            Found::Up(None) => return Err(Error::failure("the daemon is starting or ending")),
+            Found::Dead(state) => self.again(&paths, &state)?,
+            Found::Broken(e) => return Err(e),
+            Found::Nothing => return Err(unknown(&paths, &self.name)),
+        };
+        self.print(&served, begun.elapsed())
+    }
+
+    /// Has the daemon that there is leave, and another come.
+    fn replace(&self, paths: &Paths, state: &State) -> Result<Served> {
+        let files = paths.volume(&self.name);
+        let client = Client::new(&files.control);
+        client.ask::<()>(&Request::Restart { force: self.force }, PATIENCE_TO_LEAVE)?;
+        if state.foreground {
+            return self.returned(&client, state.restarts);
+        }
+        let deadline = Instant::now() + PATIENCE_TO_LEAVE;
+        while Lock::is_held(&files) {
+            if Instant::now() >= deadline {
+                return Err(Error::failure(format!(
+                    "the daemon of volume `{}` does not end",
+                    self.name
+                ))
+                .mend(format!("see `ztier list`, then `ztier restart {}` again", self.name)));
+            }
+            std::thread::sleep(GLANCE);
+        }
+        // Its last words are in the state file.
+        match daemon::find(paths, &self.name) {
+            Found::Dead(state) => self.again(paths, &state),
+            Found::Broken(e) => Err(e),
+            Found::Up(_) | Found::Nothing => Err(Error::failure(format!(
+                "somebody else took volume `{}` up or down meanwhile",
+                self.name
+            ))
+            .mend("look with `ztier list`")),
+        }
+    }
+
+    /// Starts a daemon for what another left.
+    fn again(&self, paths: &Paths, state: &State) -> Result<Served> {
+        let meter = Meter::new();
+        let told = |what: &str| meter.show(&format_args!("{}: {what}", self.name));
+        let ready = daemon::spawn(&state.plan, paths, &told)?;
+        meter.end();
+        Ok(Served { endpoints: ready.endpoints, pid: ready.pid, notes: ready.notes })
+    }
+
+    /// Waits for a daemon that replaces itself.
+    fn returned(&self, client: &Client, before: u64) -> Result<Served> {
+        let deadline = Instant::now() + PATIENCE_TO_RETURN;
+        loop {
+            match client.ask::<Status>(&Request::Status, PATIENCE) {
+                Ok(status) if status.restarts > before => {
+                    let Status { endpoints, pid, .. } = status;
+                    return Ok(Served { endpoints, pid, notes: Vec::new() });
+                }
+                Err(e) if Instant::now() >= deadline => {
+                    return Err(Error::failure(format!(
+                        "the daemon of volume `{}` does not come back: {e}",
+                        self.name
+                    ))
+                    .mend("see what it says where it was started"));
+                }
+                _ => std::thread::sleep(GLANCE),
+            }
+        }
+    }
+
+    fn print(&self, served: &Served, took: Duration) -> Result<()> {
+        let Served { endpoints, pid, notes } = served;
+        for note in notes {
+            output::remark(note);
+        }
+        if self.json {
+            return output::json(&json!({
+                "name": self.name,
+                "endpoints": endpoints,
+                "pid": pid,
+                "seconds": took.as_secs_f64(),
+            }));
+        }
+        let seconds = took.as_secs_f64();
+        output::remark(&format!("{}: served by process {pid} after {seconds:.2} s", self.name));
+        output::print(&format!("{}\n", endpoints.join("\n")))
+    }
+}

@@ -1,0 +1,135 @@
+//! What a daemon of the same name left, and what the next one makes of it.
+//!
+//! If the memory was kept, the volume goes on where it was: settings that describe what is in the
+//! memory come from there, all others from whoever asks now. Without it, all that was left is
+//! removed.
+//!
+//! Invariant: nothing that was kept is given up here; only `ztier down NAME --discard` does that.
+
+use super::keeper::{Kept, Manifest};
+use super::state::{self, State};
+use crate::config::paths::VolumeFiles;
+use crate::config::{Plan, machine, size};
+use crate::error::{Error, Result};
+use crate::export::Leftover;
+use crate::media::Memory;
+use crate::volume::MEMORY_LAYOUT;
+
+/// What there was when a daemon began.
+pub(super) struct Heritage {
+    kept: Option<Kept>,
+    state: Option<State>,
+}
+
+impl Heritage {
+    /// Looks for it, under the lock that the caller has.
+    ///
+    /// # Errors
+    /// When memory was kept that this program can't go on with.
+    pub fn find(files: &VolumeFiles, name: &str) -> Result<Self> {
+        let kept = Kept::find(&files.keep)?;
+        let Some(found) = &kept else { return Ok(Self { kept, state: State::read(files)? }) };
+        let refuse = |why: String| {
+            Err(Error::failure(format!("the memory that was kept for volume `{name}` {why}")).mend(
+                format!("give up what is in it with `ztier down {name} --discard`, then try again"),
+            ))
+        };
+        let Manifest { layout, volume, program, .. } = &found.manifest;
+        if *layout != MEMORY_LAYOUT {
+            return refuse(format!(
+                "is laid out as ztier {program} does it (version {layout}, here {MEMORY_LAYOUT})"
+            ));
+        }
+        if volume != name {
+            return refuse(format!("is that of volume `{volume}`"));
+        }
+        match State::read(files) {
+            Ok(Some(state)) => Ok(Self { kept, state: Some(state) }),
+            Ok(None) => refuse(format!("has no {} beside it", files.state.display())),
+            Err(e) => refuse(format!("can't be used: {e}")),
+        }
+    }
+
+    /// Whether the volume goes on with what it had.
+    pub fn goes_on(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// How many daemons have gone on with the volume, this one included.
+    pub fn restarts(&self) -> u64 {
+        self.state.as_ref().filter(|_| self.goes_on()).map_or(0, |state| state.restarts + 1)
+    }
+
+    /// What to do for one who asks for `plan`, and what to tell him.
+    pub fn fit(&self, mut plan: Plan) -> (Plan, Vec<String>) {
+        let mut notes = Vec::new();
+        let Some(before) = &self.state else { return (plan, notes) };
+        let name = plan.name.clone();
+        if !self.goes_on() {
+            if before.kept {
+                notes.push(format!(
+                    "the memory of `{name}` is gone, with what was not durable when its daemon died"
+                ));
+            }
+            return (plan, notes);
+        }
+        notes.push(format!("{name} goes on with what it held when its last daemon ended"));
+        let was = &before.plan;
+        if self.taken_up(&plan).is_empty() {
+            let kind = was.export.kind();
+            notes.push(format!("a device by {kind} can't wait: open or mount it again"));
+        }
+        if plan.size_bytes < was.size_bytes {
+            notes.push(format!("its size stays {}", size::human(was.size_bytes)));
+            plan.size_bytes = was.size_bytes;
+        }
+        if plan.segment_bytes != was.segment_bytes {
+            notes.push(format!("its segments stay {}", size::exact(was.segment_bytes.into())));
+            plan.segment_bytes = was.segment_bytes;
+        }
+        let drives = |plan: &Plan| plan.log.as_ref().map(|l| (l.log.clone(), l.backing.clone()));
+        if drives(&plan) != drives(was) {
+            notes.push("its drives stay what they were".into());
+            plan.log = was.log.clone();
+        }
+        (plan, notes)
+    }
+
+    /// Removes what was left, apart from what the export of `plan` takes up again. Returns what was
+    /// removed, in words.
+    ///
+    /// # Errors
+    /// When something is held or can't be removed.
+    pub fn clean(&self, files: &VolumeFiles, plan: &Plan) -> Result<Vec<String>> {
+        let again = self.taken_up(plan);
+        let removed = state::clean_leftovers(files, |leftover| !again.contains(leftover));
+        removed.map_err(|e| {
+            Error::failure(format!("an earlier daemon of this volume left something behind: {e}"))
+        })
+    }
+
+    /// What the export of `plan` takes up again: devices that wait for their daemon.
+    pub fn taken_up(&self, plan: &Plan) -> Vec<Leftover> {
+        let Some(state) = self.state.as_ref().filter(|_| self.goes_on()) else { return vec![] };
+        if state.plan.export.kind() != plan.export.kind() {
+            return vec![];
+        }
+        state.leftovers.iter().filter(|leftover| leftover.waits()).cloned().collect()
+    }
+
+    /// The memory to make the volume of `plan` in: what was kept, or new.
+    pub fn into_memory(self, plan: &Plan) -> Kept {
+        self.kept.unwrap_or_else(|| {
+            let memory = Memory::resident();
+            let manifest = Manifest {
+                layout: MEMORY_LAYOUT,
+                volume: plan.name.clone(),
+                segment_bytes: plan.segment_bytes,
+                ram_limit_max_bytes: machine::memory_bytes(),
+                program: env!("CARGO_PKG_VERSION").into(),
+                resident: memory.is_resident(),
+            };
+            Kept::fresh(manifest, memory)
+        })
+    }
+}

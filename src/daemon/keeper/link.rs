@@ -1,0 +1,225 @@
+//! The daemon's side: who keeps its memory, and what was kept for it.
+
+use super::wire::{bound, receive, send, unbound};
+use super::{Answer, Manifest, Say};
+use crate::error::{Context, Error, Result};
+use crate::media::Memory;
+use parking_lot::Mutex;
+use rustix::net::{
+    AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
+    shutdown, socket_with, socketpair,
+};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long a keeper may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait before a keeper that can't be started is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The memory of a volume, and what it is.
+pub struct Kept {
+    /// What the files are.
+    pub manifest: Manifest,
+    /// The files themselves.
+    pub memory: Memory,
+    /// To the keeper, if there is one.
+    link: Option<OwnedFd>,
+}
+
+impl Kept {
+    /// What nobody keeps yet.
+    pub fn fresh(manifest: Manifest, memory: Memory) -> Self {
+        Self { manifest, memory, link: None }
+    }
+
+    /// Asks the keeper that listens on `socket`; `None` when there is none. Whoever asks is taken
+    /// for the daemon from now on, as long as he keeps what he got.
+    ///
+    /// # Errors
+    /// When it does not answer, or speaks another version.
+    pub fn find(socket: &Path) -> Result<Option<Self>> {
+        let Some(link) = reach(socket)? else { return Ok(None) };
+        send(&link, Say::Give, &[])?;
+        let what = || format!("the keeper on {} does not answer", socket.display());
+        match receive(&link)? {
+            Some((Answer::Given { manifest, names }, files)) if names.len() == files.len() => {
+                let memory = Memory::inherited(names.into_iter().zip(files).collect());
+                Ok(Some(Self { manifest, memory, link: Some(link) }))
+            }
+            Some((Answer::Failed { why }, _)) => Err(Error::failure(why)),
+            _ => Err(Error::failure(what())),
+        }
+    }
+
+    /// Whether somebody keeps memory on `socket`.
+    pub fn is_there(socket: &Path) -> bool {
+        reach(socket).is_ok_and(|link| link.is_some())
+    }
+}
+
+/// Ends the keeper that listens on `socket`, and with it the memory that it has.
+///
+/// # Errors
+/// When it does not answer.
+pub fn end(socket: &Path) -> Result<()> {
+    let Some(link) = reach(socket)? else {
+        let _ = std::fs::remove_file(socket); // of one that died
+        return Ok(());
+    };
+    send(&link, Say::End, &[])?;
+    match receive(&link)? {
+        Some((Answer::Failed { why }, _)) => Err(Error::failure(why)),
+        _ => Ok(()),
+    }
+}
+
+fn reach(socket: &Path) -> Result<Option<OwnedFd>> {
+    use rustix::io::Errno;
+    let what = || format!("cannot reach the keeper on {}", socket.display());
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let link = socket_with(kind.0, kind.1, kind.2, None).context(what())?;
+    let address = SocketAddrUnix::new(socket).context(what())?;
+    match connect(&link, &address) {
+        Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
+        Err(e) => Err(e).context(what()),
+        Ok(()) => bound(&link, PATIENCE).map(|()| Some(link)),
+    }
+}
+
+/// The keeper of a running daemon's memory; another takes its place if it dies.
+pub struct Keeper {
+    watch: Arc<Watch>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Watch {
+    manifest: Manifest,
+    memory: Memory,
+    socket: PathBuf,
+    now: Mutex<Option<Link>>,
+}
+
+/// A connection to a keeper, which ends when either side does.
+struct Link {
+    socket: Arc<OwnedFd>,
+    /// Unless an earlier daemon started it.
+    child: Option<Child>,
+}
+
+impl Keeper {
+    /// Has memory kept: goes on with the keeper that it came from, or makes one.
+    ///
+    /// # Errors
+    /// When that can't be.
+    pub fn start(kept: Kept, socket: PathBuf) -> Result<Self> {
+        let Kept { manifest, memory, link } = kept;
+        let watch = Watch { manifest, memory, socket, now: Mutex::new(None) };
+        let link = match link {
+            Some(socket) => Link { socket: Arc::new(socket), child: None },
+            None => watch.launch()?,
+        };
+        unbound(&link.socket)?;
+        *watch.now.lock() = Some(link);
+        let watch = Arc::new(watch);
+        let watching = Arc::clone(&watch);
+        let thread = std::thread::Builder::new()
+            .name("ztier-keeper".into())
+            .spawn(move || watching.run())
+            .context("cannot start a thread")?;
+        Ok(Self { watch, thread: Some(thread) })
+    }
+}
+
+impl Drop for Keeper {
+    /// Stops watching. The keeper stays, and takes the daemon for gone.
+    fn drop(&mut self) {
+        if let Some(link) = self.watch.now.lock().take() {
+            let _ = shutdown(&*link.socket, Shutdown::Both); // it may be gone
+        }
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join(); // it has nothing to say
+        }
+    }
+}
+
+impl Watch {
+    fn run(&self) {
+        loop {
+            let Some(socket) = self.now.lock().as_ref().map(|link| link.socket.clone()) else {
+                return;
+            };
+            // Nothing comes but the end.
+            match recv(&*socket, &mut [0u8; 1], RecvFlags::empty()) {
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
+                _ => self.replace(),
+            }
+        }
+    }
+
+    /// Takes the place of a keeper that died, unless that was the end of watching.
+    fn replace(&self) {
+        let mut now = self.now.lock();
+        let Some(dead) = now.as_mut() else { return };
+        if let Some(child) = &mut dead.child {
+            let _ = child.wait(); // it is gone
+        }
+        match self.launch() {
+            Ok(link) => {
+                let _ = unbound(&link.socket); // else it is only looked at now and then
+                crate::daemon::log::line("the keeper of the memory was gone; there is another");
+                *now = Some(link);
+            }
+            Err(e) => {
+                crate::daemon::log::line(&format!("the keeper of the memory is gone: {e}"));
+                drop(now);
+                std::thread::park_timeout(RETRY);
+            }
+        }
+    }
+
+    fn launch(&self) -> Result<Link> {
+        let volume = &self.manifest.volume;
+        let what = || format!("cannot start the keeper of volume `{volume}`");
+        let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let (ours, theirs) = socketpair(kind.0, kind.1, kind.2, None).context(what())?;
+        let mut child = Command::new("/proc/self/exe")
+            .arg0("ztier")
+            .args(["keeper", volume])
+            .current_dir("/")
+            .stdin(theirs)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .env_remove("NOTIFY_SOCKET")
+            .spawn()
+            .context(what())?;
+        match self.deposit(&ours) {
+            Ok(()) => Ok(Link { socket: Arc::new(ours), child: Some(child) }),
+            Err(e) => {
+                let _ = child.kill(); // it may have ended
+                let _ = child.wait();
+                Err(Error::failure(format!("{}: {e}", what())))
+            }
+        }
+    }
+
+    fn deposit(&self, link: &OwnedFd) -> Result<()> {
+        bound(link, PATIENCE)?;
+        let files = self.memory.files();
+        let names = files.iter().map(|(name, _)| name.clone()).collect();
+        let (manifest, socket) = (self.manifest.clone(), self.socket.clone());
+        let descriptors: Vec<_> = files.iter().map(|(_, file)| file.as_fd()).collect();
+        send(link, Say::Keep { manifest, names, socket }, &descriptors)?;
+        match receive(link)? {
+            Some((Answer::Done, _)) => Ok(()),
+            Some((Answer::Failed { why }, _)) => Err(Error::failure(why)),
+            _ => Err(Error::failure("it ended at once")),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The keeper's own process: `ztier keeper NAME`, started by a daemon.
+//!
+//! One thread, one loop: the daemon's end, and whoever connects. Before it answers the first
+//! message it has everything that it needs; nothing later can fail for want of memory or files.
+
+use super::wire::{bound, receive, send};
+use super::{Answer, Manifest, Say};
+use crate::error::{Context, Error, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::mm::{MapFlags, MlockAllFlags, MlockFlags, ProtFlags};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long one who connects may take to say what he wants.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Runs the keeper in this process, whose standard input is a socket to the daemon.
+///
+/// # Errors
+/// When what it shall keep does not arrive, or its socket can't be made.
+pub fn main() -> Result<()> {
+    // Fails only for a process that leads its group already, which is as good.
+    let _ = rustix::process::setsid();
+    let daemon = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use the input")?;
+    bound(&daemon, PATIENCE)?;
+    let Some((Say::Keep { manifest, names, socket }, files)) = receive(&daemon)? else {
+        return Err(Error::failure("nothing to keep").mend("`ztier up` starts a volume's keeper"));
+    };
+    if files.len() != names.len() {
+        return Err(Error::failure("the daemon sent other files than it named"));
+    }
+    let mut keeping = match Keeping::new(manifest, names, files, socket, daemon) {
+        Ok(keeping) => keeping,
+        Err((e, daemon)) => {
+            send(&daemon, Answer::Failed { why: e.to_string() }, &[])?;
+            return Err(e);
+        }
+    };
+    crate::export::reclaim::prepare_for_reclaim();
+    // It must answer also when swap is what it keeps the memory of. Without the right to, it is
+    // as good for everything else.
+    let _ = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT);
+    if let Some(daemon) = &keeping.daemon {
+        send(daemon, Answer::Done, &[])?;
+    }
+    keeping.serve();
+    Ok(())
+}
+
+struct Keeping {
+    manifest: Manifest,
+    names: Vec<String>,
+    files: Vec<OwnedFd>,
+    path: PathBuf,
+    socket: OwnedFd,
+    /// The daemon's end, while there is a daemon.
+    daemon: Option<OwnedFd>,
+    /// Keeps the memory from being swapped out while there is no daemon that does.
+    locked: Vec<Locked>,
+}
+
+impl Keeping {
+    fn new(
+        manifest: Manifest,
+        names: Vec<String>,
+        files: Vec<OwnedFd>,
+        path: PathBuf,
+        daemon: OwnedFd,
+    ) -> std::result::Result<Self, (Error, OwnedFd)> {
+        match listen_on(&path) {
+            Ok(socket) => {
+                let (daemon, locked) = (Some(daemon), Vec::new());
+                Ok(Self { manifest, names, files, path, socket, daemon, locked })
+            }
+            Err(e) => Err((e, daemon)),
+        }
+    }
+
+    /// Serves until it is told to end.
+    fn serve(&mut self) {
+        loop {
+            let mut fds = vec![PollFd::new(&self.socket, PollFlags::IN)];
+            fds.extend(self.daemon.iter().map(|d| PollFd::new(d, PollFlags::IN)));
+            match poll(&mut fds, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(_) => return,
+                Ok(_) => {}
+            }
+            let (asked, gone) = (!fds[0].revents().is_empty(), fds.get(1).map(PollFd::revents));
+            if gone.is_some_and(|events| !events.is_empty()) {
+                // It says nothing on this connection as long as it lives.
+                self.daemon = None;
+                self.lock();
+            }
+            if asked && self.answer().is_ok_and(|end| end) {
+                return;
+            }
+        }
+    }
+
+    /// Hears one who connects. Says whether that was the end.
+    fn answer(&mut self) -> Result<bool> {
+        let what = "cannot hear who connects";
+        let peer = accept_with(&self.socket, SocketFlags::CLOEXEC).context(what)?;
+        bound(&peer, PATIENCE)?;
+        match receive(&peer)? {
+            Some((Say::Give, _)) => {
+                let (manifest, names) = (self.manifest.clone(), self.names.clone());
+                let files: Vec<_> = self.files.iter().map(AsFd::as_fd).collect();
+                send(&peer, Answer::Given { manifest, names }, &files)?;
+                self.daemon = Some(peer);
+                self.locked.clear();
+                Ok(false)
+            }
+            Some((Say::End, _)) => {
+                // Gone for good before it is said to be.
+                let _ = std::fs::remove_file(&self.path);
+                self.locked.clear();
+                self.files.clear();
+                send(&peer, Answer::Done, &[])?;
+                Ok(true)
+            }
+            Some((Say::Keep { .. }, _)) => {
+                send(&peer, Answer::Failed { why: "it keeps something already".into() }, &[])?;
+                Ok(false)
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Locks all memory, where it could be swapped out otherwise. Best effort: without the right to
+    /// lock, the daemon could not either.
+    fn lock(&mut self) {
+        if !self.manifest.resident {
+            self.locked = self.files.iter().filter_map(Locked::new).collect();
+        }
+    }
+}
+
+/// A whole memory file, mapped and locked. Nobody reads or writes through the mapping.
+struct Locked {
+    base: *mut std::ffi::c_void,
+    len: usize,
+}
+
+impl Locked {
+    fn new(file: &OwnedFd) -> Option<Self> {
+        let len = rustix::fs::fstat(file).ok()?.st_size as usize;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
+        let base =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, file, 0) }
+                .ok()?;
+        let locked = Self { base, len };
+        // Only what there is: locking the whole range would fill the file's holes.
+        // SAFETY: our own mapping; locking changes no contents.
+        unsafe { rustix::mm::mlock_with(base, len, MlockFlags::ONFAULT) }.ok()?;
+        let mut at = 0;
+        while let Ok(start) = rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+            let end = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(start)).ok()?;
+            let advice = rustix::mm::Advice::LinuxPopulateRead;
+            let run = base.wrapping_byte_add(start as usize);
+            // SAFETY: inside our own mapping; populating changes no contents.
+            unsafe { rustix::mm::madvise(run, (end - start) as usize, advice) }.ok()?;
+            at = end;
+        }
+        Some(locked)
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nobody uses it.
+        let _ = unsafe { rustix::mm::munmap(self.base, self.len) };
+    }
+}
+
+fn listen_on(path: &PathBuf) -> Result<OwnedFd> {
+    let what = || format!("cannot listen on {}", path.display());
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).context(what()),
+        _ => {}
+    }
+    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let socket = socket_with(kind.0, kind.1, kind.2, None).context(what())?;
+    let address = SocketAddrUnix::new(path).context(what())?;
+    bind(&socket, &address).context(what())?;
+    listen(&socket, 8).context(what())?;
+    Ok(socket)
+}

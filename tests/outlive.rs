@@ -1,0 +1,248 @@
+//! Volumes that outlive their daemons: killed while clients write, replaced on purpose, resumed
+//! with other settings, with a keeper that dies. What was acknowledged is there, flushed or not.
+#![allow(clippy::unwrap_used)]
+
+mod support {
+    pub mod disk;
+    pub mod nbd;
+    pub mod place;
+    pub mod sandbox;
+}
+
+use rustix::process::{Signal, kill_process};
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::Duration;
+use support::disk::Disk;
+use support::sandbox::{Guard, Sandbox, eventually};
+
+const BLOCK: u64 = 4096;
+/// Blocks that each writer has for itself.
+const OWN: u64 = 700;
+const WRITERS: u64 = 3;
+const UP: [&str; 8] = ["up", "vol", "--size", "64M", "--export", "nbd", "--segment", "64K"];
+
+fn connect(sandbox: &Sandbox) -> Disk {
+    Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol")
+}
+
+/// Blocks of all kinds: some shrink well, some not at all, some are one word again and again.
+fn content(block: u64, version: u64) -> Vec<u8> {
+    let word = block << 32 | version;
+    match version % 4 {
+        0 => word.to_le_bytes().repeat(BLOCK as usize / 8),
+        1 => support::place::content(block, version),
+        kind => {
+            let mut bytes = support::place::content(block, version);
+            bytes[16..BLOCK as usize / (kind as usize * 2)].fill(kind as u8);
+            bytes
+        }
+    }
+}
+
+/// What one writer knows of its blocks: the version that was acknowledged, and the one that was
+/// asked for.
+struct Own {
+    first: u64,
+    known: Vec<(u64, u64)>,
+    version: u64,
+}
+
+impl Own {
+    fn new(writer: u64) -> Self {
+        Self { first: writer * OWN, known: vec![(0, 0); OWN as usize], version: 0 }
+    }
+
+    /// Writes until the daemon is gone. Says how many writes were acknowledged.
+    fn write(&mut self, mut disk: Disk, mut seed: u64) -> u64 {
+        let mut done = 0;
+        loop {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            self.version += 1;
+            let own = seed % OWN;
+            let block = self.first + own;
+            self.known[own as usize].1 = self.version;
+            if !disk.try_write(block * BLOCK, &content(block, self.version)) {
+                return done;
+            }
+            self.known[own as usize].0 = self.version;
+            done += 1;
+        }
+    }
+
+    /// Every block is whole and as it was acknowledged, or as it was asked for last.
+    fn check(&mut self, disk: &mut Disk) {
+        for (own, (acknowledged, asked)) in (0..).zip(&mut self.known) {
+            let block = self.first + own;
+            let found = disk.read(block * BLOCK, BLOCK as usize);
+            let is = |version| match version {
+                0 => found.iter().all(|byte| *byte == 0),
+                version => found == content(block, version),
+            };
+            let now = [*acknowledged, *asked].into_iter().find(|version| is(*version));
+            let now = now.unwrap_or_else(|| {
+                panic!("block {block} is neither {acknowledged} nor {asked}: {:?}", &found[..24])
+            });
+            (*acknowledged, *asked) = (now, now);
+        }
+    }
+}
+
+/// Kills the daemon `kills` times while all writers write, and goes on by `again`.
+fn kill_under_load(sandbox: &Sandbox, kills: u64, again: &[&str]) {
+    let mut owns: Vec<Own> = (0..WRITERS).map(Own::new).collect();
+    let mut done = 0;
+    for round in 0..kills {
+        let mut disk = connect(sandbox);
+        for own in &mut owns {
+            own.check(&mut disk);
+        }
+        drop(disk);
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = owns
+                .iter_mut()
+                .map(|own| {
+                    let disk = connect(sandbox);
+                    scope.spawn(move || own.write(disk, (round + 1) * 7919 + own.first))
+                })
+                .collect();
+            std::thread::sleep(Duration::from_millis(3 + round * 37 % 90));
+            sandbox.kill("vol");
+            done += writers.into_iter().map(|writer| writer.join().unwrap()).sum::<u64>();
+        });
+        sandbox.ztier(again).ok();
+    }
+    let mut disk = connect(sandbox);
+    for own in &mut owns {
+        own.check(&mut disk);
+    }
+    assert!(done > kills * WRITERS, "{done} writes in all");
+    assert_eq!(sandbox.status("vol")["restarts"], kills);
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_with_the_daemon() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    kill_under_load(&sandbox, 30, &["restart", "vol"]);
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_at_the_limit() {
+    let sandbox = Sandbox::new();
+    // So little that cleaning never stops.
+    let up = [&UP[..], &["--ram-limit", "9M"]].concat();
+    sandbox.ztier(&up).ok();
+    kill_under_load(&sandbox, 20, &up);
+}
+
+#[test]
+fn a_restart_changes_nothing_but_the_daemon() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    let mut disk = connect(&sandbox);
+    disk.write(8192, &content(2, 1));
+    let (pid, keeper) = (sandbox.pid("vol"), sandbox.keeper("vol"));
+    sandbox.ztier(&["restart", "vol"]).refused(1, &["in use", "NBD client", "--force"]);
+    assert_eq!(disk.read(8192, 4096), content(2, 1), "still served");
+    let again = sandbox.ztier(&["restart", "vol", "--force"]);
+    assert!(again.err.contains("open or mount it again"), "{again:?}");
+    assert!(again.ok().contains("vol.nbd"));
+    assert_ne!(sandbox.pid("vol"), pid);
+    assert_eq!(sandbox.keeper("vol"), keeper);
+    assert_eq!(connect(&sandbox).read(8192, 4096), content(2, 1));
+    assert!(disk.is_closed());
+    let again = sandbox.ztier(&["restart", "vol", "--json"]).json();
+    assert_eq!(again["pid"], sandbox.pid("vol").as_raw_nonzero().get());
+    eventually("the client is gone", || sandbox.ztier(&["down", "vol", "--discard"]).status == 0);
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
+fn a_daemon_in_the_foreground_replaces_itself() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(&UP);
+    let child = command.arg("--foreground").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let mut child = Guard(child.unwrap());
+    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    connect(&sandbox).write(0, &content(0, 5));
+    eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
+    for round in 1..4 {
+        let again = sandbox.ztier(&["restart", "vol", "--json"]).json();
+        assert_eq!(again["pid"], child.0.id(), "whoever watches it need not know");
+        assert_eq!(sandbox.status("vol")["restarts"], round);
+        assert_eq!(connect(&sandbox).read(0, 4096), content(0, 5));
+    }
+    eventually("it is down", || sandbox.ztier(&["down", "vol", "--discard"]).status == 0);
+    assert_eq!(support::sandbox::wait(&mut child.0), 0);
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
+fn settings_that_memory_decides_stay_and_others_follow() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    connect(&sandbox).write(60 << 20, &content(1, 1));
+    sandbox.kill("vol");
+    let other = ["up", "vol", "--size", "32M", "--segment", "128K", "--export", "nbd"];
+    let up = sandbox.ztier(&[&other[..], &["--algorithm", "zstd", "--ram-limit", "48M"]].concat());
+    assert!(up.err.contains("its size stays 64 MiB"), "{up:?}");
+    assert!(up.err.contains("its segments stay 64K"), "{up:?}");
+    up.ok();
+    let status = sandbox.status("vol");
+    assert_eq!(
+        (&status["size_bytes"], &status["segment_bytes"]),
+        (&(64 << 20).into(), &65536.into())
+    );
+    assert_eq!(
+        (&status["algorithm"], &status["ram_limit_bytes"]),
+        (&"zstd".into(), &(48 << 20).into())
+    );
+    assert_eq!(connect(&sandbox).read(60 << 20, 4096), content(1, 1));
+    sandbox.kill("vol");
+    sandbox.ztier(&["up", "vol", "--size", "128M", "--export", "nbd"]).ok();
+    let mut disk = connect(&sandbox);
+    assert_eq!(disk.size, 128 << 20);
+    assert_eq!(disk.read(60 << 20, 4096), content(1, 1));
+}
+
+#[test]
+fn a_keeper_that_dies_is_replaced() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    connect(&sandbox).write(4096, &content(1, 2));
+    let replaced = || {
+        let keeper = sandbox.keeper("vol");
+        kill_process(keeper, Signal::KILL).unwrap();
+        eventually("there is another", || sandbox.keeper("vol") != keeper);
+    };
+    replaced();
+    replaced();
+    sandbox.kill("vol");
+    sandbox.ztier(&["restart", "vol"]).ok();
+    assert_eq!(connect(&sandbox).read(4096, 4096), content(1, 2));
+    // Also one that an earlier daemon has started.
+    replaced();
+    sandbox.kill("vol");
+    sandbox.ztier(&["restart", "vol"]).ok();
+    assert_eq!(connect(&sandbox).read(4096, 4096), content(1, 2));
+}
+
+#[test]
+fn memory_of_another_version_is_kept_and_refused() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    sandbox.kill("vol");
+    // The state file of another volume beside this memory.
+    let file = sandbox.run_dir().join("vol.json");
+    let state = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    sandbox.ztier(&UP).refused(1, &["has no", "vol.json beside it", "--discard"]);
+    std::fs::write(&file, state.replace("\"segment_bytes\":65536", "\"segment_bytes\":131072"))
+        .unwrap();
+    sandbox.ztier(&["restart", "vol"]).refused(1, &["another version or volume"]);
+    std::fs::write(&file, state).unwrap();
+    sandbox.ztier(&["restart", "vol"]).ok();
+}
