@@ -78,6 +78,14 @@ need_rust() {
     cargo_is_new_enough || die "no package here has Rust $wanted or newer; see https://rustup.rs"
 }
 
+# need_vm: what virtual machines of tests/vm need, and the programs that they get to work with.
+need_vm() {
+    need qemu-system-x86_64=qemu-system-x86 busybox=busybox-static depmod=kmod xz=xz-utils \
+        strip=binutils setpriv=util-linux mkfs.ext4=e2fsprogs mkfs.xfs=xfsprogs \
+        mkfs.btrfs=btrfs-progs nbd-client=nbd-client dmsetup=dmsetup make-bcache=bcache-tools \
+        fio=fio
+}
+
 # build_release: the program, optimised.
 build_release() {
     ztier=${CARGO_TARGET_DIR:-$root/target}/release/ztier

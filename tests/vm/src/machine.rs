@@ -1,0 +1,270 @@
+//! A machine that runs.
+
+use crate::drive::Drive;
+use crate::line::{Done, Line, Task};
+use crate::process::Process;
+use crate::setup::{Behind, Setup};
+use crate::wire::Kind;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fs::{self, File};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use ztier::error::{Context, Error, Result};
+use ztier::export::nbd::{Listen, Options, Server};
+use ztier::volume::Device;
+
+/// The longest that a machine may take to switch itself off.
+const OFF: Duration = Duration::from_secs(60);
+/// The longest that QEMU may take to come to its port.
+const CONNECT: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
+/// How long QEMU takes to end once it has closed its port.
+const END: Duration = Duration::from_secs(5);
+/// How many lines of the console an error has.
+const LAST_LINES: usize = 6;
+
+/// A machine; dropping it cuts its power.
+#[derive(Debug)]
+pub struct Machine {
+    process: Process,
+    line: Arc<Line>,
+    drives: Vec<(Arc<Drive>, Connected)>,
+    _directory: TempDir,
+}
+
+/// The server of a drive.
+struct Connected(Server);
+
+impl std::fmt::Debug for Connected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Connected")
+    }
+}
+
+impl Machine {
+    pub(crate) fn start(setup: Setup) -> Result<Self> {
+        let directory = tempfile::Builder::new().prefix("ztier-vm-").tempdir();
+        let directory = directory.context("cannot make a directory for a machine")?;
+        let place = directory.path();
+        let mut parts = Parts { place, args: Vec::new(), drives: Vec::new() };
+        parts.basics(&setup)?;
+        for (number, (name, behind)) in setup.disks.iter().enumerate() {
+            parts.disk(number, name, behind)?;
+        }
+        let socket = place.join("line");
+        parts.line(&socket);
+        parts.args.extend(setup.more);
+        let listener = UnixListener::bind(&socket).context("cannot make a machine's socket")?;
+        let Parts { args, drives, .. } = parts;
+        let process = Process::start(&args)?;
+        let mut fds = [PollFd::new(&listener, PollFlags::IN)];
+        if !matches!(poll(&mut fds, Some(&CONNECT)), Ok(n) if n > 0) || !process.alive() {
+            let said = last_lines(&process.console());
+            return Err(Error::failure(format!("QEMU did not start: {said}")));
+        }
+        let (stream, _) = listener.accept().context("QEMU did not come to its port")?;
+        Ok(Self { process, line: Line::new(stream)?, drives, _directory: directory })
+    }
+
+    /// Waits until the machine has come up `boots` times, counted from its start.
+    ///
+    /// # Errors
+    /// It took longer than `patience`, or ended; says what its console showed last.
+    pub fn wait_for_boots(&self, boots: u32, patience: Duration) -> Result<()> {
+        self.line.wait_for_boots(boots, patience).map_err(|e| self.explain(&e))
+    }
+
+    /// How often it has come up.
+    pub fn boots(&self) -> u32 {
+        self.line.boots()
+    }
+
+    /// Runs a script of `sh` to its end.
+    ///
+    /// # Errors
+    /// It takes longer than `patience`, or the machine ends; says what the console showed last.
+    pub fn run(&self, script: &str, patience: Duration) -> Result<Done> {
+        self.begin(script)?.wait(patience).map_err(|e| self.explain(&e))
+    }
+
+    /// The same for a script that has to succeed; returns what it printed.
+    ///
+    /// # Errors
+    /// As [`Self::run`], or its status is not 0.
+    pub fn ok(&self, script: &str, patience: Duration) -> Result<String> {
+        self.run(script, patience)?.ok()
+    }
+
+    /// Starts a script.
+    ///
+    /// # Errors
+    /// The machine cannot be reached.
+    pub fn begin(&self, script: &str) -> Result<Task> {
+        self.line.begin(Kind::Run, script.as_bytes())
+    }
+
+    /// A file of the machine's.
+    ///
+    /// # Errors
+    /// There is none, or it takes longer than `patience`.
+    pub fn get(&self, path: &str, patience: Duration) -> Result<Vec<u8>> {
+        match self.line.begin(Kind::Get, path.as_bytes())?.finish(patience)? {
+            (bytes, 0, _) => Ok(bytes),
+            (_, _, why) => Err(Error::failure(format!("cannot read the machine's {path}: {why}"))),
+        }
+    }
+
+    /// Makes a file in the machine, executable.
+    ///
+    /// # Errors
+    /// It cannot be made, or takes longer than `patience`.
+    pub fn put(&self, path: &str, content: &[u8], patience: Duration) -> Result<()> {
+        let task = self.line.begin(Kind::Put, path.as_bytes())?;
+        task.fill(content)?;
+        match task.finish(patience)? {
+            (_, 0, _) => Ok(()),
+            (_, _, why) => Err(Error::failure(format!("cannot make the machine's {path}: {why}"))),
+        }
+    }
+
+    /// What its console has shown.
+    pub fn console(&self) -> String {
+        self.process.console()
+    }
+
+    /// The id of QEMU's process.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Waits for its end; returns whether that came in time.
+    pub fn wait(&self, patience: Duration) -> bool {
+        self.process.wait(patience)
+    }
+
+    /// Switches it off in order: what it has written is on its disks.
+    ///
+    /// # Errors
+    /// It does not end; then its power is cut.
+    pub fn off(self) -> Result<()> {
+        let told = self.run("sync", OFF).and_then(|_| self.line.begin(Kind::Off, &[]));
+        if told.is_ok() && self.process.wait(OFF) {
+            return Ok(());
+        }
+        let what = Error::failure(format!("a machine was not off within {} s", OFF.as_secs()));
+        Err(self.explain(&told.err().unwrap_or(what)))
+    }
+
+    /// Cuts its power. Drives forget a part of what was not durable; says what each did.
+    ///
+    /// # Errors
+    /// A drive's file fails.
+    pub fn cut(mut self) -> Result<Vec<crate::Cut>> {
+        self.process.kill();
+        let mut cuts = Vec::new();
+        for (drive, mut server) in std::mem::take(&mut self.drives) {
+            // What QEMU had sent is carried out or not, but not later.
+            server.0.shutdown();
+            cuts.push(drive.cut()?);
+        }
+        Ok(cuts)
+    }
+
+    fn explain(&self, error: &Error) -> Error {
+        // A machine whose line is broken is ending; what it says last is worth the wait.
+        if self.line.broken() {
+            self.process.wait(END);
+        }
+        let said = last_lines(&self.process.console());
+        Error::failure(format!("{error} (console: {said})"))
+    }
+}
+
+/// What the console says of a kernel that died, and its last lines.
+fn last_lines(text: &str) -> String {
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let last = lines.len().saturating_sub(LAST_LINES);
+    let dire = ["Kernel panic", "BUG:", "Oops:", "Out of memory"];
+    let dire = lines[..last].iter().filter(|line| dire.iter().any(|word| line.contains(word)));
+    dire.take(LAST_LINES).chain(&lines[last..]).copied().collect::<Vec<_>>().join(" | ")
+}
+
+/// The parts of a machine as arguments for QEMU.
+struct Parts<'a> {
+    place: &'a Path,
+    args: Vec<String>,
+    drives: Vec<(Arc<Drive>, Connected)>,
+}
+
+impl Parts<'_> {
+    fn add(&mut self, args: &[&str]) {
+        self.args.extend(args.iter().map(|arg| (*arg).to_owned()));
+    }
+
+    fn basics(&mut self, setup: &Setup) -> Result<()> {
+        let initrd = self.place.join("initrd");
+        let bytes = [&setup.initrd[..], &setup.files.clone().finish()].concat();
+        fs::write(&initrd, bytes).context("cannot write a machine's first files")?;
+        let accel = std::env::var("ZTIER_VM_ACCEL").unwrap_or_else(|_| "tcg,thread=multi".into());
+        self.add(&["-nodefaults", "-nographic", "-serial", "stdio", "-accel", &accel]);
+        // QEMU 7.2 gets the flags wrong after an emulated `cmpxchg16b` that is interrupted: then
+        // the kernel's allocator of small objects takes a failure for a success, and most boots
+        // die. Without that instruction the kernel does the same under a lock.
+        self.add(&["-cpu", "max,-cx16", "-smp", &setup.cpus.to_string()]);
+        self.add(&["-m", &setup.memory.to_string()]);
+        self.add(&["-kernel", &setup.kernel.to_string_lossy()]);
+        self.add(&["-initrd", &initrd.to_string_lossy()]);
+        // Messages of a panic get out before the end; a loaded host is no reason to suspect a hang.
+        let append = format!("console=ttyS0 quiet panic=-1 nowatchdog{}", setup.append);
+        self.add(&["-append", &append]);
+        if !setup.reboots {
+            self.add(&["-no-reboot"]);
+        }
+        if let Some(programs) = &setup.programs {
+            self.blockdev("programs", programs, "writeback", true);
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, socket: &Path) {
+        self.add(&["-device", "virtio-serial-pci", "-chardev"]);
+        self.add(&[&format!("socket,id=line,path={}", socket.display())]);
+        self.add(&["-device", "virtserialport,chardev=line,name=ztier-vm"]);
+    }
+
+    fn blockdev(&mut self, name: &str, path: &Path, cache: &str, read_only: bool) {
+        let path = path.display().to_string().replace(',', ",,");
+        let flags = if read_only { ",read-only=on" } else { ",discard=unmap" };
+        self.drive(name, &format!("file={path},format=raw,cache={cache}{flags}"));
+    }
+
+    fn drive(&mut self, name: &str, what: &str) {
+        let id = format!("disk-{name}");
+        self.add(&["-drive", &format!("if=none,id={id},{what},werror=report,rerror=report")]);
+        self.add(&["-device", &format!("virtio-blk-pci,drive={id},serial={name}")]);
+    }
+
+    fn disk(&mut self, number: usize, name: &str, behind: &Behind) -> Result<()> {
+        match behind {
+            Behind::File(path, cache) => self.blockdev(name, path, cache.name(), false),
+            Behind::Sparse(size, cache) => {
+                let path = self.place.join(format!("disk{number}"));
+                let file = File::create(&path).context("cannot make a disk's file")?;
+                file.set_len(*size).context("cannot size a disk's file")?;
+                self.blockdev(name, &path, cache.name(), false);
+            }
+            Behind::Drive(drive) => {
+                let path: PathBuf = self.place.join(format!("drive{number}"));
+                let listen = vec![Listen::Unix(path.clone())];
+                let options = Options { name: String::new(), listen, max_connections: 4 };
+                let server = Server::start(Arc::clone(drive) as Arc<dyn Device>, options)?;
+                self.drives.push((Arc::clone(drive), Connected(server)));
+                let what = format!("driver=nbd,server.type=unix,server.path={}", path.display());
+                self.drive(name, &format!("{what},cache=writeback,discard=unmap"));
+            }
+        }
+        Ok(())
+    }
+}

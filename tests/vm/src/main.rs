@@ -1,0 +1,146 @@
+//! Machines by hand: runs a script in one.
+
+use clap::{Args, Parser, Subcommand};
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use ztier::config::size;
+use ztier::error::{Context, Error, Result};
+use ztier_vm::cache::Cache;
+use ztier_vm::kernel::Kernel;
+use ztier_vm::{Lab, Setup, Trouble};
+
+/// Boots a real kernel in a virtual machine (QEMU, an emulated CPU) and runs things in it.
+#[derive(Parser)]
+#[command(name = "ztier-vm", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs a script of `sh` in a machine; ends with its exit status.
+    ///
+    /// The machine has busybox, this system's tools for block devices and file systems, fio, and
+    /// `ztier` as it was last built. Disks are `/disk/a`, `/disk/b` and so on. What the script
+    /// leaves in `/results` comes back, with --results.
+    Run(RunArgs),
+    /// Says which kernel machines boot; with --renew, after asking for a newer one.
+    Kernel {
+        /// Ask Debian for a newer one.
+        #[arg(long)]
+        renew: bool,
+    },
+}
+
+#[derive(Args)]
+struct RunArgs {
+    /// The script; `-` is the standard input.
+    script: PathBuf,
+    /// Memory.
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size::parse_bytes)]
+    memory: u64,
+    /// CPUs.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: u32,
+    /// A disk of this size, empty; may be given several times.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_bytes)]
+    disk: Vec<u64>,
+    /// The longest that the script may take, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    limit: u64,
+    /// Unpack the machine's /results into this directory, which is made.
+    #[arg(long, value_name = "DIRECTORY")]
+    results: Option<PathBuf>,
+    /// Keep the disks and what the console showed, and say where.
+    #[arg(long)]
+    keep: bool,
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Run(args) => run(&args),
+        Command::Kernel { renew } => kernel(renew),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("ztier-vm: {error}");
+        ExitCode::from(error.exit_status())
+    })
+}
+
+#[expect(clippy::print_stdout, reason = "what was asked for")]
+fn kernel(renew: bool) -> Result<ExitCode> {
+    let kernel = Kernel::open(&Cache::of_user()?, renew)?;
+    println!("{} {}", kernel.release(), kernel.vmlinuz().display());
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run(args: &RunArgs) -> Result<ExitCode> {
+    let script = if args.script.as_os_str() == "-" {
+        std::io::read_to_string(std::io::stdin()).context("cannot read the script")?
+    } else {
+        std::fs::read_to_string(&args.script)
+            .context(format_args!("cannot read {}", args.script.display()))?
+    };
+    let lab = Lab::open(&["ztier"]).map_err(|trouble| match trouble {
+        Trouble::Absent(why) => Error::failure(why).mend("see CONTRIBUTING.md"),
+        Trouble::Failed(error) => error,
+    })?;
+    let memory = u32::try_from(args.memory >> 20).context("so much memory is not possible")?;
+    let mut setup = Setup::new(&lab).memory(memory).cpus(args.cpus);
+    let kept = tempfile::Builder::new().prefix("ztier-vm-kept-").tempdir();
+    let kept = kept.context("cannot make a directory for the disks")?;
+    for (size, letter) in args.disk.iter().zip('a'..='z') {
+        let path = kept.path().join(format!("disk-{letter}"));
+        let file = std::fs::File::create(&path).context("cannot make a disk")?;
+        file.set_len(*size).context("cannot size a disk")?;
+        setup = setup.file_disk(&letter.to_string(), &path, ztier_vm::Cache::Writeback);
+    }
+    let began = Instant::now();
+    let machine = setup.boot()?;
+    eprintln!(
+        "ztier-vm: {} is up after {:.1} s",
+        lab.kernel.release(),
+        began.elapsed().as_secs_f64()
+    );
+    let limit = Duration::from_secs(args.limit);
+    let status = machine.begin(&script)?.follow(limit, std::io::stdout());
+    if let Some(directory) = &args.results {
+        std::fs::create_dir_all(directory).context("cannot make the directory for results")?;
+        machine.ok("mkdir -p /results; tar -C /results -cf /tmp/results.tar .", limit)?;
+        let archive = machine.get("/tmp/results.tar", limit)?;
+        unpack(&archive, directory)?;
+    }
+    if args.keep {
+        std::fs::write(kept.path().join("console"), machine.console()).context("cannot keep")?;
+    }
+    if status.is_ok() {
+        machine.off()?;
+    } else {
+        eprint!("{}", machine.console());
+        drop(machine);
+    }
+    if args.keep {
+        eprintln!("ztier-vm: disks and console are in {}", kept.keep().display());
+    }
+    Ok(ExitCode::from(u8::try_from(status?).unwrap_or(1)))
+}
+
+fn unpack(archive: &[u8], directory: &std::path::Path) -> Result<()> {
+    let mut tar = std::process::Command::new("tar")
+        .arg("-xC")
+        .arg(directory)
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .context("cannot run tar")?;
+    if let Some(mut input) = tar.stdin.take() {
+        input.write_all(archive).context("cannot unpack the results")?;
+    }
+    if tar.wait().context("cannot wait for tar")?.success() {
+        Ok(())
+    } else {
+        Err(Error::failure("cannot unpack the results"))
+    }
+}

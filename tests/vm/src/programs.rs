@@ -1,0 +1,70 @@
+//! Programs of this system as others need them: with the libraries that they load.
+
+use crate::command::{find, run};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use ztier::error::{Context, Error, Result};
+
+/// The libraries of a program, the loader among them; none, if it needs none.
+///
+/// # Errors
+/// It lacks one of them here, too.
+pub fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
+    // `ldd` fails for what is not dynamic, and says so on either output.
+    let out = Command::new("ldd").arg(program).env("LC_ALL", "C").output();
+    let out = out.context("cannot run ldd")?;
+    let mut found = BTreeSet::new();
+    for line in String::from_utf8_lossy(&out.stdout).lines() {
+        if line.contains("not found") {
+            let missing = line.trim();
+            return Err(Error::failure(format!("{} lacks {missing}", program.display())));
+        }
+        let path = line.split_once("=>").map_or(line, |(_, path)| path);
+        let path = path.split_whitespace().next().unwrap_or_default();
+        if path.starts_with('/') {
+            found.insert(PathBuf::from(path));
+        }
+    }
+    Ok(found)
+}
+
+/// A program of this workspace, built as this one is. When cargo runs us it builds it first, so
+/// that it is never older than its sources.
+///
+/// # Errors
+/// There is none, or it cannot be built.
+pub fn ours(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find out where this program is")?;
+    // Tests are in a directory below.
+    let places: Vec<_> = own.ancestors().skip(1).take(2).map(|place| place.join(name)).collect();
+    if let Some(cargo) = std::env::var_os("CARGO") {
+        let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
+        let built = Command::new(&cargo)
+            .args(["build", "--quiet", "--locked", "--workspace", "--profile", profile])
+            .args(["--bin", name, "--manifest-path"])
+            .arg(manifest)
+            .status()
+            .context("cannot run cargo")?;
+        if !built.success() {
+            return Err(Error::failure(format!("{name} does not build")));
+        }
+    }
+    places.into_iter().find(|path| path.is_file()).ok_or_else(|| {
+        Error::failure(format!("there is no {name} beside {}", own.display()))
+            .mend("build the workspace")
+    })
+}
+
+/// Copies a program to `to`, without what only debuggers read.
+///
+/// # Errors
+/// It cannot be copied.
+pub fn copy_stripped(program: &Path, to: &Path) -> Result<()> {
+    let (from, at) = (program.to_string_lossy(), to.to_string_lossy());
+    if find("strip").is_some() && run(60, "strip", &["-o", &at, &from]).is_ok() {
+        return Ok(());
+    }
+    std::fs::copy(program, to).context(format_args!("cannot copy {from}")).map(drop)
+}
