@@ -15,61 +15,15 @@ use std::path::{Path, PathBuf};
 use ztier::error::{Context, Error, Result};
 
 /// Programs that machines get where this system has them.
-const PROGRAMS: [&str; 34] = [
-    "bcache-super-show",
-    "blkdiscard",
-    "blkid",
-    "blockdev",
-    "btrfs",
-    "cryptsetup",
-    "dd",
-    "dmsetup",
-    "dumpe2fs",
-    "e2fsck",
-    "fio",
-    "flock",
-    "fsck.ext4",
-    "fstrim",
-    "fusermount3",
-    "losetup",
-    "lsblk",
-    "lvm",
-    "make-bcache",
-    "mkfs.btrfs",
-    "mkfs.ext4",
-    "mkfs.xfs",
-    "mount",
-    "nbd-client",
-    "prlimit",
-    "resize2fs",
-    "sha256sum",
-    "swapoff",
-    "swapon",
-    "tar",
-    "tune2fs",
-    "umount",
-    "wipefs",
-    "xfs_repair",
-];
+const PROGRAMS: &str = "\
+    bcache-super-show blkdiscard blkid blockdev btrfs cryptsetup dd dmsetup dumpe2fs e2fsck fio \
+    flock fsck.ext4 fstrim fusermount3 losetup lsblk lvm make-bcache mkfs.btrfs mkfs.ext4 \
+    mkfs.xfs mount nbd-client prlimit resize2fs sha256sum split swapoff swapon tar tune2fs \
+    umount wipefs xfs_repair";
 /// Modules that machines can load, with what they need.
-const MODULES: [&str; 16] = [
-    "bcache",
-    "brd",
-    "btrfs",
-    "dm-crypt",
-    "dm-delay",
-    "dm-flakey",
-    "dm-log-writes",
-    "dm-mod",
-    "dm-writecache",
-    "fuse",
-    "loop",
-    "nbd",
-    "ublk_drv",
-    "virtio_balloon",
-    "xfs",
-    "zram",
-];
+const MODULES: &str = "\
+    bcache brd btrfs dm-crypt dm-delay dm-flakey dm-log-writes dm-mod dm-writecache fuse loop \
+    nbd ublk_drv virtio_balloon xfs zram";
 /// Images that are kept for another time.
 const KEPT: usize = 4;
 
@@ -118,14 +72,14 @@ struct Content {
 impl Content {
     fn collect(kernel: &Kernel, also: &[PathBuf]) -> Result<Self> {
         let busybox = find("busybox").ok_or_else(|| Error::failure("there is no busybox"))?;
-        let known = PROGRAMS.iter().filter_map(|name| Some(((*name).to_owned(), find(name)?)));
+        let known = PROGRAMS.split(' ').filter_map(|name| Some((name.to_owned(), find(name)?)));
         let programs: BTreeMap<_, _> = known.collect();
         let mut needed = BTreeSet::new();
         for program in programs.values().chain(also) {
             needed.extend(libraries(program)?);
         }
         let mut loadable = BTreeSet::new();
-        for module in MODULES {
+        for module in MODULES.split(' ') {
             loadable.extend(kernel.needed_by(module)?);
         }
         let (modules, release) = (kernel.modules(), kernel.release().to_owned());

@@ -15,9 +15,6 @@ const PREFIX: &str = "linux-image-6.12.";
 const SUFFIX: &str = "-cloud-amd64-unsigned";
 const SUITE: &str = "bookworm-backports";
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Folders whose modules are unpacked.
-const FOLDERS: [&str; 5] = ["drivers/block", "drivers/md", "fs", "lib", "crypto"];
-
 /// An unpacked kernel.
 #[derive(Clone, Debug)]
 pub struct Kernel {
@@ -155,19 +152,10 @@ impl Apt {
     }
 }
 
-/// Decompresses modules, throws away those that nobody wants, and lists what they depend on.
+/// Decompresses modules, and lists what they depend on.
 fn make_loadable(directory: &Path) -> Result<()> {
     let kernel = Kernel::unpacked(directory.to_owned())?;
-    let modules = kernel.modules().join("kernel").to_string_lossy().into_owned();
-    let wanted = FOLDERS.map(|folder| format!("{modules}/{folder}/*"));
-    let mut unwanted = vec![modules.as_str(), "-name", "*.ko.xz"];
-    wanted.iter().for_each(|pattern| unwanted.extend(["!", "-path", pattern.as_str()]));
-    // What block devices are made of in a virtual machine is elsewhere, and small.
-    for pattern in ["*/virtio/*", "*/drivers/char/*", "*/net/core/*", "*/drivers/scsi/*"] {
-        unwanted.extend(["!", "-path", pattern]);
-    }
-    unwanted.push("-delete");
-    run(60, "find", &unwanted)?;
+    let modules = kernel.modules().to_string_lossy().into_owned();
     run(300, "find", &[&modules, "-name", "*.ko.xz", "-exec", "xz", "-d", "{}", "+"])?;
     let base = directory.to_string_lossy();
     run(120, "depmod", &["-b", &base, kernel.release()]).map(drop)

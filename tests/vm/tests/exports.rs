@@ -1,0 +1,64 @@
+//! Exports as a kernel other than this machine's uses them: FUSE and a loop device, NBD and the
+//! kernel's own client.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+use std::time::Duration;
+use ztier_vm::{Lab, Machine, Setup};
+
+const SOON: Duration = Duration::from_secs(120);
+const FILESYSTEM: &[u8] = include_bytes!("../scripts/filesystem");
+
+fn ok(machine: &Machine, script: &str) -> String {
+    machine.ok(script, SOON).unwrap_or_else(|e| panic!("{script}: {e}"))
+}
+
+/// Fails with a message that has `part`.
+fn refused(machine: &Machine, script: &str, part: &str) {
+    let done = machine.run(script, SOON).unwrap();
+    assert!(done.status == 1 && done.text.contains(part), "{script}: {done:?}");
+}
+
+fn nothing_left(machine: &Machine) {
+    let left = ok(
+        machine,
+        "ls /run/ztier | grep -v lock; ls /dev/ztier 2>&-; losetup -a; grep ztier /proc/mounts; \
+         ls -l /proc/[0-9]*/exe 2>&- | grep bin/ztier; true",
+    );
+    assert_eq!(left, "");
+}
+
+#[test]
+fn fuse_and_nbd_carry_file_systems_on_another_kernel() {
+    let Some(lab) = Lab::for_test(&["ztier"]) else { return };
+    let _turn = lab.turn(Duration::from_secs(1200)).unwrap();
+    let setup = Setup::new(&lab).file("/usr/local/bin/filesystem", FILESYSTEM);
+    let machine = setup.boot().unwrap();
+    ok(&machine, "modprobe loop && modprobe nbd nbds_max=4");
+
+    ok(&machine, "ztier up f --size 256M --export fuse");
+    print!("fuse: {}", ok(&machine, "filesystem ext4 /dev/ztier/f 24"));
+    ok(&machine, "mount /dev/ztier/f /mnt");
+    refused(&machine, "ztier down f", "mounted");
+    ok(&machine, "umount /mnt && ztier down f --discard");
+    nothing_left(&machine);
+
+    if !lab.image.has("nbd-client") {
+        println!("skipped: no nbd-client");
+        return;
+    }
+    ok(&machine, "ztier up n --size 256M --export nbd");
+    // Several connections, as fast clients have them.
+    ok(&machine, "nbd-client -unix /run/ztier/n.nbd /dev/nbd0 -N n -b 4096 -C 3");
+    assert_eq!(ok(&machine, "blockdev --getsize64 /dev/nbd0"), "268435456\n");
+    assert_eq!(ok(&machine, "cat /sys/block/nbd0/queue/write_cache"), "write back\n");
+    print!("nbd: {}", ok(&machine, "filesystem ext4 /dev/nbd0 24"));
+    refused(&machine, "ztier down n", "NBD client");
+    ok(
+        &machine,
+        "fio --name=v --filename=/dev/nbd0 --size=64M --io_size=24M --rw=randwrite --bs=4k \
+                  --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c --output=/dev/null",
+    );
+    ok(&machine, "nbd-client -d /dev/nbd0 && sleep 0.2 && ztier down n --discard");
+    nothing_left(&machine);
+    machine.off().unwrap();
+}
