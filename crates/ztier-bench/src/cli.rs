@@ -3,11 +3,14 @@
 use crate::data::Kind;
 use crate::model;
 use crate::report::{Report, print, say, warn};
+use crate::rival::System;
 use crate::sys::cpu::Stopwatch;
 use crate::sys::interrupt;
+use crate::vm::Inside;
 use crate::workload::iozone::{self, Mode, Series};
 use crate::workload::{
-    Context, engine, export, log, memory, models, sequential, soak, startup, stress,
+    Context, devices, engine, export, log, memory, models, restart, sequential, soak, startup,
+    stress,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::{Path, PathBuf};
@@ -77,6 +80,25 @@ struct ZramArgs {
     /// How the IOzone tests access their files. By default mmap, and in a full run plain too.
     #[arg(long, value_name = "MODE", value_delimiter = ',')]
     mode: Vec<Mode>,
+    #[command(flatten)]
+    machine: MachineArgs,
+}
+
+#[derive(Args)]
+struct MachineArgs {
+    /// In a virtual machine with a kernel of its own (QEMU, emulated CPUs), beside rivals that it
+    /// has and this machine may lack.
+    #[arg(long)]
+    vm: bool,
+    /// With --vm: count CPU instructions a request instead of taking times.
+    #[arg(long, requires = "vm")]
+    instructions: bool,
+    /// This is such a machine.
+    #[arg(long, value_name = "WHAT", hide = true, conflicts_with = "vm")]
+    inside: Option<String>,
+    /// Its clock counts instructions.
+    #[arg(long, requires = "inside", hide = true)]
+    counted: bool,
 }
 
 #[derive(Args)]
@@ -116,6 +138,8 @@ struct LogArgs {
     /// Write all figures as CSV.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    #[command(flatten)]
+    machine: MachineArgs,
 }
 
 #[derive(Args)]
@@ -169,6 +193,10 @@ enum Section {
     Iozone,
     /// Whole devices and NBD servers, 1 MiB at a time.
     Sequential,
+    /// Block devices at queue depth 32, and 1 MiB at a time.
+    Devices,
+    /// How long requests wait while the daemon of a ublk device is replaced.
+    Restart,
     /// Our engine against plain memory behind the same export.
     Export,
     /// `ztier up` until the device can be read.
@@ -182,6 +210,8 @@ impl Section {
             Self::Memory => memory::run(context),
             Self::Iozone => iozone::run(context),
             Self::Sequential => sequential::run(context),
+            Self::Devices => devices::run(context),
+            Self::Restart => restart::run(context),
             Self::Export => export::run(context),
             Self::Startup => startup::run(context),
         }
@@ -225,9 +255,16 @@ fn run(command: Command) -> Result<()> {
 }
 
 fn zram(args: ZramArgs) -> Result<()> {
+    let inside = args.machine.inside.is_some();
+    if args.machine.vm {
+        return zram_in_machine(&args);
+    }
     let mut context = Context {
         report: Report::new("zram"),
         quick: args.quick,
+        small: inside,
+        counted: args.machine.counted,
+        systems: if inside { System::INSIDE.into() } else { System::USUAL.into() },
         data: args.data,
         modes: args.mode,
     };
@@ -240,11 +277,59 @@ fn zram(args: ZramArgs) -> Result<()> {
         return stress::short(&context);
     }
     warn_if_busy()?;
-    let sections =
-        if args.only.is_empty() { Section::value_variants().to_vec() } else { args.only };
+    let sections = match args.only.is_empty() {
+        true if inside => vec![Section::Devices, Section::Iozone, Section::Restart],
+        true => Section::value_variants().to_vec(),
+        false => args.only,
+    };
     let (keep_going, wanted) = (args.keep_going, sections.iter().map(|s| (name_of(s), *s)));
     let failed = each(wanted.collect(), keep_going, &mut context, Section::run);
     finish(&context.report, args.json.as_deref(), args.csv.as_deref(), &failed)
+}
+
+/// The same table in a machine of our own.
+fn zram_in_machine(args: &ZramArgs) -> Result<()> {
+    let mut inside = vec!["zram".to_owned(), "--keep-going".to_owned()];
+    inside.extend(args.quick.then(|| "--quick".to_owned()));
+    for section in &args.only {
+        inside.extend(["--only".to_owned(), name_of(section)]);
+    }
+    for kind in &args.data {
+        inside.extend(["--data".to_owned(), kind.to_string()]);
+    }
+    for mode in &args.mode {
+        inside.extend(["--mode".to_owned(), mode.to_string()]);
+    }
+    let machine = Inside {
+        args: inside,
+        memory: 2560,
+        disks: &[],
+        modules: "fuse loop ublk_drv zram",
+        counted: args.machine.instructions,
+        json: args.json.as_deref(),
+        csv: args.csv.as_deref(),
+    };
+    machine.run()
+}
+
+/// The kernel's caches and ours on the same disks, in a machine of our own.
+fn log_in_machine(args: &LogArgs) -> Result<()> {
+    let mut inside: Vec<String> =
+        ["log", "--keep-going", "--only", "kernel", "--log", "/disk/log", "--backing"]
+            .map(str::to_owned)
+            .into();
+    inside.extend(["/disk/backing".to_owned(), "--data".to_owned(), args.data.to_string()]);
+    inside.extend(args.quick.then(|| "--quick".to_owned()));
+    let machine = Inside {
+        args: inside,
+        memory: 1024,
+        disks: &[("log", 2 << 30), ("backing", 4 << 30)],
+        modules: "fuse loop ublk_drv dm-writecache bcache",
+        counted: args.machine.instructions,
+        json: args.json.as_deref(),
+        csv: args.csv.as_deref(),
+    };
+    machine.run()
 }
 
 /// As it is typed.
@@ -295,9 +380,19 @@ fn finish(
 }
 
 fn durable_log(args: LogArgs) -> Result<()> {
+    if args.machine.vm {
+        return log_in_machine(&args);
+    }
     warn_if_busy()?;
-    let mut context =
-        Context { report: Report::new("log"), quick: args.quick, data: vec![], modes: vec![] };
+    let mut context = Context {
+        report: Report::new("log"),
+        quick: args.quick,
+        small: args.machine.inside.is_some(),
+        counted: args.machine.counted,
+        systems: vec![],
+        data: vec![],
+        modes: vec![],
+    };
     let segment = u32::try_from(args.segment)
         .ok()
         .filter(|s| s.is_power_of_two() && (SEGMENT_MIN..=SEGMENT_MAX).contains(s))

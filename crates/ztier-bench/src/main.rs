@@ -12,6 +12,7 @@ mod model;
 mod report;
 mod rival;
 mod sys;
+mod vm;
 mod workload;
 
 fn main() -> ExitCode {

@@ -3,6 +3,8 @@
 //! Invariant: only devices, mounts and processes made here are ever touched; each is undone when
 //! its guard is dropped, in the reverse order, with limits on the time that may take.
 
+pub mod bcache;
+pub mod brd;
 pub mod ext4;
 pub mod fio;
 pub mod nbdkit;
@@ -10,6 +12,7 @@ pub mod plain;
 pub mod ramdisk;
 pub mod raw;
 pub mod served;
+pub mod writecache;
 pub mod zram;
 pub mod ztier;
 
@@ -32,20 +35,38 @@ pub enum System {
     Ztier,
     /// A hot-added zram device with lz4.
     KernelZram,
+    /// The same with zstd.
+    KernelZramZstd,
     /// A loop device on a file in tmpfs.
     RamDisk,
+    /// The kernel's RAM disk.
+    Brd,
 }
 
 impl System {
-    /// All, in the order in which they take turns.
-    pub const ALL: [Self; 3] = [Self::Ztier, Self::KernelZram, Self::RamDisk];
+    /// On a machine that does other things, too; in the order in which they take turns.
+    pub const USUAL: [Self; 3] = [Self::Ztier, Self::KernelZram, Self::RamDisk];
+    /// In a machine of our own.
+    pub const INSIDE: [Self; 4] = [Self::Ztier, Self::KernelZram, Self::KernelZramZstd, Self::Brd];
 
     /// As it is called in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ztier => "ztier",
             Self::KernelZram => zram::NAME,
+            Self::KernelZramZstd => zram::ZSTD_NAME,
             Self::RamDisk => "RAM disk (loop on tmpfs)",
+            Self::Brd => "RAM disk (brd)",
+        }
+    }
+
+    /// As it is called in names of ratios.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ztier => "ztier",
+            Self::KernelZram => "kernel_zram",
+            Self::KernelZramZstd => "kernel_zram_zstd",
+            Self::RamDisk | Self::Brd => "ramdisk",
         }
     }
 
@@ -54,6 +75,8 @@ impl System {
         Ok(match self {
             Self::Ztier => Box::new(ztier::Up::new(size, "auto")?),
             Self::KernelZram => Box::new(zram::Zram::new(size)?),
+            Self::KernelZramZstd => Box::new(zram::Zram::with(size, "zstd")?),
+            Self::Brd => Box::new(brd::Brd::new(size)?),
             Self::RamDisk => Box::new(ramdisk::RamDisk::new(size)?),
         })
     }

@@ -1,4 +1,4 @@
-//! The kernel's zram with lz4, on a device that we add and remove.
+//! The kernel's zram, on a device that we add and remove.
 
 use super::Disk;
 use crate::report::warn;
@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
-/// As it is called in reports.
+/// As it is called in reports, with lz4.
 pub const NAME: &str = "kernel zram lz4";
+/// As it is called in reports, with zstd.
+pub const ZSTD_NAME: &str = "kernel zram zstd";
 const CONTROL: &str = "/sys/class/zram-control";
 /// What the kernel's table takes for each page of the device's size, used or not.
 const TABLE_BYTES_PER_PAGE: u64 = 16;
@@ -19,6 +21,7 @@ pub struct Zram {
     id: u32,
     device: PathBuf,
     size: u64,
+    algorithm: &'static str,
 }
 
 /// `mm_stat`: what the device holds.
@@ -31,17 +34,25 @@ pub struct MmStat {
 }
 
 impl Zram {
+    /// Adds a device of `size` bytes with lz4.
+    ///
+    /// # Errors
+    /// As [`Self::with`].
+    pub fn new(size: u64) -> Result<Self> {
+        Self::with(size, "lz4")
+    }
+
     /// Adds a device of `size` bytes.
     ///
     /// # Errors
-    /// No root, no zram in this kernel, no lz4 in it.
-    pub fn new(size: u64) -> Result<Self> {
+    /// No root, no zram in this kernel, no such algorithm in it.
+    pub fn with(size: u64, algorithm: &'static str) -> Result<Self> {
         // Reading the file adds a device and gives its number.
         let text = fs::read_to_string(format!("{CONTROL}/hot_add"))
             .context("cannot add a zram device (needs root and a kernel with zram)")?;
         let id = text.trim().parse().context(format!("zram says it added {text:?}"))?;
-        let zram = Self { id, device: PathBuf::from(format!("/dev/zram{id}")), size };
-        zram.set("comp_algorithm", "lz4")?;
+        let zram = Self { id, device: PathBuf::from(format!("/dev/zram{id}")), size, algorithm };
+        zram.set("comp_algorithm", algorithm)?;
         zram.set("disksize", &size.to_string())?;
         let end = Instant::now() + Duration::from_secs(5);
         while !zram.device.exists() {
@@ -87,7 +98,7 @@ impl Disk for Zram {
     }
 
     fn about(&self) -> String {
-        format!("{}, hot-added, lz4", self.device.display())
+        format!("{}, hot-added, {}", self.device.display(), self.algorithm)
     }
 }
 

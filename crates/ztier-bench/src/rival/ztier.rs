@@ -72,6 +72,14 @@ impl Up {
         self.endpoint.to_string_lossy()
     }
 
+    /// `ztier restart NAME`.
+    ///
+    /// # Errors
+    /// What `ztier` says.
+    pub fn restart(&self) -> Result<()> {
+        run(&self.binary, &["restart", &self.name], LIMIT).map(drop)
+    }
+
     /// `ztier stats NAME --format FORMAT`.
     pub fn stats(&self, format: &str) -> Result<String> {
         run(&self.binary, &["stats", &self.name, "--format", format], LIMIT)

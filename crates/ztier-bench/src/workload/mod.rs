@@ -1,5 +1,6 @@
 //! The sections of the tables, each a function that measures and reports.
 
+pub mod devices;
 pub mod engine;
 pub mod export;
 pub mod iozone;
@@ -7,6 +8,7 @@ pub mod log;
 pub mod memory;
 pub mod models;
 mod random;
+pub mod restart;
 pub mod sequential;
 pub mod soak;
 pub mod startup;
@@ -14,6 +16,8 @@ pub mod stress;
 
 use crate::data::Kind;
 use crate::report::Report;
+use crate::rival::System;
+use std::path::Path;
 
 /// The same data in every run.
 pub const SEED: u64 = 0x7a74_6965_7221;
@@ -27,8 +31,20 @@ pub struct Context {
     /// The data of the file tests, at least one; the other speed tests use the first. Memory is
     /// compared on data of its own.
     pub data: Vec<Kind>,
+    /// The machine is small and slow: an emulated one.
+    pub small: bool,
+    /// The machine's clock counts instructions.
+    pub counted: bool,
+    /// Whose block devices are compared, ours first.
+    pub systems: Vec<System>,
     /// How the file tests access their files.
     pub modes: Vec<iozone::Mode>,
+}
+
+/// Whether a device of ours is exported by ublk, for which there are targets that no other export
+/// could meet.
+fn over_ublk(device: &Path) -> bool {
+    std::fs::canonicalize(device).is_ok_and(|path| path.to_string_lossy().contains("ublk"))
 }
 
 impl Context {

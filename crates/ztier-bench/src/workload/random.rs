@@ -190,6 +190,32 @@ impl Lane for UringLane {
     }
 }
 
+/// A block device, by `pwrite` with O_DIRECT, each made durable by an `fdatasync` of its own.
+pub struct Synced(pub PathBuf, pub &'static str);
+
+struct SyncedLane(DirectLane);
+
+impl Target for Synced {
+    fn name(&self) -> String {
+        format!("{} (pwrite and fdatasync)", self.1)
+    }
+
+    fn lane(&self) -> Result<Box<dyn Lane + '_>> {
+        let lane = DirectLane { file: direct::open(&self.0)?, buf: AlignedBuf::new(BLOCK_SIZE)? };
+        Ok(Box::new(SyncedLane(lane)))
+    }
+}
+
+impl Lane for SyncedLane {
+    fn run(&mut self, op: Op, blocks: &[u64], pool: &mut Pool) -> Result<()> {
+        for block in blocks {
+            self.0.run(op, std::slice::from_ref(block), pool)?;
+            self.0.file.sync_data().context("flush")?;
+        }
+        Ok(())
+    }
+}
+
 fn check(block: u64, data: &[u8]) -> Result<()> {
     match claim(data) {
         Some((found, _)) if found == block => Ok(()),

@@ -30,7 +30,7 @@ fn devices(context: &mut Context) -> Result<()> {
     let mut pool = Pool::build(context.data[0], POOL_BYTES, SEED)?;
     context.report.note(SECTION, "data", format!("{} MiB of {pool}", bytes >> 20));
     let mut disks = Vec::new();
-    for system in System::ALL {
+    for system in context.systems.clone() {
         match system.up(bytes) {
             Ok(disk) => {
                 context.report.note(SECTION, system.name(), disk.about());

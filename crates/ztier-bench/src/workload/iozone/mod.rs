@@ -72,11 +72,16 @@ fn short_plan() -> Vec<(u64, usize)> {
     [64 << 10, 1 << 20, 16 << 20].map(|record| (1 << 30, record)).into()
 }
 
+/// What a small machine has room and time for.
+fn small_plan() -> Vec<(u64, usize)> {
+    [64 << 10, 1 << 20, 16 << 20].map(|record| (192 << 20, record)).into()
+}
+
 /// Runs the section: all sizes with the first data and the first access, fewer with the others.
 pub fn run(context: &mut Context) -> Result<()> {
     let quick = vec![(64 << 20, 64 << 10), (64 << 20, 1 << 20)];
     let mut contenders = Vec::new();
-    for system in System::ALL {
+    for system in context.systems.clone() {
         match Contender::new(system) {
             Ok(contender) => {
                 context.report.note(SECTION, system.name(), contender.disk.about());
@@ -93,7 +98,10 @@ pub fn run(context: &mut Context) -> Result<()> {
         context.report.note(SECTION, "data", &ratio);
         for (j, mode) in context.modes.clone().into_iter().enumerate() {
             let full = if (i, j) == (0, 0) { full_plan() } else { short_plan() };
-            let plan = context.pick(quick.clone(), full);
+            let plan = match context.small {
+                true => context.pick(quick[..1].to_vec(), small_plan()),
+                false => context.pick(quick.clone(), full),
+            };
             for &(file_bytes, record_bytes) in &plan {
                 let series = Series { file_bytes, record_bytes, mode, kind };
                 round(context, &mut contenders, series)?;
@@ -135,17 +143,14 @@ fn round(context: &mut Context, contenders: &mut [Contender], series: Series) ->
 /// Geometric means over all tests of the first data; a target only where the export could meet it.
 fn ratios(context: &mut Context, contenders: &[Contender]) {
     let Some((ours, rivals)) = contenders.split_first() else { return };
-    let over_ublk = std::fs::canonicalize(ours.disk.path())
-        .is_ok_and(|device| device.to_string_lossy().contains("ublk"));
-    let goal = if over_ublk { Goal::AtLeast(0.8) } else { Goal::None };
+    let over_ublk = super::over_ublk(ours.disk.path());
     for rival in rivals {
-        let name = match rival.system {
-            System::KernelZram => "iozone_geomean_vs_kernel_zram",
-            _ => "iozone_geomean_vs_ramdisk",
-        };
+        let counts = over_ublk && matches!(rival.system, System::KernelZram);
+        let goal = if counts { Goal::AtLeast(0.8) } else { Goal::None };
+        let name = format!("iozone_geomean_vs_{}", rival.system.word());
         let ratios: Vec<f64> =
             ours.figures.iter().zip(&rival.figures).map(|(a, b)| a / b).collect();
-        context.report.ratio(name, geomean(&ratios), goal);
+        context.report.ratio(&name, geomean(&ratios), goal);
     }
 }
 

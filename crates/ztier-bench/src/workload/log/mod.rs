@@ -9,6 +9,7 @@ mod drives;
 mod everyday;
 mod export;
 mod full;
+mod kernel;
 mod large;
 mod own;
 mod recovery;
@@ -45,6 +46,8 @@ pub enum Section {
     Recovery,
     /// The source's job through `ztier up` on files: NBD, FUSE and a loop device, in process.
     Export,
+    /// The kernel's caches, dm-writecache and bcache, on the same two devices (not on models).
+    Kernel,
     /// SQLite commits and a tar that is unpacked, on ext4 on the exported device.
     Everyday,
 }
@@ -139,6 +142,7 @@ impl Section {
             Self::Full => plan.full(report, context.quick),
             Self::Recovery => plan.recovery(report, context.quick),
             Self::Export => plan.export(report, context.quick),
+            Self::Kernel => plan.kernel(report, context.quick),
             Self::Everyday => plan.everyday(report, context.quick),
         }
     }

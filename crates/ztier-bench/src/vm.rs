@@ -1,0 +1,98 @@
+//! A table in a machine of our own, under a kernel that has what this machine's lacks: this very
+//! program runs there, and its figures come back.
+//!
+//! The CPUs are emulated, which costs all systems, each in its own way: only ratios mean anything,
+//! and those less than on real CPUs.
+
+use crate::report::{print, say};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use ztier::error::{Context, Error, Result};
+use ztier_vm::{Lab, Setup, Trouble};
+
+/// Longer than any table takes there.
+const LIMIT: Duration = Duration::from_secs(3600);
+/// Where the program leaves its figures there.
+const FIGURES: &str = "/tmp/figures";
+
+/// What to run, and on what.
+pub struct Inside<'a> {
+    /// Arguments of this program there.
+    pub args: Vec<String>,
+    /// Memory of the machine, in MiB.
+    pub memory: u32,
+    /// Names and sizes of its disks, `/disk/NAME`.
+    pub disks: &'a [(&'a str, u64)],
+    /// Modules that are loaded before.
+    pub modules: &'a str,
+    /// Count instructions: one CPU, whose clock goes on by a nanosecond with each.
+    pub counted: bool,
+    /// Where figures go, as `--json` and `--csv`.
+    pub json: Option<&'a Path>,
+    /// See `json`.
+    pub csv: Option<&'a Path>,
+}
+
+impl Inside<'_> {
+    /// Boots a machine, runs the table in it, and prints what it prints.
+    ///
+    /// # Errors
+    /// There can be no machine here, or the table failed there.
+    pub fn run(self) -> Result<()> {
+        let lab = Lab::open(&["ztier", "ztier-bench"]).map_err(|trouble| match trouble {
+            Trouble::Absent(why) => Error::failure(why).mend("CONTRIBUTING.md says what is needed"),
+            Trouble::Failed(error) => error,
+        })?;
+        let _turn = lab.turn(LIMIT)?;
+        let mut setup = Setup::new(&lab).memory(self.memory).cpus(if self.counted { 1 } else { 2 });
+        if self.counted {
+            setup = setup.args(&["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]);
+        }
+        for (name, size) in self.disks {
+            setup = setup.disk(name, *size);
+        }
+        let begun = Instant::now();
+        let machine = setup.boot()?;
+        let emulation = self.emulation(lab.kernel.release());
+        say(&format!("{emulation}, up after {:.1} s", begun.elapsed().as_secs_f64()));
+        print(&format!("machine: {emulation}"));
+        let modules = self.modules.split_whitespace();
+        let load: String = modules.map(|module| format!("modprobe {module}; ")).collect();
+        let inside = quoted(&emulation);
+        let counted = if self.counted { " --counted" } else { "" };
+        let args: String = self.args.iter().map(|arg| format!(" {}", quoted(arg))).collect();
+        let script = format!(
+            "export PATH=$PATH:/usr/local/bin; {load}exec ztier-bench{args} --inside {inside}{counted} \
+             --json {FIGURES}.json --csv {FIGURES}.csv"
+        );
+        let status = machine.begin(&script)?.follow(LIMIT, std::io::stdout())?;
+        for (path, end) in [(self.json, "json"), (self.csv, "csv")] {
+            let Some(path) = path else { continue };
+            let figures = machine.get(&format!("{FIGURES}.{end}"), LIMIT)?;
+            std::fs::write(path, figures).context(format!("cannot write {}", path.display()))?;
+        }
+        machine.off()?;
+        if status == 0 { Ok(()) } else { Err(Error::failure("the table failed in the machine")) }
+    }
+
+    fn emulation(&self, release: &str) -> String {
+        let how =
+            if self.counted { "1 CPU whose clock counts instructions" } else { "2 emulated CPUs" };
+        format!("Linux {release} under QEMU TCG, {how}, {} MiB", self.memory)
+    }
+}
+
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn a_shell_takes_quoted_text_as_one_word() {
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+    }
+}
