@@ -7,7 +7,6 @@ use crate::config::machine;
 use crate::config::size::human;
 use crate::error::Result;
 use clap::Args;
-use rustix::fs::{Access, access};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::fs;
@@ -43,6 +42,13 @@ impl Check {
     }
 }
 
+impl From<crate::export::Check> for Check {
+    fn from(check: crate::export::Check) -> Self {
+        let crate::export::Check { what, works, found, mend } = check;
+        Self { what: what.into(), works, found, mend: mend.into() }
+    }
+}
+
 #[derive(Serialize)]
 struct Report {
     /// What `--export auto` takes.
@@ -75,24 +81,22 @@ impl Doctor {
 
 fn best_export() -> &'static str {
     match crate::daemon::choose(&crate::config::Settings::default()) {
-        Ok(chosen) if chosen.fuse => "fuse",
-        _ => "nbd",
+        Ok(chosen) => chosen.kind.name(),
+        Err(_) => "nbd",
     }
 }
 
 fn checks() -> Vec<Check> {
     let mut checks =
         vec![Check::new("export nbd", Ok("always works, also without root".into()), "")];
+    let available = crate::export::ublk::available().map(|()| "works".to_owned());
+    checks.push(Check::new("export ublk", available, "see what it needs, below"));
+    checks.extend(crate::export::ublk::probe().into_iter().map(Check::from));
     #[cfg(feature = "fuse")]
     {
         let available = crate::export::fuse::available(true).map(|()| "works".to_owned());
         checks.push(Check::new("export fuse", available, "see what it needs, below"));
-        checks.extend(crate::export::fuse::probe().into_iter().map(|check| Check {
-            what: check.what.into(),
-            works: check.works,
-            found: check.found,
-            mend: check.mend.into(),
-        }));
+        checks.extend(crate::export::fuse::probe().into_iter().map(Check::from));
     }
     #[cfg(not(feature = "fuse"))]
     checks.push(Check::new(
@@ -101,11 +105,6 @@ fn checks() -> Vec<Check> {
         "build with the feature `fuse`",
     ));
     checks.extend([
-        Check::new(
-            "/dev/ublk-control",
-            opens("/dev/ublk-control"),
-            "not used by this version; modprobe ublk_drv (Linux 6.0 or newer)",
-        ),
         Check::new(
             "kernel NBD client",
             nbd_client(),
@@ -130,15 +129,6 @@ fn checks() -> Vec<Check> {
         Check::new("swap", swap(), "nothing needs to be done: memory is then never swapped out"),
     ]);
     checks
-}
-
-fn opens(path: &str) -> std::result::Result<String, String> {
-    if !Path::new(path).exists() {
-        return Err("missing".into());
-    }
-    access(path, Access::READ_OK | Access::WRITE_OK)
-        .map(|()| "there".into())
-        .map_err(|e| e.to_string())
 }
 
 fn nbd_client() -> std::result::Result<String, String> {

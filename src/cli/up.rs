@@ -74,9 +74,9 @@ pub struct Up {
     /// Unit in which memory is filled and cleaned: a power of two, 32K to 16M [default: 1M]
     #[arg(long, value_name = "BYTES")]
     segment: Option<Amount>,
-    /// How to offer it: `fuse` is a real block device and needs root, `nbd` works without, `auto`
-    /// takes the best that works here [default: auto]
-    #[arg(long, value_parser = word::<Choice>(&["auto", "fuse", "nbd"]))]
+    /// How to offer it: `ublk` (fast, outlives its daemon) and `fuse` are real block devices and
+    /// need root, `nbd` works without, `auto` takes the best that works here [default: auto]
+    #[arg(long, value_parser = word::<Choice>(&["auto", "ublk", "fuse", "nbd"]))]
     export: Option<Choice>,
     /// Serve NBD on this TCP address as well; a port alone means loopback. Whoever reaches the
     /// address can read and write the volume
@@ -121,7 +121,7 @@ impl Up {
         let paths = Paths::of_this_user()?;
         let settings = self.settings(&paths)?;
         let chosen = daemon::choose(&settings)?;
-        let mut plan = Plan::resolve(&self.name, &settings, chosen.fuse, &paths)?;
+        let mut plan = Plan::resolve(&self.name, &settings, chosen.kind, &paths)?;
         if let Some(log) = &mut plan.log {
             (log.wipe, log.moved, log.accept_loss) = (self.wipe, self.moved, self.accept_loss);
             log.abandon = self.abandon_log;

@@ -36,6 +36,8 @@ pub enum Choice {
     /// The best that this machine has.
     #[default]
     Auto,
+    /// A real block device of the kernel's ublk driver; needs root.
+    Ublk,
     /// A real block device through FUSE and a loop device; needs root.
     Fuse,
     /// The network block device protocol, on a Unix socket unless asked otherwise.
@@ -84,6 +86,8 @@ impl<'de> Deserialize<'de> for Address {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Export {
+    /// A real block device of the kernel's ublk driver.
+    Ublk,
     /// A real block device through FUSE and a loop device.
     Fuse,
     /// NBD.
@@ -98,11 +102,39 @@ pub enum Export {
 }
 
 impl Export {
-    /// `fuse` or `nbd`.
+    /// `ublk`, `fuse` or `nbd`.
     pub fn kind(&self) -> &'static str {
         match self {
+            Self::Ublk => Kind::Ublk.name(),
+            Self::Fuse => Kind::Fuse.name(),
+            Self::Nbd { .. } => Kind::Nbd.name(),
+        }
+    }
+
+    /// Whether it is a block device of this machine, which may be given to swapon.
+    pub fn is_block_device(&self) -> bool {
+        matches!(self, Self::Ublk | Self::Fuse)
+    }
+}
+
+/// The kinds of export, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The kernel's ublk driver.
+    Ublk,
+    /// FUSE and a loop device.
+    Fuse,
+    /// NBD.
+    Nbd,
+}
+
+impl Kind {
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ublk => "ublk",
             Self::Fuse => "fuse",
-            Self::Nbd { .. } => "nbd",
+            Self::Nbd => "nbd",
         }
     }
 }
@@ -160,14 +192,14 @@ pub struct LogPlan {
 }
 
 impl Plan {
-    /// Checks `settings` and fills in what they leave out. `fuse`: offer a block device, else NBD.
+    /// Checks `settings` and fills in what they leave out. `kind` is how the volume is offered.
     ///
     /// # Errors
     /// One line (usage) that names the value, its limit, and what to give instead.
-    pub fn resolve(volume: &str, settings: &Settings, fuse: bool, paths: &Paths) -> Result<Self> {
+    pub fn resolve(volume: &str, settings: &Settings, kind: Kind, paths: &Paths) -> Result<Self> {
         name::check(volume).map_err(Error::usage)?;
         if settings.backing.is_some() || settings.log.is_some() {
-            return Self::resolve_logged(volume, settings, fuse, paths);
+            return Self::resolve_logged(volume, settings, kind, paths);
         }
         refuse_of_log(settings)?;
         let size = settings.size.ok_or_else(|| {
@@ -195,7 +227,7 @@ impl Plan {
             ram_limit_bytes,
             segment_bytes,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
-            export: export(volume, settings, fuse, paths)?,
+            export: export(volume, settings, kind, paths)?,
             threads,
             log: None,
         })
@@ -205,7 +237,7 @@ impl Plan {
     fn resolve_logged(
         volume: &str,
         settings: &Settings,
-        fuse: bool,
+        kind: Kind,
         paths: &Paths,
     ) -> Result<Self> {
         let (log, backing) = match (&settings.log, &settings.backing) {
@@ -253,7 +285,7 @@ impl Plan {
             ram_limit_bytes: 0,
             segment_bytes,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
-            export: export(volume, settings, fuse, paths)?,
+            export: export(volume, settings, kind, paths)?,
             threads: check_threads(settings)?,
             log: Some(LogPlan {
                 log,
@@ -317,10 +349,12 @@ fn check_threads(settings: &Settings) -> Result<u32> {
         .mend(format!("give 1 to {MOST_THREADS}")))
 }
 
-fn export(volume: &str, settings: &Settings, fuse: bool, paths: &Paths) -> Result<Export> {
+fn export(volume: &str, settings: &Settings, kind: Kind, paths: &Paths) -> Result<Export> {
     check_socket(&paths.volume(volume).control, "set ZTIER_RUN_DIR to a shorter path")?;
-    if fuse {
-        return Ok(Export::Fuse);
+    match kind {
+        Kind::Ublk => return Ok(Export::Ublk),
+        Kind::Fuse => return Ok(Export::Fuse),
+        Kind::Nbd => {}
     }
     let socket = match &settings.socket {
         Some(path) => std::path::absolute(path)
@@ -442,13 +476,13 @@ mod tests {
 
     #[test]
     fn defaults() {
-        let plan = Plan::resolve("x", &sized(3 << 30), false, &paths()).unwrap();
+        let plan = Plan::resolve("x", &sized(3 << 30), Kind::Nbd, &paths()).unwrap();
         assert_eq!(plan.segment_bytes, 1 << 20);
         assert_eq!(plan.algorithm, Algorithm::Lz4);
         assert!(plan.ram_limit_bytes <= 3 << 30);
         let socket = Some(PathBuf::from("/run/x/x.nbd"));
         assert_eq!(plan.export, Export::Nbd { socket, tcp: vec![], inherited: false });
-        let fuse = Plan::resolve("x", &sized(4096), true, &paths()).unwrap();
+        let fuse = Plan::resolve("x", &sized(4096), Kind::Fuse, &paths()).unwrap();
         assert_eq!(fuse.export, Export::Fuse);
         assert!(fuse.ram_limit_bytes >= volume::min_ram_limit(4096, 1 << 20));
     }
@@ -485,29 +519,29 @@ mod tests {
                 "segment 32M is outside 32K to 16M; give a power of two from 32K to 16M, like 1M",
             ),
         ] {
-            let found = Plan::resolve("x", &settings, false, &paths()).unwrap_err();
+            let found = Plan::resolve("x", &settings, Kind::Nbd, &paths()).unwrap_err();
             assert_eq!(found.to_string(), error);
             assert_eq!(found.exit_status(), 2);
         }
         let low = Settings { ram_limit: Some(Amount::Bytes(4096)), ..sized(1 << 30) };
-        let found = Plan::resolve("x", &low, false, &paths()).unwrap_err().to_string();
+        let found = Plan::resolve("x", &low, Kind::Nbd, &paths()).unwrap_err().to_string();
         assert!(found.starts_with("memory limit 4096 (4 KiB) is below the minimum"), "{found}");
         let deep = Paths {
             run: format!("/{}", "d".repeat(110)).into(),
             config: "/".into(),
             state: "/".into(),
         };
-        let found = Plan::resolve("x", &sized(4096), true, &deep).unwrap_err().to_string();
+        let found = Plan::resolve("x", &sized(4096), Kind::Fuse, &deep).unwrap_err().to_string();
         assert!(found.contains("ZTIER_RUN_DIR"), "{found}");
     }
 
     #[test]
     fn the_least_limit_that_an_error_names_is_accepted() {
         let low = Settings { ram_limit: Some(Amount::Bytes(1)), ..sized(3 << 30) };
-        let found = Plan::resolve("x", &low, false, &paths()).unwrap_err().to_string();
+        let found = Plan::resolve("x", &low, Kind::Nbd, &paths()).unwrap_err().to_string();
         let least = found.split("at least ").nth(1).unwrap().split(',').next().unwrap();
         let enough = Settings { ram_limit: Some(least.parse().unwrap()), ..low };
-        Plan::resolve("x", &enough, false, &paths()).unwrap();
+        Plan::resolve("x", &enough, Kind::Nbd, &paths()).unwrap();
     }
 
     #[test]

@@ -231,7 +231,7 @@ fn create(
         segment: plan.segment_bytes,
         algorithm: plan.algorithm,
         // A block device may be given to swapon; what carries swap must not be swapped out itself.
-        lock_memory: matches!(plan.export, plan::Export::Fuse),
+        lock_memory: plan.export.is_block_device(),
     };
     match Volume::create_in(&options, memory) {
         Err(e) if options.lock_memory => {
@@ -338,7 +338,10 @@ impl Running {
         let Some(export) = slot.as_mut() else { return Ok(()) };
         match export.stop() {
             Ok(()) => {}
-            Err(e) if force => log::line(&format!("forced: {e}")),
+            Err(e) if force => {
+                log::line(&format!("forced: {e}"));
+                export.stop_by_force()?;
+            }
             Err(e) => return Err(e),
         }
         *slot = None; // dropping it stops what `stop` refused to
@@ -358,7 +361,7 @@ impl Running {
         flush(&self.volume)?;
         export.leave()?;
         let mut state = self.state.lock();
-        state.leftovers.retain(Leftover::waits);
+        state.leftovers = export.leftovers();
         *slot = None;
         state.write(&self.files)
     }
@@ -445,6 +448,9 @@ impl Running {
         let new = plan.clone();
         state.plan = old.clone();
         checked?;
+        if let Some(export) = export.as_ref().filter(|_| new.size_bytes != old.size_bytes) {
+            export.may_resize()?;
+        }
         if let Some(log) = new.log.as_ref().filter(|_| new.log != old.log) {
             self.volume.tune(&tuning(log))?;
             state.plan.log = new.log.clone();

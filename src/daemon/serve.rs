@@ -1,16 +1,21 @@
 //! Where a plan's export is chosen and started: the one place that knows all front-ends.
 
+use crate::config::plan::Kind;
 use crate::config::{Choice, Paths, Plan, Settings, plan};
 use crate::error::{Error, Result};
+use crate::export::ublk::{self, Ublk};
 use crate::export::{Export, Leftover, nbd};
 use crate::volume::Device;
 use std::sync::Arc;
 
+/// Where block devices are linked.
+const LINKS: &str = "/dev/ztier";
+
 /// The export that will be used, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
-    /// A block device through FUSE; otherwise NBD.
-    pub fuse: bool,
+    /// Which one.
+    pub kind: Kind,
     /// Why this one, in a few words.
     pub why: String,
 }
@@ -22,30 +27,52 @@ pub struct Chosen {
 /// each other.
 pub fn choose(settings: &Settings) -> Result<Chosen> {
     let wants_nbd = settings.nbd_listen.is_some() || settings.socket.is_some();
-    match settings.export.unwrap_or_default() {
-        Choice::Nbd => Ok(Chosen { fuse: false, why: "asked for".into() }),
-        Choice::Fuse if wants_nbd => {
-            Err(Error::usage("NBD addresses make no sense with --export fuse")
-                .mend("use --export nbd, or leave out --nbd-listen and --socket"))
-        }
-        Choice::Fuse => match block::available() {
-            Ok(()) => Ok(Chosen { fuse: true, why: "asked for".into() }),
-            Err(why) => Err(Error::failure(format!("export fuse does not work here: {why}"))
-                .mend("--export nbd would; `ztier doctor` says how to get the others")),
-        },
+    let kind = match settings.export.unwrap_or_default() {
+        Choice::Nbd => return Ok(Chosen { kind: Kind::Nbd, why: "asked for".into() }),
         Choice::Auto if wants_nbd => {
-            Ok(Chosen { fuse: false, why: "an NBD address was given".into() })
+            return Ok(Chosen { kind: Kind::Nbd, why: "an NBD address was given".into() });
         }
-        Choice::Auto => Ok(match block::available() {
-            Ok(()) => Chosen { fuse: true, why: "FUSE and loop devices work here".into() },
-            Err(why) => Chosen { fuse: false, why: format!("no block device here: {why}") },
-        }),
+        Choice::Auto => return Ok(best()),
+        Choice::Ublk => Kind::Ublk,
+        Choice::Fuse => Kind::Fuse,
+    };
+    let name = kind.name();
+    if wants_nbd {
+        return Err(Error::usage(format!("NBD addresses make no sense with --export {name}"))
+            .mend("use --export nbd, or leave out --nbd-listen and --socket"));
+    }
+    let works = match kind {
+        Kind::Ublk => ublk::available(),
+        _ => block::available(),
+    };
+    match works {
+        Ok(()) => Ok(Chosen { kind, why: "asked for".into() }),
+        Err(why) => {
+            let other = best().kind.name();
+            Err(Error::failure(format!("export {name} does not work here: {why}"))
+                .mend(format!("--export {other} would; `ztier doctor` says how to get the others")))
+        }
+    }
+}
+
+/// The best export that works here, for this user.
+fn best() -> Chosen {
+    let no_ublk = match ublk::available() {
+        Ok(()) => return Chosen { kind: Kind::Ublk, why: "the kernel has ublk".into() },
+        Err(why) => why,
+    };
+    match block::available() {
+        Ok(()) => Chosen {
+            kind: Kind::Fuse,
+            why: format!("FUSE and loop devices work here; no ublk: {no_ublk}"),
+        },
+        Err(why) => Chosen { kind: Kind::Nbd, why: format!("no block device here: {why}") },
     }
 }
 
 /// Prepares this process for the plan's export. Comes before the first thread.
 pub fn prepare(plan: &Plan) {
-    if matches!(plan.export, plan::Export::Fuse) {
+    if plan.export.is_block_device() {
         let prepared = crate::export::reclaim::prepare_for_reclaim();
         super::log::line(&format!("prepared for memory pressure: {prepared}"));
     }
@@ -54,24 +81,40 @@ pub fn prepare(plan: &Plan) {
 /// What starting the plan's export will put into the system, in the order of removal.
 pub fn planned(plan: &Plan, paths: &Paths) -> Vec<Leftover> {
     match &plan.export {
+        plan::Export::Ublk => Ublk::planned(&ublk_options(plan, paths, false)),
         plan::Export::Fuse => block::planned(plan, paths),
         plan::Export::Nbd { .. } => nbd_options(plan).leftovers(),
     }
 }
 
-/// Starts the plan's export; when it returns, the volume is usable.
+/// Starts the plan's export; when it returns, the volume is usable. `again` is what an earlier
+/// daemon left of a volume that goes on with all that it had: a device that waits is taken over.
 ///
 /// # Errors
-/// Those of the front-end; nothing is left behind.
+/// Those of the front-end; nothing is left behind that was not there before.
 pub fn start(
     plan: &Plan,
     paths: &Paths,
     volume: Arc<dyn Device>,
-    _again: &[Leftover],
+    again: &[Leftover],
 ) -> Result<Box<dyn Export>> {
     match &plan.export {
+        plan::Export::Ublk => {
+            let resume = again.iter().any(Leftover::waits);
+            Ok(Box::new(Ublk::start(volume, ublk_options(plan, paths, resume))?))
+        }
         plan::Export::Fuse => block::start(plan, paths, volume),
         plan::Export::Nbd { .. } => Ok(Box::new(nbd::Server::start(volume, nbd_options(plan))?)),
+    }
+}
+
+fn ublk_options(plan: &Plan, paths: &Paths, resume: bool) -> ublk::Options {
+    ublk::Options {
+        name: plan.name.clone(),
+        run_dir: paths.run.clone(),
+        link_dir: LINKS.into(),
+        threads: plan.threads as usize,
+        resume,
     }
 }
 
@@ -85,14 +128,11 @@ fn nbd_options(plan: &Plan) -> nbd::Options {
     nbd::Options { name: plan.name.clone(), listen, max_connections: nbd::MAX_CONNECTIONS }
 }
 
-/// The block device, in a program that was built with it.
+/// The block device through FUSE, in a program that was built with it.
 #[cfg(feature = "fuse")]
 mod block {
     use super::{Arc, Device, Export, Leftover, Paths, Plan, Result};
     use crate::export::fuse::{self, FuseLoop, Options};
-
-    /// Where block devices are linked.
-    const LINKS: &str = "/dev/ztier";
 
     pub fn available() -> std::result::Result<(), String> {
         fuse::available(true)
@@ -110,14 +150,14 @@ mod block {
         Options {
             name: plan.name.clone(),
             run_dir: paths.run.clone(),
-            link_dir: LINKS.into(),
+            link_dir: super::LINKS.into(),
             threads: plan.threads as usize,
             block_device: true,
         }
     }
 }
 
-/// The block device, in a program that was built without it.
+/// The block device through FUSE, in a program that was built without it.
 #[cfg(not(feature = "fuse"))]
 mod block {
     use super::{Arc, Device, Error, Export, Leftover, Paths, Plan, Result};

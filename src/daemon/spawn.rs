@@ -255,6 +255,7 @@ fn clean_up(files: &VolumeFiles) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::config::plan::Kind;
     use crate::config::{Amount, Settings};
     use crate::daemon::state::State;
     use crate::export::Leftover;
@@ -269,7 +270,7 @@ mod tests {
         };
         paths.prepare().unwrap();
         let settings = Settings { size: Some(Amount::Bytes(1 << 20)), ..Settings::default() };
-        let plan = Plan::resolve("x", &settings, false, &paths).unwrap();
+        let plan = Plan::resolve("x", &settings, Kind::Nbd, &paths).unwrap();
         let left = dir.path().join("left");
         std::fs::create_dir(&left).unwrap();
         let leftovers = vec![Leftover::Directory(left.clone())];

@@ -1,14 +1,17 @@
 //! Removing what a dead front-end left in the system.
 //!
 //! Invariants: only what is provably ours is touched (a loop device that shows the named file, a
-//! mount of our FUSE file system, a link to a loop device, a socket nobody listens on, an empty
-//! directory); nothing that is held is taken away; nothing waits without a bound. The server is
-//! taken for dead: while it lives, its export must be stopped instead.
+//! mount of our FUSE file system, a ublk device with our mark, a link to a device of our kinds, a
+//! socket nobody listens on, an empty directory); nothing that is held is taken away; nothing waits
+//! without a bound. The server is taken for dead: while it lives, its export must be stopped
+//! instead.
 
 use super::Leftover;
 use super::holders::{backing_file, of_block_device};
+use super::link::is_device_of_ours;
 use super::loopdev;
 use super::mounts::{mounted_on, mounts, ours_on};
+use super::ublk;
 use crate::error::{Context, Error, Result};
 use rustix::mount::{UnmountFlags, unmount};
 use std::fs;
@@ -24,9 +27,14 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(10);
 
 impl Leftover {
-    /// Whether it is a device that waits for the next daemon, with its users and their requests.
+    /// Whether it is a device that waits for the next daemon, with its users and their requests, or
+    /// the link to one.
     pub fn waits(&self) -> bool {
-        false
+        match self {
+            Self::Ublk { mark, .. } => ublk::find(*mark).is_some(),
+            Self::Link(path) => fs::read_link(path).is_ok_and(|to| ublk::is_there(&to)),
+            _ => false,
+        }
     }
 
     /// Whether it is (still) there, and ours.
@@ -34,7 +42,8 @@ impl Leftover {
         match self {
             Self::Loop { device, backing } => backing_file(device).as_deref() == Some(backing),
             Self::Mount(point) => ours_on(point),
-            Self::Link(path) => fs::read_link(path).is_ok_and(|to| is_loop_device(&to)),
+            Self::Ublk { mark, .. } => ublk::find(*mark).is_some(),
+            Self::Link(path) => fs::read_link(path).is_ok_and(|to| is_device_of_ours(&to)),
             Self::Socket(path) => {
                 fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
             }
@@ -67,6 +76,10 @@ impl Leftover {
         match self {
             Self::Loop { device, .. } => format!("loop device {}", device.display()),
             Self::Mount(point) => format!("FUSE mount {}", point.display()),
+            Self::Ublk { name, mark } => match ublk::find(*mark) {
+                Some(id) => format!("ublk device {id} of {name}"),
+                None => format!("ublk device of {name}"),
+            },
             Self::Link(path) => format!("link {}", path.display()),
             Self::Socket(path) => format!("socket {}", path.display()),
             Self::Directory(path) => format!("directory {}", path.display()),
@@ -78,6 +91,7 @@ impl Leftover {
         match self {
             Self::Loop { device, backing } => remove_loop(device, backing),
             Self::Mount(point) => remove_mount(point),
+            Self::Ublk { mark, .. } => ublk::remove(*mark),
             Self::Link(path) => absent_is_fine(fs::remove_file(path)).context(cannot()),
             Self::Socket(path) => remove_socket(path),
             Self::Directory(path) => match fs::remove_dir(path) {
@@ -107,14 +121,6 @@ fn absent_is_fine(done: std::io::Result<()>) -> std::io::Result<()> {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
         done => done,
     }
-}
-
-fn is_loop_device(path: &Path) -> bool {
-    path.strip_prefix("/dev").is_ok_and(|p| {
-        p.to_str()
-            .and_then(|name| name.strip_prefix("loop"))
-            .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
-    })
 }
 
 fn remove_loop(device: &Path, backing: &Path) -> Result<()> {
@@ -210,6 +216,7 @@ mod tests {
         for l in [
             Leftover::Loop { device: "/dev/loop-none".into(), backing: gone.clone() },
             Leftover::Mount(gone.clone()),
+            Leftover::Ublk { name: "gone".into(), mark: 0 },
             Leftover::Link(gone.clone()),
             Leftover::Socket(gone.clone()),
             Leftover::Directory(gone),
@@ -245,14 +252,6 @@ mod tests {
         drop(listener);
         left.remove().unwrap();
         assert!(!path.exists());
-    }
-
-    #[test]
-    fn links_to_loop_devices_only() {
-        assert!(is_loop_device(Path::new("/dev/loop12")));
-        for other in ["/dev/loop", "/dev/loop1p1", "/dev/sda", "loop1", "/tmp/dev/loop1"] {
-            assert!(!is_loop_device(Path::new(other)), "{other}");
-        }
     }
 
     #[test]

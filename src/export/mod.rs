@@ -4,26 +4,37 @@
 //! named by [`Export::leftovers`] before it is made, so that somebody else can remove it after a
 //! kill -9.
 
+mod check;
 #[cfg(feature = "fuse")]
 pub mod fuse;
 mod holders;
 mod leftover;
+mod link;
 mod loopdev;
 mod mounts;
 pub mod nbd;
 pub mod reclaim;
+pub mod ublk;
+
+pub use check::Check;
 
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// A running front-end of one volume. Dropping it stops it as well as it can.
+/// A running front-end of one volume. Dropping it ends service; a device that can wait for the next
+/// daemon stays, anything else is removed as well as that can be.
 pub trait Export: Send {
     /// What users open: `/dev/ztier/NAME`, or NBD URIs.
     fn endpoints(&self) -> Vec<String>;
 
     /// Who holds the device now (`mounted on /mnt`, `swap`, `process 123 (fio)`, `2 NBD clients`).
     fn holders(&self) -> Vec<String>;
+
+    /// Refuses a new size before the volume has it, if the device can't follow.
+    fn may_resize(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Tells the users of the device its new size.
     fn resized(&self) -> Result<()>;
@@ -34,6 +45,12 @@ pub trait Export: Send {
     /// Ends service and removes everything that [`Export::leftovers`] named. Refuses while the
     /// device is held, naming a holder; then it goes on serving.
     fn stop(&mut self) -> Result<()>;
+
+    /// Ends what [`Export::stop`] refused to end because somebody holds it; his requests fail.
+    /// Where dropping the export does that, there is nothing to do.
+    fn stop_by_force(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Ends service, and leaves what the next daemon of the volume takes over: a device that can
     /// wait for it stays, with its users and their requests. What stays is named by
@@ -58,6 +75,13 @@ pub enum Leftover {
         device: PathBuf,
         /// The file it shows.
         backing: PathBuf,
+    },
+    /// A ublk device, found by the mark that its maker gave it.
+    Ublk {
+        /// Name of the volume.
+        name: String,
+        /// What the driver keeps for us beside the device.
+        mark: u64,
     },
     /// A mount point of a FUSE file system.
     Mount(PathBuf),

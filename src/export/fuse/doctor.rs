@@ -1,30 +1,10 @@
 //! What this machine has for the export, and how to get what is missing.
 
 use super::attach;
+use crate::export::Check;
 use rustix::fs::{Access, Mode, OFlags};
 use std::fs;
 use std::path::Path;
-
-/// One thing that the export needs or profits from.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct Check {
-    /// What was looked at: `/dev/fuse`.
-    pub what: &'static str,
-    /// Whether it is there and usable.
-    pub works: bool,
-    /// What was found, or why it does not work.
-    pub found: String,
-    /// How to get it; empty when it works.
-    pub mend: &'static str,
-}
-
-impl Check {
-    fn new(what: &'static str, found: Result<String, String>, mend: &'static str) -> Self {
-        let works = found.is_ok();
-        let mend = if works { "" } else { mend };
-        Self { what, works, found: found.unwrap_or_else(|why| why), mend }
-    }
-}
 
 /// Looks at everything that the FUSE + loop export uses. Changes nothing, apart from what the
 /// kernel loads when `/dev/fuse` and `/dev/loop-control` are opened.

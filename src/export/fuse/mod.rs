@@ -11,9 +11,10 @@ mod file;
 mod queue;
 mod session;
 
-pub use doctor::{Check, available, probe};
+pub use super::Check;
+pub use doctor::{available, probe};
 
-use super::{Export, Leftover, holders, loopdev};
+use super::{Export, Leftover, holders, link, loopdev};
 use crate::BLOCK_SIZE;
 use crate::error::{Context, Error, Result};
 use crate::volume::Device;
@@ -148,30 +149,14 @@ impl FuseLoop {
         let device = attach::attach(&file, &self.file, BLOCK_SIZE as u32)?;
         self.loop_device = Some(device.clone());
         queue::tune(&device);
-        if let Some(dir) = link.parent() {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o755)
-                .create(dir)
-                .context(format!("cannot make {}", dir.display()))?;
-        }
-        match symlink(&device, &link) {
-            // A dangling or stale link of ours (checked when starting).
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
-                fs::remove_file(&link).and_then(|()| symlink(&device, &link))
-            }
-            done => done,
-        }
-        .context(format!("cannot link {}", link.display()))?;
+        link::make(&device, &link)?;
         self.link = Some(link);
         Ok(())
     }
 
     fn remove_link(&self) {
-        let Some(link) = &self.link else { return };
-        // Only while it is still ours; an administrator may have put something else there.
-        if fs::read_link(link).is_ok_and(|to| Some(to.as_path()) == self.loop_device.as_deref()) {
-            let _ = fs::remove_file(link); // a dangling link harms nobody
+        if let (Some(link), Some(device)) = (&self.link, &self.loop_device) {
+            link::remove(device, link);
         }
     }
 
@@ -188,8 +173,8 @@ impl FuseLoop {
             return Err(e);
         }
         self.loop_device = None;
-        if let Some(dir) = self.link.take().as_deref().and_then(Path::parent) {
-            let _ = fs::remove_dir(dir); // stays while other volumes have links in it
+        if let Some(link) = self.link.take() {
+            link::remove_directory(&link);
         }
         Ok(())
     }
@@ -222,17 +207,7 @@ fn refuse_taken(point: &Path, link: Option<&Path>) -> Result<()> {
         return Err(Error::failure(format!("{} is mounted already", point.display())).mend(mend));
     }
     let Some(link) = link else { return Ok(()) };
-    let ours = Leftover::Link(link.to_owned()).exists();
-    if fs::symlink_metadata(link).is_ok() && !ours {
-        return Err(Error::failure(format!("{} exists and is no link of ours", link.display()))
-            .mend("remove it or use another name"));
-    }
-    let alive = fs::read_link(link).is_ok_and(|to| holders::backing_file(&to).is_some());
-    if alive {
-        return Err(Error::failure(format!("{} is in use by another device", link.display()))
-            .mend("take that down first or use another name"));
-    }
-    Ok(())
+    link::refuse_taken(link, |to| holders::backing_file(to).is_some())
 }
 
 impl Export for FuseLoop {

@@ -1,0 +1,86 @@
+//! The threads of a device, one a queue.
+//!
+//! Invariant: a thread is told to end by a bell that keeps ringing, and ends when all that it took
+//! is answered.
+
+use super::queue::{Queue, Remains, Shape};
+use crate::error::{Context, Error, Result};
+use crate::volume::Device;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long requests that are being served may take to end.
+const LAST: Duration = Duration::from_secs(10);
+
+pub(super) struct Crew {
+    /// The character device; the kernel takes the server for gone when nobody has it open.
+    node: Arc<OwnedFd>,
+    bell: Arc<OwnedFd>,
+    threads: Vec<JoinHandle<Option<Remains>>>,
+}
+
+impl Crew {
+    pub(super) fn new(node: OwnedFd) -> Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .context("cannot make an eventfd")?;
+        Ok(Self { node: Arc::new(node), bell: Arc::new(bell), threads: Vec::new() })
+    }
+
+    /// Starts the thread of `queue`; when it returns the queue has asked for requests.
+    pub(super) fn hire(
+        &mut self,
+        queue: u16,
+        shape: Shape,
+        device: &Arc<dyn Device>,
+    ) -> Result<()> {
+        let (node, bell) = (Arc::clone(&self.node), Arc::clone(&self.bell));
+        let device = Arc::clone(device);
+        let (tell, told) = mpsc::channel();
+        let run = move || match Queue::new(queue, shape, node, bell, device) {
+            Ok(queue) => {
+                let _ = tell.send(Ok(())); // `hire` waits for it
+                Some(queue.serve())
+            }
+            Err(e) => {
+                let _ = tell.send(Err(e)); // likewise
+                None
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("ztier-ublk-{queue}"))
+            .spawn(run)
+            .context("no thread")?;
+        self.threads.push(thread);
+        match told.recv() {
+            Ok(ready) => ready.context("io_uring"),
+            Err(_) => Err(Error::failure("its thread ended")),
+        }
+    }
+
+    /// Ends the threads: they answer what they have taken, and leave the rest to the next server.
+    pub(super) fn dismiss(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        // A bell that can't be rung is one that rings already.
+        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+        let deadline = Instant::now() + LAST;
+        for thread in self.threads.drain(..) {
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // One that is late waits for a drive; it ends with the process.
+            if thread.is_finished() {
+                // Joined first, what remains is dropped after. A panic has ended the process.
+                drop(thread.join());
+            }
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! The ublk export: a block device of the kernel whose requests this process serves through
+//! io_uring, linked as `/dev/ztier/NAME`.
+//!
+//! Invariants: a device carries the mark of its volume, by which it is found after its daemon died;
+//! it is always made so that it waits for the next server and gives it all requests that were not
+//! answered; a device that is held is never taken away, unless somebody insists; only a volume with
+//! the same size and ways takes a device over.
+
+mod abi;
+mod control;
+mod crew;
+mod doctor;
+mod memory;
+mod node;
+mod params;
+mod queue;
+mod remove;
+
+pub use doctor::{available, probe};
+pub(super) use node::is_there;
+pub(super) use remove::{find, remove};
+
+use super::{Export, Leftover, holders, link, loopdev};
+use crate::error::{Context, Error, Result};
+use crate::volume::Device;
+use abi::{DeviceInfo, Params};
+use control::{Control, Failure};
+use crew::Crew;
+use queue::Shape;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Requests of one queue that may be under way.
+const DEPTH: u16 = 128;
+
+/// The most bytes of one request.
+const MAX_IO: usize = 1 << 20;
+
+/// The same where each of the requests under way needs memory of its own.
+const MAX_IO_BUFFERED: usize = 256 << 10;
+
+/// How long a stop waits for processes that only look (udev, blkid) before they count as holders.
+const LOOKERS_WAIT: Duration = Duration::from_millis(500);
+
+/// How long the kernel may take for what can hang on somebody else.
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// How to export a device.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Name of the volume: the name of the link.
+    pub name: String,
+    /// The run directory of the daemon. With the name it makes the mark of the device.
+    pub run_dir: PathBuf,
+    /// Where the link to the device is made, normally `/dev/ztier`; made when missing.
+    pub link_dir: PathBuf,
+    /// The most threads that serve requests, at least one.
+    pub threads: usize,
+    /// Take over the device that an earlier daemon of this volume left, if there is one. The
+    /// volume must hold all that the earlier one acknowledged.
+    pub resume: bool,
+}
+
+impl Options {
+    fn link(&self) -> PathBuf {
+        self.link_dir.join(&self.name)
+    }
+
+    fn mark(&self) -> u64 {
+        let run_dir = std::fs::canonicalize(&self.run_dir).unwrap_or_else(|_| self.run_dir.clone());
+        mark(&run_dir, &self.name)
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        vec![
+            Leftover::Link(self.link()),
+            Leftover::Ublk { name: self.name.clone(), mark: self.mark() },
+            Leftover::Directory(self.link_dir.clone()),
+        ]
+    }
+}
+
+/// A number for a volume of a run directory: FNV-1a, which stays the same in every version.
+fn mark(run_dir: &Path, name: &str) -> u64 {
+    let bytes = run_dir.as_os_str().as_encoded_bytes().iter().chain(b"\0ztier\0");
+    bytes.chain(name.as_bytes()).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// A volume served as a block device. Dropping it leaves the device to the next server.
+pub struct Ublk {
+    id: u32,
+    options: Options,
+    device: Arc<dyn Device>,
+    resumed: bool,
+    /// `None` once service has ended.
+    crew: Option<Crew>,
+    /// Whether the device is still in the kernel.
+    there: bool,
+}
+
+impl Ublk {
+    /// What [`Ublk::start`] with these options will leave in the system, in the order of removal.
+    pub fn planned(options: &Options) -> Vec<Leftover> {
+        options.leftovers()
+    }
+
+    /// Makes the device, or takes over the one that is waiting, and links it; when it returns the
+    /// device is usable. Undoes what it made when a step fails; a device that was waiting goes on
+    /// waiting.
+    ///
+    /// # Errors
+    /// A step is not possible here (no driver, no privilege, the name is in use, the waiting device
+    /// is not this volume's); the text says which and what else would work.
+    pub fn start(device: Arc<dyn Device>, options: Options) -> Result<Self> {
+        let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
+        let left = remove::find_with(&mut control, options.mark());
+        link::refuse_taken(&options.link(), |to| {
+            node::exists(to) && left.is_none_or(|(id, _)| to != node::block(id))
+        })?;
+        let export = match left {
+            Some((id, info)) if info.state == abi::STATE_DEAD => {
+                // Its server died before it had users.
+                control.delete(id, LIMIT).context(format!("cannot remove ublk device {id}"))?;
+                Self::make(&mut control, device, options)?
+            }
+            Some((id, info)) if options.resume => {
+                Self::take_over(&mut control, id, info, device, options)?
+            }
+            Some((id, _)) => {
+                let name = &options.name;
+                let text = format!("{} of volume `{name}` exists", node::block(id).display());
+                return Err(Error::failure(text).mend(format!("`ztier down {name}` first")));
+            }
+            None => Self::make(&mut control, device, options)?,
+        };
+        match link::make(&node::block(export.id), &export.options.link()) {
+            Ok(()) => Ok(export),
+            Err(e) => {
+                let mut export = export;
+                if !export.resumed {
+                    let _ = export.take_away(); // the error to tell is the first
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// The block device, `/dev/ublkbN`.
+    pub fn block_device(&self) -> PathBuf {
+        node::block(self.id)
+    }
+
+    /// Whether the device is one that an earlier daemon left.
+    pub fn resumed(&self) -> bool {
+        self.resumed
+    }
+
+    fn make(control: &mut Control, device: Arc<dyn Device>, options: Options) -> Result<Self> {
+        let user_copy = control.has(abi::F_USER_COPY);
+        let max_io = if user_copy { MAX_IO } else { MAX_IO_BUFFERED };
+        let mut flags = abi::F_USER_RECOVERY | abi::F_USER_RECOVERY_REISSUE;
+        if !control.plain() {
+            flags |= abi::F_CMD_IOCTL_ENCODE;
+        }
+        if user_copy {
+            flags |= abi::F_USER_COPY;
+        }
+        let asked = DeviceInfo {
+            queues: queues(options.threads),
+            depth: DEPTH,
+            max_io_bytes: max_io as u32,
+            flags,
+            server_flags: options.mark(),
+            ..DeviceInfo::default()
+        };
+        let info = control.add(asked).map_err(|e| match e {
+            Failure::Errno(Errno::NOSPC) => Error::failure("the ublk driver makes no more devices")
+                .mend("take other ublk devices down"),
+            e => Error::failure(format!("cannot make a ublk device: {e}"))
+                .mend("see `ztier doctor`, or use --export fuse"),
+        })?;
+        match Self::bring_up(control, &info, &device, false) {
+            Ok(crew) => {
+                let (id, crew) = (info.id, Some(crew));
+                Ok(Self { id, options, device, resumed: false, crew, there: true })
+            }
+            Err(e) => {
+                let _ = control.stop(info.id, LIMIT); // the error to tell is the first
+                let _ = control.delete(info.id, LIMIT);
+                Err(e)
+            }
+        }
+    }
+
+    fn take_over(
+        control: &mut Control,
+        id: u32,
+        info: DeviceInfo,
+        device: Arc<dyn Device>,
+        options: Options,
+    ) -> Result<Self> {
+        let shown = node::block(id);
+        let cannot = || format!("cannot take over {}", shown.display());
+        if !control::recovers(info.flags) {
+            return Err(Error::failure(format!("{}: it can't wait for a server", cannot())));
+        }
+        let params = control.params(id).context(cannot())?;
+        let ours = ours(&*device, info.max_io_bytes as usize);
+        let behind = params.device_sectors < ours.device_sectors && control.has(abi::F_UPDATE_SIZE);
+        let known =
+            if behind { Params { device_sectors: ours.device_sectors, ..params } } else { params };
+        if let Some(difference) = params::difference(&known, &ours) {
+            return Err(Error::failure(format!("{}: {difference}", cannot()))
+                .mend("it is not this volume's; unmount it, and `ztier down` removes it"));
+        }
+        begin_recovery(control, id)?;
+        let crew = Self::bring_up(control, &info, &device, true)?;
+        let export = Self { id, options, device, resumed: true, crew: Some(crew), there: true };
+        if behind {
+            // It goes on with its old size otherwise, which is no harm.
+            let _ = export.resized();
+        }
+        Ok(export)
+    }
+
+    /// Starts the threads of a device, and then the device.
+    fn bring_up(
+        control: &mut Control,
+        info: &DeviceInfo,
+        device: &Arc<dyn Device>,
+        recovering: bool,
+    ) -> Result<Crew> {
+        let shown = node::block(info.id);
+        if !control::recovers(info.flags) {
+            return Err(Error::failure("the ublk driver of this kernel can't recover devices")
+                .mend("use Linux 6.1 or newer, or --export fuse"));
+        }
+        let shape = Shape {
+            depth: info.depth,
+            max_io: info.max_io_bytes as usize,
+            user_copy: info.flags & abi::F_USER_COPY != 0,
+            plain: control.plain(),
+        };
+        if !recovering {
+            control
+                .set_params(info.id, ours(&**device, shape.max_io))
+                .context(format!("cannot set up {}", shown.display()))?;
+        }
+        let node: OwnedFd = node::open_character(info.id)?;
+        let mut crew = Crew::new(node)?;
+        for queue in 0..info.queues {
+            crew.hire(queue, shape, device)
+                .context(format!("cannot serve queue {queue} of {}", shown.display()))?;
+        }
+        let started =
+            if recovering { control.end_recovery(info.id) } else { control.start(info.id) };
+        if let Err(e) = started {
+            crew.dismiss();
+            return Err(Error::failure(format!("cannot start {}: {e}", shown.display())));
+        }
+        node::make_missing_block(info.id)?;
+        node::tune(info.id);
+        Ok(crew)
+    }
+
+    /// Waits a little for processes that only look, then refuses because of the first holder. What
+    /// it returns keeps everybody else from using the device exclusively.
+    fn claim(&self) -> Result<OwnedFd> {
+        let deadline = Instant::now() + LOOKERS_WAIT;
+        let shown = self.options.link();
+        loop {
+            let claimed = node::claim(&self.block_device());
+            let held = self.holders();
+            let lasting = held.iter().find(|h| !h.starts_with("process"));
+            match (lasting.or(held.first()), claimed) {
+                (None, Ok(node)) => return Ok(node),
+                (None, Err(Errno::BUSY)) if Instant::now() >= deadline => {
+                    return Err(loopdev::in_use(&shown, "something invisible from here"));
+                }
+                (None, Err(e)) if e != Errno::BUSY => {
+                    return Err(e).context(format!("cannot open {}", shown.display()));
+                }
+                (Some(h), _) if lasting.is_some() || Instant::now() >= deadline => {
+                    return Err(loopdev::in_use(&shown, h));
+                }
+                _ => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+
+    /// Takes the device out of the kernel, whoever holds it.
+    fn take_away(&mut self) -> Result<()> {
+        let shown = self.block_device();
+        let cannot = || format!("cannot stop {}", shown.display());
+        let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
+        link::remove(&shown, &self.options.link());
+        if let Err(e) = control.stop(self.id, LIMIT) {
+            if node::exists(&shown) {
+                let _ = link::make(&shown, &self.options.link()); // as before
+            }
+            return Err(
+                Error::failure(format!("{}: {e}", cannot())).mend("try again, or see what uses it")
+            );
+        }
+        if let Some(crew) = self.crew.take() {
+            crew.dismiss();
+        }
+        link::remove_directory(&self.options.link());
+        remove::delete(&mut control, self.id, LIMIT)?;
+        self.there = false;
+        Ok(())
+    }
+}
+
+/// What the kernel is told of the volume.
+fn ours(device: &dyn Device, max_io: usize) -> Params {
+    params::params(device.size(), max_io, device.discards())
+}
+
+fn queues(threads: usize) -> u16 {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    threads.clamp(1, cpus).min(usize::from(u16::MAX)) as u16
+}
+
+/// Waits until the last server of a device is gone.
+fn begin_recovery(control: &mut Control, id: u32) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match control.begin_recovery(id) {
+            Ok(()) => return Ok(()),
+            Err(Failure::Errno(Errno::BUSY)) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(Failure::Errno(Errno::BUSY)) => {
+                let server = control.info(id).map_or(0, |info| info.server_pid);
+                return Err(Error::failure(format!(
+                    "{} is still served by process {server}",
+                    node::block(id).display()
+                ))
+                .mend("end that first"));
+            }
+            Err(e) => return Err(e).context(format!("cannot take over ublk device {id}")),
+        }
+    }
+}
+
+impl Export for Ublk {
+    fn endpoints(&self) -> Vec<String> {
+        if self.crew.is_some() {
+            vec![self.options.link().display().to_string()]
+        } else {
+            Vec::new()
+        }
+    }
+
+    fn holders(&self) -> Vec<String> {
+        if self.there { holders::of_block_device(&self.block_device()) } else { Vec::new() }
+    }
+
+    fn may_resize(&self) -> Result<()> {
+        let control = Control::open().map_err(|e| doctor::refusal(&e))?;
+        if control.has(abi::F_UPDATE_SIZE) {
+            return Ok(());
+        }
+        Err(Error::failure("a ublk device can't grow on this kernel")
+            .mend("use Linux 6.16 or newer, or --export fuse"))
+    }
+
+    fn resized(&self) -> Result<()> {
+        let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
+        let sectors = ours(&*self.device, 0).device_sectors;
+        control
+            .update_size(self.id, sectors)
+            .context(format!("cannot grow {}", self.block_device().display()))
+    }
+
+    fn leftovers(&self) -> Vec<Leftover> {
+        if self.there { self.options.leftovers() } else { Vec::new() }
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        if !self.there {
+            return Ok(());
+        }
+        let claimed = self.claim()?;
+        // What somebody wrote and closed may still be on its way from the page cache.
+        let flushed = rustix::fs::fsync(&claimed);
+        flushed.context(format!("cannot flush {}", self.block_device().display()))?;
+        drop(claimed);
+        self.take_away()
+    }
+
+    fn stop_by_force(&mut self) -> Result<()> {
+        if self.there { self.take_away() } else { Ok(()) }
+    }
+
+    fn leave(&mut self) -> Result<()> {
+        if let Some(crew) = self.crew.take() {
+            crew.dismiss();
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Ublk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ublk")
+            .field("name", &self.options.name)
+            .field("id", &self.id)
+            .field("resumed", &self.resumed)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_tell_volumes_apart_and_stay() {
+        let run = Path::new("/run/ztier");
+        assert_eq!(mark(run, "a"), mark(run, "a"));
+        assert_ne!(mark(run, "a"), mark(run, "b"));
+        assert_ne!(mark(run, "a"), mark(Path::new("/run/other"), "a"));
+        assert_eq!(mark(run, "vol"), MARK_OF_VOL);
+    }
+
+    /// Another value would orphan the devices of running daemons.
+    const MARK_OF_VOL: u64 = 0x427d_5c60_c238_601d;
+
+    #[test]
+    fn there_is_at_least_one_queue_and_no_more_than_cpus() {
+        assert_eq!(queues(0), 1);
+        assert_eq!(queues(1), 1);
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        assert!(usize::from(queues(10_000)) <= cpus);
+    }
+}

@@ -1,0 +1,101 @@
+//! The files of a device: `/dev/ublkcN`, `/dev/ublkbN`, and what `/sys` has of it.
+//!
+//! Invariant: no descriptor of the block device is kept.
+
+use crate::error::{Context, Result};
+use rustix::fd::OwnedFd;
+use rustix::fs::{CWD, FileType, Mode, OFlags, makedev, mknodat};
+use rustix::io::Errno;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// File in `/sys/block/ublkbN/queue`, and what it is set to.
+const SETTINGS: [(&str, &str); 2] = [
+    // With one queue the kernel would choose another, and udev rules of distributions do.
+    ("scheduler", "none"),
+    // In KiB. Requests of 128 KiB, the default, spend much of their time on the way.
+    ("read_ahead_kb", "1024"),
+];
+
+/// The block device of number `id`.
+pub(super) fn block(id: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublkb{id}"))
+}
+
+fn sys_of_block(id: u32) -> PathBuf {
+    PathBuf::from(format!("/sys/block/ublkb{id}"))
+}
+
+/// Whether the block device that `device` names is there.
+pub(super) fn exists(device: &Path) -> bool {
+    device.file_name().is_some_and(|name| Path::new("/sys/block").join(name).exists())
+}
+
+/// Whether `device` is a ublk device that is there.
+pub(crate) fn is_there(device: &Path) -> bool {
+    let ublk = device.strip_prefix("/dev").ok().and_then(Path::to_str);
+    ublk.is_some_and(|name| name.starts_with("ublkb")) && exists(device)
+}
+
+/// Opens the character device, through which requests come.
+pub(super) fn open_character(id: u32) -> Result<OwnedFd> {
+    let path = PathBuf::from(format!("/dev/ublkc{id}"));
+    let sys = PathBuf::from(format!("/sys/class/ublk-char/ublkc{id}"));
+    make_missing(&path, &sys, FileType::CharacterDevice)?;
+    rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .context(format!("cannot open {}", path.display()))
+}
+
+/// Makes the node of the block device when nothing else (devtmpfs, udev) makes it.
+pub(super) fn make_missing_block(id: u32) -> Result<()> {
+    make_missing(&block(id), &sys_of_block(id), FileType::BlockDevice)
+}
+
+fn make_missing(path: &Path, sys: &Path, kind: FileType) -> Result<()> {
+    if path.exists() {
+        return Ok(());
+    }
+    let cannot = || format!("cannot make {}", path.display());
+    let number = fs::read_to_string(sys.join("dev")).context(cannot())?;
+    let (major, minor) = numbers(&number).ok_or(Errno::INVAL).context(cannot())?;
+    let mode = Mode::RUSR | Mode::WUSR;
+    match mknodat(CWD, path, kind, mode, makedev(major, minor)) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(e) => Err(e).context(cannot()),
+    }
+}
+
+fn numbers(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.trim().split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Opens the block device as its only exclusive user; a mount or swap makes this fail at once.
+pub(super) fn claim(device: &Path) -> rustix::io::Result<OwnedFd> {
+    // Read-only: closing a descriptor that could write makes udev look at the device again.
+    rustix::fs::open(device, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::EXCL, Mode::empty())
+}
+
+/// Sets the queue of the block device up. Best effort: without one of the files the device is
+/// slower, nothing else.
+pub(super) fn tune(id: u32) {
+    for (file, value) in SETTINGS {
+        let _ = fs::write(sys_of_block(id).join("queue").join(file), value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers() {
+        assert_eq!(numbers("259:3\n"), Some((259, 3)));
+        assert_eq!((numbers("259"), numbers("a:b"), numbers("")), (None, None, None));
+    }
+
+    #[test]
+    fn what_is_not_there_does_not_exist() {
+        assert!(!exists(&block(u32::MAX)) && !exists(Path::new("/")));
+    }
+}

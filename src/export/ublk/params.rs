@@ -1,0 +1,176 @@
+//! What the kernel is told about a device, and how a request is read.
+//!
+//! Invariant: pure functions; nothing here asks the kernel.
+
+use super::abi::{self, Descriptor, Params};
+use crate::BLOCK_SIZE;
+
+/// Bytes of a sector, the kernel's unit.
+const SECTOR: u64 = 512;
+
+/// The most bytes that one discard or write-zeroes may cover. It is served in one go on the thread
+/// of its queue, which others wait for meanwhile.
+const MAX_ZEROING: u64 = 256 << 20;
+
+/// What the kernel is told of a device of `size` bytes, with requests of up to `max_io` bytes.
+pub(super) fn params(size: u64, max_io: usize, discards: bool) -> Params {
+    let shift = BLOCK_SIZE.trailing_zeros() as u8;
+    let zeroing = (MAX_ZEROING / SECTOR) as u32;
+    let mut params = Params {
+        len: size_of::<Params>() as u32,
+        types: abi::PARAM_BASIC,
+        attrs: abi::ATTR_VOLATILE_CACHE | abi::ATTR_FUA,
+        logical_block_shift: shift,
+        physical_block_shift: shift,
+        io_opt_shift: shift,
+        io_min_shift: shift,
+        max_sectors: (max_io as u64 / SECTOR) as u32,
+        device_sectors: size / SECTOR,
+        ..Params::default()
+    };
+    // A device that can't forget still zeroes.
+    params.types |= abi::PARAM_DISCARD;
+    params.discard_granularity = BLOCK_SIZE as u32;
+    params.max_write_zeroes_sectors = zeroing;
+    params.max_discard_segments = 1;
+    if discards {
+        params.max_discard_sectors = zeroing;
+    }
+    params
+}
+
+/// What must be the same for another server to take a device over, and is not: `None` if all is.
+pub(super) fn difference(device: &Params, ours: &Params) -> Option<String> {
+    let bytes = |sectors: u64| sectors.saturating_mul(SECTOR);
+    if device.device_sectors != ours.device_sectors {
+        let (was, is) = (bytes(device.device_sectors), bytes(ours.device_sectors));
+        return Some(format!("it has {was} bytes, the volume {is}"));
+    }
+    if device.logical_block_shift != ours.logical_block_shift {
+        return Some(format!(
+            "it has blocks of {} bytes",
+            1u64 << device.logical_block_shift.min(63)
+        ));
+    }
+    let needed = abi::ATTR_VOLATILE_CACHE | abi::ATTR_FUA;
+    if device.attrs & needed != needed {
+        return Some("it does not pass flushes on".to_owned());
+    }
+    if device.max_discard_sectors != 0 && ours.max_discard_sectors == 0 {
+        return Some("it takes discards, which the volume does not".to_owned());
+    }
+    None
+}
+
+/// A request of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    Read {
+        offset: u64,
+        len: usize,
+    },
+    Write {
+        offset: u64,
+        len: usize,
+        fua: bool,
+    },
+    Flush,
+    Discard {
+        offset: u64,
+        len: u64,
+    },
+    WriteZeroes {
+        offset: u64,
+        len: u64,
+        no_hole: bool,
+        fua: bool,
+    },
+    /// Nothing that is known.
+    Unknown,
+}
+
+impl Asked {
+    pub(super) fn of(descriptor: &Descriptor) -> Self {
+        let offset = descriptor.start_sector.saturating_mul(SECTOR);
+        let len = u64::from(descriptor.sectors) * SECTOR;
+        let has = |flag| descriptor.op_flags & flag != 0;
+        match descriptor.op_flags & 0xff {
+            abi::OP_READ => Self::Read { offset, len: len as usize },
+            abi::OP_WRITE => Self::Write { offset, len: len as usize, fua: has(abi::IO_FUA) },
+            abi::OP_FLUSH => Self::Flush,
+            abi::OP_DISCARD => Self::Discard { offset, len },
+            abi::OP_WRITE_ZEROES => Self::WriteZeroes {
+                offset,
+                len,
+                no_hole: has(abi::IO_NO_UNMAP),
+                fua: has(abi::IO_FUA),
+            },
+            _ => Self::Unknown,
+        }
+    }
+
+    /// What the kernel expects as the result of success: the bytes that were moved.
+    pub(super) fn moved(&self) -> i32 {
+        match *self {
+            Self::Read { len, .. } | Self::Write { len, .. } => i32::try_from(len).unwrap_or(0),
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn asked(op_flags: u32) -> Asked {
+        Asked::of(&Descriptor { op_flags, sectors: 16, start_sector: 8, addr: 0 })
+    }
+
+    #[test]
+    fn requests_are_read() {
+        assert_eq!(asked(abi::OP_READ), Asked::Read { offset: 4096, len: 8192 });
+        assert_eq!(
+            asked(abi::OP_WRITE | abi::IO_FUA),
+            Asked::Write { offset: 4096, len: 8192, fua: true }
+        );
+        assert_eq!(
+            asked(abi::OP_WRITE_ZEROES | abi::IO_NO_UNMAP),
+            Asked::WriteZeroes { offset: 4096, len: 8192, no_hole: true, fua: false }
+        );
+        assert_eq!(asked(abi::OP_DISCARD), Asked::Discard { offset: 4096, len: 8192 });
+        assert_eq!(asked(abi::OP_FLUSH), Asked::Flush);
+        // WRITE_SAME, and what may come.
+        assert_eq!((asked(4), asked(200)), (Asked::Unknown, Asked::Unknown));
+        assert_eq!(asked(abi::OP_READ).moved(), 8192);
+        assert_eq!(asked(abi::OP_DISCARD).moved(), 0);
+    }
+
+    #[test]
+    fn a_volatile_cache_is_announced() {
+        let params = params(1 << 30, 1 << 20, true);
+        assert_eq!(params.attrs & abi::ATTR_VOLATILE_CACHE, abi::ATTR_VOLATILE_CACHE);
+        assert_eq!(params.attrs & abi::ATTR_FUA, abi::ATTR_FUA);
+        assert_eq!(params.device_sectors, 1 << 21);
+        assert_eq!(params.max_sectors, 2048);
+        assert_eq!(params.logical_block_shift, 12);
+        assert!(params.max_discard_sectors > 0 && params.max_discard_segments == 1);
+    }
+
+    #[test]
+    fn another_volume_does_not_take_over() {
+        let ours = params(1 << 30, 1 << 20, true);
+        assert_eq!(difference(&ours, &ours), None);
+        // Another size of requests is none of the users' business.
+        assert_eq!(difference(&params(1 << 30, 1 << 16, true), &ours), None);
+        let smaller = difference(&params(1 << 29, 1 << 20, true), &ours).unwrap();
+        assert_eq!(smaller, "it has 536870912 bytes, the volume 1073741824");
+        let mut other = ours;
+        other.logical_block_shift = 9;
+        assert!(difference(&other, &ours).unwrap().contains("blocks of 512"));
+        let mut other = ours;
+        other.attrs = 0;
+        assert!(difference(&other, &ours).unwrap().contains("flushes"));
+        assert!(difference(&ours, &params(1 << 30, 1 << 20, false)).unwrap().contains("discards"));
+    }
+}

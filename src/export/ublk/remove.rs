@@ -1,0 +1,85 @@
+//! Finding and removing the device of a daemon that is gone.
+//!
+//! Invariants: a device is ours if the driver has kept our mark for it; one that is mounted, or
+//! carries swap or another device, is not taken away; nothing waits without a bound.
+
+use super::abi::DeviceInfo;
+use super::control::{self, Control, Failure};
+use super::{LIMIT, doctor, node};
+use crate::error::{Context, Error, Result};
+use crate::export::{holders, loopdev};
+use rustix::io::Errno;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The number of the device that has `mark`, if there is one and this process may ask.
+pub(crate) fn find(mark: u64) -> Option<u32> {
+    if control::devices().is_empty() {
+        return None;
+    }
+    find_with(&mut Control::open().ok()?, mark).map(|(id, _)| id)
+}
+
+pub(super) fn find_with(control: &mut Control, mark: u64) -> Option<(u32, DeviceInfo)> {
+    control::devices()
+        .into_iter()
+        .filter_map(|id| Some((id, control.info(id).ok()?)))
+        .find(|(_, info)| info.server_flags == mark)
+}
+
+/// Removes the device that has `mark`. Requests that wait in it fail.
+///
+/// # Errors
+/// It is held, and the text says by what; or something else serves it.
+pub(crate) fn remove(mark: u64) -> Result<()> {
+    let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
+    let Some((id, info)) = find_with(&mut control, mark) else { return Ok(()) };
+    let shown = node::block(id);
+    // A process in the middle of a request could not let go before that fails.
+    let held = holders::of_block_device(&shown);
+    if let Some(holder) = held.iter().find(|h| !h.starts_with("process")) {
+        return Err(loopdev::in_use(&shown, holder));
+    }
+    if is_served(&info) {
+        return Err(Error::failure(format!(
+            "{} is still served by process {}",
+            shown.display(),
+            info.server_pid
+        ))
+        .mend("end that first"));
+    }
+    control.stop(id, LIMIT).context(format!("cannot stop {}", shown.display()))?;
+    delete(&mut control, id, LIMIT)
+}
+
+/// Whether the process that served the device has it open.
+fn is_served(info: &DeviceInfo) -> bool {
+    let node = format!("/dev/ublkc{}", info.id);
+    let fds = format!("/proc/{}/fd", info.server_pid);
+    let mut entries = std::fs::read_dir(fds).into_iter().flatten().flatten();
+    entries.any(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == Path::new(&node)))
+}
+
+/// Deletes a device that is stopped, and waits up to `limit` for it to be gone.
+pub(super) fn delete(control: &mut Control, id: u32, limit: Duration) -> Result<()> {
+    let deadline = Instant::now() + limit;
+    match control.delete(id, limit) {
+        // NODEV: somebody else was faster.
+        Ok(()) | Err(Failure::Late | Failure::Errno(Errno::NODEV)) => {}
+        Err(e) => return Err(e).context(format!("cannot delete ublk device {id}")),
+    }
+    while control::devices().contains(&id) {
+        if Instant::now() >= deadline {
+            let shown = node::block(id);
+            let holder = holders::of_block_device(&shown).into_iter().next();
+            let holder = holder.unwrap_or_else(|| "something invisible from here".to_owned());
+            return Err(Error::failure(format!(
+                "{} is stopped, but still open: {holder}",
+                shown.display()
+            ))
+            .mend("end that; the device goes with its last user"));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
