@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use ztier::durable::{self, Step as At, format::data_at};
-use ztier::media::Drive;
+use ztier::media::{Drive, Memory};
 use ztier::stats::Latency;
 use ztier::tiers::Policy;
 use ztier::volume::{Channel, Device, IoError, LogOptions, LogVolume, Request};
@@ -443,16 +443,20 @@ fn a_failed_log_and_a_failing_backing_store_are_an_error_until_that_is_mended() 
     volume.close().unwrap();
 }
 
+fn kept() -> durable::Kept {
+    durable::Kept::new(&Memory::default()).unwrap()
+}
+
 #[test]
 fn logs_that_cannot_be_opened_say_why() {
     let log = RamDrive::new(4 << 20);
     let open = |log: &RamDrive| {
-        durable::open(log, durable::Options::default(), 1, false).map(|_| ()).unwrap_err()
+        durable::open(log, durable::Options::default(), 1, false, kept()).map(|_| ()).unwrap_err()
     };
     assert_eq!(open(&log).to_string(), "no log is on it");
     durable::format(&log, [1; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
     log.damage(100);
-    assert!(durable::open(&log, durable::Options::default(), 1, false).unwrap().1.mended);
+    assert!(durable::open(&log, durable::Options::default(), 1, false, kept()).unwrap().1.mended);
     log.damage(100);
     log.damage((64 << 10) + 100);
     assert_eq!(open(&log).to_string(), "both copies of the superblock are damaged");

@@ -12,6 +12,7 @@ use crate::control::{Handler, LogChange, Request, Server, Status, Version};
 use crate::durable;
 use crate::error::{Context, Error, Result};
 use crate::export::{Export, Leftover};
+use crate::media::Memory;
 use crate::stats::Stats;
 use crate::volume::{self, Device, Serving, Volume};
 use parking_lot::{Mutex, MutexGuard};
@@ -273,7 +274,8 @@ fn open_log(
         log: durable::Options { idle_ms: log.commit_interval_ms, ..durable::Options::default() },
     };
     let opening = Opening::new(told);
-    let volume::Opened { volume, abandoned } = pair.open(options, &|step| opening.at(step))?;
+    let told = |step| opening.at(step);
+    let volume::Opened { volume, abandoned } = pair.open(options, &Memory::default(), &told)?;
     log::line(&volume.report().to_string());
     if let Some(text) = &abandoned {
         log::line(text);

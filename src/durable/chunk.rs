@@ -7,6 +7,7 @@
 
 use super::fill::{Filling, Fills};
 use super::format::{CLUSTER, Data, ENTRY, Entry, GRANULE, HEADER, Header, Kind, Stamp};
+use super::kept::{Kept, Left};
 use super::planted::{self, Bug};
 use crate::media::{ALIGN, Buffer};
 use std::sync::Arc;
@@ -74,25 +75,11 @@ impl<'a> From<Option<&'a [u8]>> for Payload<'a> {
 }
 
 impl Open {
-    /// An empty chunk with room for `capacity` bytes; `bytes` is memory to use, if there is some.
-    pub fn new(
-        segment: u64,
-        offset: u32,
-        epoch: u64,
-        capacity: u32,
-        bytes: Option<Buffer>,
-    ) -> Self {
-        let capacity = capacity as usize;
-        let bytes = bytes.filter(|b| b.len() >= capacity);
-        Self {
-            segment,
-            offset,
-            epoch,
-            capacity,
-            used: HEADER,
-            entries: Vec::new(),
-            bytes: Filling::new(bytes.unwrap_or_else(|| Buffer::new(capacity))),
-        }
+    /// An empty chunk that fills this memory at most.
+    pub fn new(segment: u64, offset: u32, epoch: u64, bytes: Buffer) -> Self {
+        let (capacity, entries) = (bytes.len(), Vec::new());
+        let bytes = Filling::new(bytes);
+        Self { segment, offset, epoch, capacity, used: HEADER, entries, bytes }
     }
 
     /// Whether it holds no entry.
@@ -195,6 +182,12 @@ impl Open {
         (segment == self.segment && end <= self.used).then(|| self.bytes.read(from..end).into())
     }
 
+    /// Leaves the memory to others that it does not take: it gets no longer than it is.
+    pub fn settle(&mut self, kept: &mut Kept) {
+        let len = self.len();
+        kept.close(&mut self.bytes, len);
+    }
+
     /// Closes the chunk, of which some payloads may not be there yet.
     pub fn close(self, closing: Closing) -> Sealed {
         let (len, place) = (self.len(), (self.segment, self.offset, self.epoch));
@@ -228,8 +221,8 @@ impl Sealed {
     }
 
     /// Completes the bytes; `false` while some payload is not there yet, and [`Fills::finish`] will
-    /// say that somebody waits. Memory that is not needed goes to `spare`.
-    pub fn complete(&mut self, spare: &mut Vec<Buffer>) -> bool {
+    /// say that somebody waits.
+    pub fn complete(&mut self) -> bool {
         let Some((filling, used)) = self.filling.take() else { return true };
         let len = self.header.len as usize;
         let mut bytes = match filling.into_filled() {
@@ -240,11 +233,6 @@ impl Sealed {
                 return false;
             }
         };
-        if len * 4 <= bytes.len() {
-            let mut own = Buffer::new(len);
-            own[..used].copy_from_slice(&bytes[..used]);
-            spare.push(std::mem::replace(&mut bytes, own));
-        }
         let table = self.header.table_at();
         bytes[used..table].fill(0);
         bytes[table..len].copy_from_slice(&self.table);
@@ -258,11 +246,6 @@ impl Sealed {
         self.bytes.as_ref()
     }
 
-    /// The same, and nothing else of it.
-    pub fn into_bytes(self) -> Option<Arc<Buffer>> {
-        self.bytes
-    }
-
     /// The bytes at an offset of the segment, if they are in this chunk.
     pub fn payload(&self, segment: u64, offset: u32, len: u32) -> Option<Payload<'_>> {
         let from = offset.checked_sub(self.header.offset)? as usize;
@@ -272,6 +255,37 @@ impl Sealed {
             (Some((filling, _)), _) => filling.read(from..end).into(),
             (None, bytes) => bytes.as_ref().map(|bytes| &bytes[from..end]).into(),
         })
+    }
+
+    /// What a process left of a chunk, which is the `i`-th that it left, at a new place.
+    pub fn again(
+        left: &Left,
+        (kept, i): (&mut Kept, usize),
+        (segment, offset, epoch): (u64, u32, u64),
+        closing: Closing,
+    ) -> Self {
+        let len = left.len() as usize;
+        let mut bytes = Buffer::new(len);
+        let mut entries = Vec::with_capacity(left.entries.len());
+        for entry in &left.entries {
+            entries.push(match entry {
+                Entry::Data(data) => {
+                    let from = data.offset as usize;
+                    if let Some(payload) = kept.payload(i, data) {
+                        bytes[from..from + payload.len()].copy_from_slice(payload);
+                    }
+                    let stamp =
+                        Stamp { epoch, segment, offset: offset + data.offset, block: data.block };
+                    let check = stamp.check(data.check);
+                    Entry::Data(Data { offset: stamp.offset, check, ..*data })
+                }
+                range @ Entry::Range { .. } => *range,
+            });
+        }
+        let again = Self::without_bytes(len, (segment, offset, epoch), entries, closing);
+        bytes[..HEADER].copy_from_slice(&again.front);
+        bytes[again.header.table_at()..].copy_from_slice(&again.table);
+        Self { bytes: Some(Arc::new(bytes)), ..again }
     }
 
     /// The same changes at another place; `bytes` are its own.
@@ -335,7 +349,7 @@ mod tests {
     use super::*;
 
     fn filled() -> Open {
-        let mut open = Open::new(7, 4096, 99, 32 << 10, None);
+        let mut open = Open::new(7, 4096, 99, Buffer::new(32 << 10));
         for block in 0..3 {
             let payload = vec![block as u8 + 1; 1000];
             open.append(block, Kind::Lz4, &payload, crc(&payload));
@@ -344,11 +358,11 @@ mod tests {
         open
     }
 
-    /// The chunk, complete, and memory that it did not need.
-    fn closed(open: Open, closing: Closing) -> (Sealed, Vec<Buffer>) {
-        let (mut sealed, mut spare) = (open.close(closing), Vec::new());
-        assert!(sealed.complete(&mut spare));
-        (sealed, spare)
+    /// The chunk, complete.
+    fn closed(open: Open, closing: Closing) -> Sealed {
+        let mut sealed = open.close(closing);
+        assert!(sealed.complete());
+        sealed
     }
 
     fn check(sealed: &Sealed) {
@@ -372,9 +386,8 @@ mod tests {
     fn a_chunk_says_what_was_put_into_it_also_elsewhere() {
         let open = filled();
         assert_eq!(open.payload(7, 4096 + 128, 4), Some(Payload::Filled(&[1; 4])));
-        let (sealed, spare) = closed(open, Closing { chunk: 5, prev: 6, durable: 4 });
-        let spare: Vec<usize> = spare.iter().map(|buffer| buffer.len()).collect();
-        assert_eq!((sealed.header.len, &spare[..]), (4096, &[32 << 10][..]));
+        let sealed = closed(open, Closing { chunk: 5, prev: 6, durable: 4 });
+        assert_eq!(sealed.header.len, 4096);
         check(&sealed);
         let closing = Closing { chunk: 5, prev: 6, durable: 4 };
         let moved = sealed.moved(sealed.bytes().unwrap(), (9, 12288, 100), closing);
@@ -384,7 +397,7 @@ mod tests {
 
     #[test]
     fn the_blocks_of_a_cluster_share_a_payload_and_no_check_word() {
-        let mut open = Open::new(7, 4096, 99, 32 << 10, None);
+        let mut open = Open::new(7, 4096, 99, Buffer::new(32 << 10));
         let payload = [5; 3 * GRANULE as usize];
         let mut fills = Fills::default();
         let all = open.reserve_cluster(8, (payload.len(), crc(&payload)), &mut fills);
@@ -392,7 +405,7 @@ mod tests {
         fills.finish();
         open.append(2, Kind::Raw, &[6; 100], crc(&[6; 100]));
         let closing = Closing { chunk: 5, prev: 6, durable: 4 };
-        let (sealed, _) = closed(open, closing);
+        let sealed = closed(open, closing);
         let moved = sealed.moved(sealed.bytes().unwrap(), (9, 12288, 100), closing);
         for (sealed, epoch) in [(&sealed, 99), (&moved, 100)] {
             let segment = sealed.header.segment;
@@ -412,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_chunk_takes_what_fits_and_no_more() {
-        let mut open = Open::new(0, 0, 1, CHUNK_MIN, None);
+        let mut open = Open::new(0, 0, 1, Buffer::new(CHUNK_MIN as usize));
         assert!(open.has_room(4096));
         let mut blocks = 0;
         while open.has_room(100) {
@@ -420,15 +433,15 @@ mod tests {
             blocks += 1;
         }
         assert_eq!(blocks, (8192 - 128) / (112 + 16));
-        let (sealed, _) = closed(open, Closing { chunk: 0, prev: 0, durable: 0 });
+        let sealed = closed(open, Closing { chunk: 0, prev: 0, durable: 0 });
         assert_eq!(sealed.header.len, CHUNK_MIN);
     }
 
     #[test]
     fn an_empty_chunk_is_a_mark() {
-        let open = Open::new(0, 0, 1, CHUNK_MIN, None);
+        let open = Open::new(0, 0, 1, Buffer::new(CHUNK_MIN as usize));
         assert!(open.is_empty());
-        let (sealed, _) = closed(open, Closing { chunk: 8, prev: 0, durable: 8 });
+        let sealed = closed(open, Closing { chunk: 8, prev: 0, durable: 8 });
         assert_eq!((sealed.header.len, sealed.header.entries), (4096, 0));
         check(&sealed);
     }
@@ -443,17 +456,16 @@ mod tests {
         let Some(Entry::Data(last)) = open.entries.last().copied() else { panic!("no entry") };
         assert_eq!(open.payload(7, last.offset, 1000), Some(Payload::Filling));
         assert!(open.awaits_fill());
-        let (mut sealed, mut spare) =
-            (open.close(Closing { chunk: 5, prev: 6, durable: 4 }), Vec::new());
-        assert!(!sealed.complete(&mut spare) && sealed.bytes().is_none());
+        let mut sealed = open.close(Closing { chunk: 5, prev: 6, durable: 4 });
+        assert!(!sealed.complete() && sealed.bytes().is_none());
         assert_eq!(sealed.payload(7, 4096 + 128, 4), Some(Payload::Filled(&[1; 4])));
         assert_eq!(sealed.payload(7, last.offset, 1000), Some(Payload::Filling));
         for (fills, payload) in fills.iter_mut().zip(&payloads).rev() {
-            assert!(!sealed.complete(&mut spare));
+            assert!(!sealed.complete());
             fills.fill(payload);
             assert_eq!(fills.finish(), payload[0] == 7, "the last one tells");
         }
-        assert!(sealed.complete(&mut spare));
+        assert!(sealed.complete());
         check(&sealed);
     }
 }

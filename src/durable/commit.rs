@@ -11,7 +11,7 @@
 //! next chunk stays open until all are back whom the last commit served, or who came meanwhile; but
 //! no longer than a part of the time that commit took, and never for somebody who is alone.
 
-use super::chunk::{CHUNK_MAX, Open, Sealed};
+use super::chunk::{Open, Sealed};
 use super::command::{Command, Device, Op, Outcome, Parts};
 use super::core::{Core, Refused};
 use super::format::{Header, Superblock};
@@ -29,9 +29,9 @@ const DEPTH: usize = 32;
 const IN_FLIGHT: usize = 8 << 20;
 /// Most bytes of neighbouring chunks that are written as one.
 pub(super) const JOINED: usize = 1 << 20;
-/// Buffers that are kept for new chunks while nothing happens; under load, as many as there may be
-/// in memory at all: to get new memory from the system costs more than to fill it.
-const SPARE: usize = 16;
+/// Bytes that are kept for new chunks while nothing happens; under load, as many as there may be in
+/// memory at all: to get new memory from the system costs more than to fill it.
+const SPARE: usize = 16 << 20;
 /// Longest time that a commit waits for others.
 const GATHER_MAX_US: u64 = 10_000;
 /// Times that chunks are written elsewhere before the log is given up.
@@ -335,6 +335,7 @@ impl Core {
     /// The next thing for the log's drive to do, if there is one now.
     pub fn next_command(&mut self) -> Option<Command> {
         self.mend();
+        self.recommit();
         self.step_window();
         self.end_gathering();
         if self.commit.health == Health::Broken {
@@ -381,6 +382,9 @@ impl Core {
         };
         let id = self.commit.launch(Flight::Chunks { first, count, bytes });
         self.commit.issued += count as u64;
+        if planted::on(Bug::LetGoEarly) {
+            self.kept.let_go(self.commit.issued);
+        }
         self.counts.written_bytes += bytes as u64;
         Some(Command { id, device: Device::Log, at, op })
     }
@@ -477,20 +481,15 @@ impl Core {
         if covers > self.commit.durable + 1 {
             mark("flush.covers_several");
         }
-        let most = SPARE.max(self.options.memory as usize / CHUNK_MAX as usize);
         while self.commit.durable < covers {
             let Some(chunk) = self.sealed.pop_front() else { break };
             self.sealed_bytes -= u64::from(chunk.header.len);
             self.commit.written.pop_front();
             self.commit.durable_prev = chunk.sum;
-            let least = CHUNK_MAX.min(self.sb.segment) as usize;
-            let bytes = chunk.into_bytes().filter(|bytes| bytes.len() >= least);
-            if self.spare.len() < most {
-                self.spare.extend(bytes.and_then(|bytes| Arc::try_unwrap(bytes).ok()));
-            }
             self.commit.durable += 1;
             self.commit.rewrites = 0;
         }
+        self.kept.let_go(self.commit.durable);
         self.commit.issued = self.commit.issued.max(self.commit.durable);
         let mut served = 0;
         while let Some(&(target, flushes, since_us)) = self.commit.wanted.front()
@@ -565,13 +564,12 @@ impl Core {
     }
 
     fn complete_chunk(&mut self, at: usize) -> bool {
-        self.sealed.get_mut(at).is_some_and(|sealed| sealed.complete(&mut self.spare))
+        self.sealed.get_mut(at).is_some_and(|sealed| sealed.complete())
     }
 
     /// Gives memory back that an idle log does not need.
     pub(super) fn rest(&mut self) {
-        self.spare.truncate(SPARE);
-        self.spare.shrink_to_fit();
+        self.kept.rest(SPARE);
     }
 
     /// Whether the log's drive failed for good.
@@ -591,7 +589,9 @@ mod tests {
     use super::super::core::Options;
     use super::super::fill::Fills;
     use super::super::format::{DATA_MIN, Epoch, IDENTITY, Kind, Tail};
+    use super::super::kept::Kept;
     use super::*;
+    use crate::media::Memory;
 
     fn core() -> Core {
         let sb = Superblock {
@@ -612,7 +612,7 @@ mod tests {
             lost: Vec::new(),
             epochs: vec![Epoch { from: 0, id: 7 }],
         };
-        Core::new(sb, Options::default(), 0, 0)
+        Core::new(sb, Options::default(), (0, 0), Kept::new(&Memory::default()).unwrap())
     }
 
     fn write(core: &mut Core, block: u64) {

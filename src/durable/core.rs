@@ -17,12 +17,12 @@ use super::commit::Commit;
 use super::fill::Fills;
 use super::format::{CLUSTER, Data, Entry, Epoch, Kind, Stamp, Superblock, crc};
 use super::holes::{Hole, Holes};
+use super::kept::Kept;
 use super::map::{Map, Place};
 use super::planted::mark;
 use super::rescue::Rescue;
 use super::summary::Summaries;
 use super::window::{After, Window};
-use crate::media::Buffer;
 use crate::stats::LogStats;
 use std::collections::VecDeque;
 
@@ -149,8 +149,12 @@ pub struct Core {
     /// The segments in use, oldest first.
     pub(super) segments: VecDeque<Segment>,
     pub(super) open: Option<Open>,
-    /// Memory of chunks that are durable, for new ones.
-    pub(super) spare: Vec<Buffer>,
+    /// The memory of chunks that are not durable.
+    pub(super) kept: Kept,
+    /// What another process left there waits for room; until then nothing else is taken.
+    pub(super) recommits: bool,
+    /// Changes that were taken from there.
+    pub(super) recommitted: u64,
     /// Closed chunks that are not durable, oldest first.
     pub(super) sealed: VecDeque<Sealed>,
     /// Bytes of them.
@@ -169,9 +173,16 @@ pub struct Core {
 
 impl Core {
     /// A core on what recovery found; its first chunk will be `next_chunk`.
-    pub(super) fn new(sb: Superblock, options: Options, next_chunk: u64, prev: u32) -> Self {
+    pub(super) fn new(
+        sb: Superblock,
+        options: Options,
+        (next_chunk, prev): (u64, u32),
+        mut kept: Kept,
+    ) -> Self {
+        let options = Options { memory: options.memory.min(MEMORY_MAX), ..options };
+        kept.fit(&options, sb.segment);
         Self {
-            options: Options { memory: options.memory.min(MEMORY_MAX), ..options },
+            options,
             first: sb.tail.segment,
             commit: Commit::new(next_chunk, prev),
             sb,
@@ -179,7 +190,9 @@ impl Core {
             holes: Holes::default(),
             segments: VecDeque::new(),
             open: None,
-            spare: Vec::new(),
+            kept,
+            recommits: false,
+            recommitted: 0,
             sealed: VecDeque::new(),
             sealed_bytes: 0,
             next_chunk,
@@ -268,7 +281,8 @@ impl Core {
         self.check_health()?;
         let open = self.open_for(len, RESERVE)?;
         let data = open.reserve(block, kind, (len, crc), fills);
-        let segment = open.segment;
+        let (segment, offset) = (open.segment, data.offset - open.offset);
+        self.kept.add(&Entry::Data(Data { offset, check: crc, ..data }));
         self.index(segment, &Entry::Data(data));
         self.counts.blocks_appended += 1;
         self.counts.asked_bytes += crate::BLOCK_SIZE as u64;
@@ -294,7 +308,8 @@ impl Core {
         }
         mark("append.cluster");
         let all = open.reserve_cluster(block, (len, crc), fills);
-        let segment = open.segment;
+        let (segment, offset) = (open.segment, all[0].offset - open.offset);
+        self.kept.add(&Entry::Data(Data { offset, check: crc, ..all[0] }));
         for data in all {
             self.index(segment, &Entry::Data(data));
         }
@@ -331,6 +346,7 @@ impl Core {
         let open = self.open_for(0, reserve)?;
         open.push_range(entry);
         let segment = open.segment;
+        self.kept.add(&entry);
         self.index(segment, &entry);
         Ok(())
     }
@@ -358,8 +374,15 @@ impl Core {
     /// The open chunk, with room for a payload; a new one if need be, as long as `reserve` segments
     /// stay free.
     fn open_for(&mut self, payload: usize, reserve: u64) -> Result<&mut Open, Refused> {
-        if self.open.as_ref().is_some_and(|open| !open.has_room(payload)) {
+        let (own, open) = (reserve != RESERVE, self.open.as_ref());
+        let records = self.kept.has_room(2, own);
+        if open.is_some_and(|open| !open.has_room(payload)) || !records {
             self.seal();
+        }
+        if !records {
+            mark("append.records_full");
+            self.commit.want(self.next_chunk);
+            return Err(Refused::Full);
         }
         if self.open.is_none() {
             if reserve == RESERVE && self.sealed_bytes >= self.options.memory {
@@ -374,6 +397,9 @@ impl Core {
     }
 
     fn open_chunk(&mut self, reserve: u64) -> Result<Open, Refused> {
+        if self.recommits {
+            return Err(Refused::Full);
+        }
         let size = self.sb.segment;
         let (segment, offset) = match self.segments.back() {
             Some(last) if !last.finished && last.used + CHUNK_MIN <= size => {
@@ -382,7 +408,11 @@ impl Core {
             _ => (self.open_segment(reserve)?, 0),
         };
         let capacity = (size - offset).min(CHUNK_MAX);
-        let mut open = Open::new(segment, offset, self.epoch(), capacity, self.spare.pop());
+        let Some(bytes) = self.kept.open(self.next_chunk, capacity) else {
+            self.commit.want(self.next_chunk);
+            return Err(Refused::Full);
+        };
+        let mut open = Open::new(segment, offset, self.epoch(), bytes);
         if let Some(summary) = self.summaries.take() {
             for (block, piece) in (0..).zip(summary.chunks(crate::BLOCK_SIZE)) {
                 open.append(block, Kind::Summary, piece, crc(piece));
@@ -418,21 +448,23 @@ impl Core {
 
     /// Closes the open chunk, if there is one; it will be written.
     pub(super) fn seal(&mut self) {
-        let Some(open) = self.open.take() else { return };
+        let Some(mut open) = self.open.take() else { return };
         let closing =
             Closing { chunk: self.next_chunk, prev: self.prev, durable: self.commit.durable() };
         if open.is_empty() {
             mark("seal.mark");
         }
         self.counts.chunks_partial += u64::from(open.has_room(crate::BLOCK_SIZE));
+        open.settle(&mut self.kept);
         let mut sealed = open.close(closing);
-        if !sealed.complete(&mut self.spare) {
+        if !sealed.complete() {
             mark("seal.before_filled");
         }
         self.push_sealed(sealed);
         // One flush for as much as possible, but before nothing more fits; while one is on its way
         // the next is not asked for, or there would be one for each chunk.
-        if self.sealed_bytes * 4 >= self.options.memory * 3 && !self.commit.is_busy() {
+        let nearly_full = self.sealed_bytes * 4 >= self.options.memory * 3;
+        if (nearly_full || self.kept.is_nearly_full()) && !self.commit.is_busy() {
             mark("seal.self_commit");
             self.commit.want(self.next_chunk);
         }

@@ -6,7 +6,7 @@
 //! is gone; the bytes are handed on as a whole when no `Fill` is left.
 
 use super::format::GRANULE;
-use crate::media::Buffer;
+use crate::media::{Buffer, Lender};
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -65,6 +65,16 @@ impl Filling {
     /// Bytes that there are.
     pub(super) fn len(&self) -> usize {
         self.shared.len
+    }
+
+    /// No range will be given out from `len` on: that memory can be lent to somebody else.
+    pub(super) fn settle(&mut self, lender: &mut Lender, len: usize) {
+        assert!(self.end <= len);
+        // SAFETY: only the owner touches this, and it is `self`.
+        if let Some(buffer) = unsafe { &mut *self.shared.buffer.get() } {
+            // This makes it shorter, and looks at none of its bytes.
+            lender.settle(buffer, len);
+        }
     }
 
     /// Whether some range is being filled; then whoever fills the last one will hear that somebody

@@ -13,9 +13,11 @@ mod core;
 mod fill;
 pub mod format;
 mod holes;
+mod kept;
 mod load;
 mod map;
 pub mod planted;
+mod recommit;
 mod recover;
 mod replay;
 mod rescue;
@@ -31,6 +33,7 @@ pub use self::core::{Core, Found, Options, Reading, Refused};
 pub use command::{Command, Device, Op, Outcome, join};
 pub use commit::{Progress, Ticket};
 pub use fill::Fills;
+pub use kept::Kept;
 pub use recover::{
     Inspection, OpenError, Report, format, inspect, inspect_telling, least_size, open,
     read_superblock,

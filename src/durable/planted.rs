@@ -63,10 +63,22 @@ pub enum Bug {
     MoveFirstOfCluster,
     /// A closed chunk is written although some of its payloads are not there yet.
     WriteUnfilled,
+    /// What is kept of a chunk is let go when the drive has been told to write it.
+    LetGoEarly,
+    /// What a process that died had reserved and not filled is recommitted.
+    TrustUnfilled,
+    /// The chunk that was open when the process died is not recommitted.
+    SkipOpen,
+    /// The chunks that a process left are recommitted in the opposite order.
+    RecommitBackwards,
+    /// Chunks that a process left are recommitted behind themselves, where the drive has them.
+    RecommitAll,
+    /// What is kept is not let go when the log has failed and the backing store goes on alone.
+    KeepThrough,
 }
 
 /// All of them.
-pub const BUGS: [Bug; 28] = [
+pub const BUGS: [Bug; 34] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -95,6 +107,12 @@ pub const BUGS: [Bug; 28] = [
     Bug::FirstOfCluster,
     Bug::MoveFirstOfCluster,
     Bug::WriteUnfilled,
+    Bug::LetGoEarly,
+    Bug::TrustUnfilled,
+    Bug::SkipOpen,
+    Bug::RecommitBackwards,
+    Bug::RecommitAll,
+    Bug::KeepThrough,
 ];
 
 #[cfg(sim)]

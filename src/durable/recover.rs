@@ -10,6 +10,7 @@ use super::format::{
     DATA_MIN, Entry, Epoch, Header, IDENTITY, Kind, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX,
     SEGMENTS_MIN, SUPER, SUPER_AT, Superblock, Tail, Unfit, data_at,
 };
+use super::kept::Kept;
 use super::load::{Loaded, load, usable};
 use super::planted::{self, Bug, mark};
 use super::step::Step;
@@ -46,6 +47,21 @@ pub enum OpenError {
     /// The drive has room for too few segments, or the log would have too many.
     #[error("{0} segments fit, and a log has from {SEGMENTS_MIN} to {SEGMENTS_MAX}")]
     Segments(u64),
+    /// There is no memory for it, or what another process left there is of another version.
+    #[error("{0}")]
+    Memory(String),
+    /// What another process left in memory is of another log.
+    #[error("what is kept in memory is of another log")]
+    OtherMemory,
+    /// Somebody has written to the log since a process left something in memory.
+    #[error("it has gone on without what is kept of it in memory")]
+    GoneOn,
+    /// Chunks are neither in memory nor on the drive.
+    #[error("chunk {chunk} was durable and is not there, and what is in memory follows it")]
+    Forgotten {
+        /// Number of the first that is missing.
+        chunk: u64,
+    },
     /// A durable chunk is missing: data was lost that had been acknowledged.
     #[error("chunk {chunk} in segment {segment} was durable and is damaged")]
     Lost {
@@ -75,6 +91,8 @@ pub struct Report {
     pub torn: bool,
     /// Chunks missing in the midst, if that was accepted: number of the first, and how many.
     pub missing: Vec<(u64, u64)>,
+    /// Changes that the log's drive lacked, and that were in memory.
+    pub recommitted: u64,
 }
 
 impl fmt::Display for Report {
@@ -95,6 +113,9 @@ impl fmt::Display for Report {
         }
         for (first, count) in &self.missing {
             write!(f, "; {count} chunks from {first} on are missing")?;
+        }
+        if self.recommitted > 0 {
+            write!(f, "; {} changes more were in memory", self.recommitted)?;
         }
         Ok(())
     }
@@ -282,12 +303,30 @@ pub fn inspect_telling(
 }
 
 impl Inspection {
-    /// Makes the log that was looked at ready for work in a new `epoch`, which must be a random
-    /// number. Nobody may have written to it since.
+    /// Whether what is kept in memory is of this log as it is.
     ///
     /// # Errors
-    /// The drive fails.
-    pub fn open(self, log: &dyn Drive, options: Options, epoch: u64) -> Result<Core, OpenError> {
+    /// Why it is not.
+    pub fn fits(&self, kept: &Kept) -> Result<(), OpenError> {
+        kept.check(&self.superblock, self.next)
+    }
+
+    /// Makes the log that was looked at ready for work in a new `epoch`, which must be a random
+    /// number. Nobody may have written to it since. What another process left of it in `kept` is
+    /// taken into it, at the latest when [`Core::is_recommitting`] says so.
+    ///
+    /// # Errors
+    /// The drive fails, or what is kept is not of this log as it is.
+    pub fn open(
+        mut self,
+        log: &dyn Drive,
+        options: Options,
+        epoch: u64,
+        mut kept: Kept,
+    ) -> Result<(Core, Report), OpenError> {
+        self.fits(&kept)?;
+        kept.belong(&self.superblock);
+        self.cut(&kept)?;
         if self.report.mended {
             mark("recover.superblock_mended");
         }
@@ -298,7 +337,7 @@ impl Inspection {
         sb.generation += 1;
         let in_order = !sb.open;
         (sb.open, sb.spent) = (true, false);
-        let mut core = Core::new(sb, options, next, self.prev);
+        let mut core = Core::new(sb, options, (next, self.prev), kept);
         core.segments = self.segments.into();
         core.resume(in_order);
         (core.map, core.holes) = (self.loaded.map, self.loaded.holes);
@@ -320,7 +359,32 @@ impl Inspection {
         log.flush()?;
         // The copy that holds what is known so far is written last.
         write_superblock(log, &core.sb, 1 - self.newest)?;
-        Ok(core)
+        core.begin_recommit();
+        let recommitted = core.recommitted();
+        Ok((core, Report { recommitted, ..self.report }))
+    }
+
+    /// Takes the chunks away that are kept in memory. The drive may have them in a cache that will
+    /// not become durable, because a flush has failed: they are written anew.
+    fn cut(&mut self, kept: &Kept) -> Result<(), OpenError> {
+        let first = kept.first().unwrap_or(self.next);
+        if first == self.next || planted::on(Bug::RecommitAll) {
+            return Ok(());
+        }
+        let at = self.chunks.partition_point(|(header, _)| header.chunk < first);
+        let found = self.chunks.get(at).filter(|(header, _)| header.chunk == first);
+        let Some((header, _)) = found else { return Err(OpenError::GoneOn) };
+        mark("recover.written_anew");
+        (self.next, self.prev) = (header.chunk, header.prev);
+        let segment = (header.segment - self.superblock.tail.segment) as usize;
+        self.segments.truncate(segment + usize::from(header.offset > 0));
+        if let Some(segment) = self.segments.get_mut(segment) {
+            segment.used = header.offset;
+        }
+        self.chunks.truncate(at);
+        self.report.chunks = at as u64;
+        self.report.entries = self.chunks.iter().map(|(_, entries)| entries.len() as u64).sum();
+        Ok(())
     }
 }
 
@@ -333,10 +397,10 @@ pub fn open(
     options: Options,
     epoch: u64,
     accept_loss: bool,
+    kept: Kept,
 ) -> Result<(Core, Report), OpenError> {
     let found = inspect(log, accept_loss, false)?;
-    let report = found.report.clone();
-    Ok((found.open(log, options, epoch)?, report))
+    found.open(log, options, epoch, kept)
 }
 
 /// The least bytes that a log of this segment size takes.

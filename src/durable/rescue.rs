@@ -275,7 +275,8 @@ impl Core {
     /// All that was durable is in the backing store: the superblocks shall say so.
     fn spend(&mut self) {
         let lost = self.lost();
-        if self.rescue.unmarkable || lost.len() > LOST_MAX {
+        // What another process left has found no room: only the next one can bring it anywhere.
+        if self.rescue.unmarkable || lost.len() > LOST_MAX || self.recommits {
             return self.strand();
         }
         self.rescue.stage = Stage::Marking;
@@ -330,7 +331,9 @@ impl Core {
         self.open = None;
         self.sealed.clear();
         self.sealed_bytes = 0;
-        self.spare.clear();
+        if !planted::on(Bug::KeepThrough) {
+            self.kept.give_up();
+        }
         self.segments.clear();
         self.first = self.sb.tail.segment;
     }

@@ -46,7 +46,8 @@ impl Core {
     }
 
     fn lay_out_anew(&mut self, bytes: Vec<Arc<Buffer>>) -> Result<(), Refused> {
-        if !self.has_room_anew() {
+        let lens: Vec<u32> = self.sealed.iter().map(|sealed| sealed.header.len).collect();
+        if !self.has_room_anew(&lens) {
             // Nothing has changed: what is in memory is still found there.
             mark("commit.no_room");
             return Err(Refused::Full);
@@ -74,10 +75,10 @@ impl Core {
         Ok(())
     }
 
-    /// Whether the free segments have room for everything that is not durable.
-    fn has_room_anew(&self) -> bool {
+    /// Whether the free segments have room for chunks of these lengths.
+    pub(super) fn has_room_anew(&self, lens: &[u32]) -> bool {
         let (mut segments, mut used) = (self.segments.len() as u64 + 1, 0);
-        for len in self.sealed.iter().map(|sealed| sealed.header.len) {
+        for len in lens {
             if used + len > self.sb.segment {
                 (segments, used) = (segments + 1, 0);
             }
@@ -88,7 +89,10 @@ impl Core {
 
     pub(super) fn seal_open(&mut self) {
         match &self.open {
-            Some(open) if open.is_empty() => self.open = None,
+            Some(open) if open.is_empty() => {
+                self.open = None;
+                self.kept.forget();
+            }
             _ => self.seal(),
         }
     }
@@ -109,7 +113,7 @@ impl Core {
         }
     }
 
-    fn place_for(&mut self, len: u32) -> Result<(u64, u32), Refused> {
+    pub(super) fn place_for(&mut self, len: u32) -> Result<(u64, u32), Refused> {
         let size = self.sb.segment;
         let last = self.first + self.segments.len() as u64 - 1;
         match self.segments.back() {
@@ -126,6 +130,7 @@ impl Core {
             epochs.remove(0);
         }
         epochs.push(Epoch { from, id });
+        self.kept.note(id);
     }
 }
 

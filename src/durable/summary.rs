@@ -156,6 +156,7 @@ mod tests {
     use super::super::chunk::{Closing, Open};
     use super::super::format::Kind;
     use super::*;
+    use crate::media::Buffer;
 
     #[test]
     fn a_summary_says_what_the_chunks_said() {
@@ -163,7 +164,7 @@ mod tests {
         summaries.begin(7, 99, 20, 5, 1 << 20);
         let (mut offset, mut chunks) = (0, Vec::new());
         for chunk in 20..26 {
-            let mut open = Open::new(7, offset, 99, 32 << 10, None);
+            let mut open = Open::new(7, offset, 99, Buffer::new(32 << 10));
             for block in 0..chunk {
                 open.push_range(Entry::Range { kind: Kind::Zeros, block, count: chunk });
             }
@@ -194,11 +195,8 @@ mod tests {
             summaries.begin(1, 9, 0, 0, 1 << 20);
             let mut offset = 0;
             for chunk in 0..if gap == 0 { 3 } else { 6 } {
-                let sealed = Open::new(1, offset, 9, 8192, None).close(Closing {
-                    chunk,
-                    prev: 0,
-                    durable: 0,
-                });
+                let closing = Closing { chunk, prev: 0, durable: 0 };
+                let sealed = Open::new(1, offset, 9, Buffer::new(8192)).close(closing);
                 summaries.add(&sealed, 1 << 20);
                 offset += sealed.header.len + gap;
             }

@@ -1,6 +1,7 @@
 //! Memory that a drive can read and write without copying: page-aligned, of a fixed length.
 
 use super::drive::ALIGN;
+use super::lender::Lent;
 use std::ops::{Deref, DerefMut};
 
 /// One aligned page; exists so that a `Vec` of it is aligned.
@@ -9,20 +10,44 @@ use std::ops::{Deref, DerefMut};
 struct Page([u8; ALIGN]);
 
 /// Page-aligned bytes, zeroed when made.
-pub struct Buffer {
-    pages: Vec<Page>,
+pub struct Buffer(Home);
+
+/// Where they are.
+enum Home {
+    /// In memory of its own.
+    Own(Vec<Page>),
+    /// In a memory file; these hold what they held there.
+    Lent(Lent),
 }
 
 impl Buffer {
     /// A buffer of `len` zero bytes; `len` is rounded up to a multiple of [`ALIGN`].
     pub fn new(len: usize) -> Self {
-        Self { pages: vec![Page([0; ALIGN]); len.div_ceil(ALIGN)] }
+        Self(Home::Own(vec![Page([0; ALIGN]); len.div_ceil(ALIGN)]))
+    }
+
+    /// A buffer of a memory file.
+    pub(super) fn lent(lent: Lent) -> Self {
+        Self(Home::Lent(lent))
+    }
+
+    /// The memory that was lent, if it was.
+    pub(super) fn as_lent(&mut self) -> Option<&mut Lent> {
+        match &mut self.0 {
+            Home::Own(_) => None,
+            Home::Lent(lent) => Some(lent),
+        }
     }
 
     /// Keeps the first `len` bytes (rounded up), and gives the rest of the memory back.
     pub fn truncate(&mut self, len: usize) {
-        self.pages.truncate(len.div_ceil(ALIGN));
-        self.pages.shrink_to_fit();
+        match &mut self.0 {
+            Home::Own(pages) => {
+                pages.truncate(len.div_ceil(ALIGN));
+                pages.shrink_to_fit();
+            }
+            Home::Lent(lent) => lent.truncate(len.next_multiple_of(ALIGN)),
+        }
     }
 }
 
@@ -30,17 +55,27 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `Page` is nothing but bytes, without padding, and the pages of a `Vec` lie side
-        // by side, so `pages.len() * ALIGN` initialised bytes begin at its pointer.
-        unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), self.pages.len() * ALIGN) }
+        match &self.0 {
+            // SAFETY: `Page` is nothing but bytes, without padding, and the pages of a `Vec` lie
+            // side by side, so `pages.len() * ALIGN` initialised bytes begin at its pointer.
+            Home::Own(pages) => unsafe {
+                std::slice::from_raw_parts(pages.as_ptr().cast(), pages.len() * ALIGN)
+            },
+            Home::Lent(lent) => lent.bytes(),
+        }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let len = self.pages.len() * ALIGN;
-        // SAFETY: as above; the borrow of `self` is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), len) }
+        match &mut self.0 {
+            Home::Own(pages) => {
+                let len = pages.len() * ALIGN;
+                // SAFETY: as above; the borrow of `self` is exclusive.
+                unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), len) }
+            }
+            Home::Lent(lent) => lent.bytes_mut(),
+        }
     }
 }
 

@@ -639,6 +639,18 @@ impl Logged {
         }
     }
 
+    /// Waits until the log has taken what another process left in memory.
+    ///
+    /// # Errors
+    /// The log has failed before.
+    pub fn recommit(&self) -> Result<(), Fault> {
+        self.settle(|core| match (core.is_recommitting(), core.is_failed()) {
+            (false, _) => Some(Ok(())),
+            (true, true) => Some(Err(Fault::Failed)),
+            (true, false) => None,
+        })
+    }
+
     /// Carries out the core's commands until `ready` says something.
     pub(super) fn settle<T>(&self, mut ready: impl FnMut(&mut Core) -> Option<T>) -> T {
         let mut core = self.core.lock();

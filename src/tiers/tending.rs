@@ -198,7 +198,10 @@ fn write_back(logged: &Logged, draining: &AtomicBool, policy: &Mutex<Policy>) {
             (used, segments, segments * u64::from(core.superblock().segment))
         };
         let percent = used * 100 / segments.max(1);
-        let rescuing = logged.core().is_rescuing();
+        let rescuing = {
+            let core = logged.core();
+            core.is_rescuing() || core.is_recommitting()
+        };
         let due = match policy.enabled {
             true => logged.idle() >= IDLE || percent >= policy.threshold_percent,
             // Who writes must not wait for ever.

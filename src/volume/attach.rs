@@ -8,9 +8,9 @@ use super::logged::{LogOptions, LogVolume};
 use super::record::{Book, Record, state};
 use crate::BLOCK_SIZE;
 use crate::durable::format::Superblock;
-use crate::durable::{self, Inspection, OpenError, Report, Step};
+use crate::durable::{self, Inspection, Kept, OpenError, Step};
 use crate::error::{Context, Error, Result};
-use crate::media::{Access, Drive, FileDrive, Identity, Match, Ring, Signature, StableId};
+use crate::media::{Access, Drive, FileDrive, Identity, Match, Memory, Ring, Signature, StableId};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -150,15 +150,39 @@ impl Pair {
         Ok(uuid)
     }
 
-    /// Opens the log, making it first if there is none, and starts the volume. `told` hears again
-    /// and again how far it is.
+    /// Opens the log, making it first if there is none, and starts the volume. What is not durable
+    /// is in `memory`, and is taken from there if another process left it. `told` hears again and
+    /// again how far it is.
     ///
     /// # Errors
-    /// One line: what does not fit, on what, and what to do.
-    pub fn open(&self, options: LogOptions, told: &dyn Fn(Step)) -> Result<Opened> {
+    /// One line: what does not fit, on what, and what to do. Then `memory` is as it was, unless a
+    /// log was given up.
+    pub fn open(
+        &self,
+        options: LogOptions,
+        memory: &Memory,
+        told: &dyn Fn(Step),
+    ) -> Result<Opened> {
+        let kept = Kept::new(memory)?;
+        let keeps = !kept.is_empty();
+        self.open_kept(options, kept, told).map_err(|e| match keeps {
+            true => Error::failure(format!("what was not durable stays in memory, but {e}")),
+            false => e,
+        })
+    }
+
+    fn open_kept(
+        &self,
+        options: LogOptions,
+        mut kept: Kept,
+        told: &dyn Fn(Step),
+    ) -> Result<Opened> {
         let claimed = self.claim()?;
         let look = || durable::inspect_telling(&claimed.log, options.accept_loss, false, told);
-        let (mut found, abandoned) = self.settle(&claimed, &look)?;
+        let (mut found, abandoned) = self.settle(&claimed, &kept, &look)?;
+        if abandoned.is_some() {
+            kept.give_up();
+        }
         let gave_up = abandoned.is_some() || claimed.record.as_ref().is_some_and(|r| r.gave_up);
         let Claimed { log, backing, identity, book, .. } = claimed;
         found.superblock.identity = identity.encode();
@@ -172,7 +196,7 @@ impl Pair {
         let (log, id) = (Arc::new(log), StableId::of(&backing));
         let ring = Ring::new(Arc::clone(&log), DEPTH)?;
         let epoch = u64::from_le_bytes(random()?);
-        let opened = LogVolume::open_found(found, log, Arc::new(backing), options, epoch)
+        let opened = LogVolume::open_found(found, (log, Arc::new(backing)), options, epoch, kept)
             .map_err(|e| cannot_use(&self.log, &e))?;
         opened.watch(identity, id);
         opened.keep(book, record)?;
@@ -185,6 +209,7 @@ impl Pair {
     fn settle(
         &self,
         claimed: &Claimed,
+        kept: &Kept,
         look: &dyn Fn() -> std::result::Result<Inspection, OpenError>,
     ) -> Result<(Inspection, Option<String>)> {
         let made = || {
@@ -205,19 +230,15 @@ impl Pair {
                 None => Ok(()),
             },
             Some(Err(e)) => Err(self.unusable(e, lacking)),
-            Some(Ok(found)) => {
-                self.check(claimed, &found.superblock, &found.report).and_then(|()| {
-                    let other = record.filter(|r| r.uuid != found.superblock.uuid);
-                    match other {
-                        Some(record) if record.dirty => {
-                            Err(self.lacks(record, "another log was given"))
-                        }
-                        Some(record) if holds_data(found) => Err(self.stale(record)),
-                        _ => Ok(()),
-                    }
-                })
-            }
+            Some(Ok(found)) => self.suits(claimed, kept, found),
         };
+        let fits = match &found {
+            // Whoever gives a log up gives up what is in memory of it.
+            _ if self.abandon || kept.is_empty() => Ok(()),
+            Some(Ok(found)) => found.fits(kept),
+            _ => Err(OpenError::OtherMemory),
+        };
+        let usable = usable.and_then(|()| fits.map_err(|e| cannot_use(&self.log, &e)));
         match (usable, self.abandon) {
             (Ok(()), true) => {
                 let text = match found {
@@ -250,6 +271,17 @@ impl Pair {
                 let said = self.abandoned(lacking, own.as_ref());
                 Ok((made()?, Some(said)))
             }
+        }
+    }
+
+    /// Whether a log is that of the backing store, as it is.
+    fn suits(&self, claimed: &Claimed, kept: &Kept, found: &Inspection) -> Result<()> {
+        let dirty = found.report.entries > 0 || !kept.is_empty();
+        self.check(claimed, &found.superblock, dirty)?;
+        match claimed.record.as_ref().filter(|r| r.uuid != found.superblock.uuid) {
+            Some(record) if record.dirty => Err(self.lacks(record, "another log was given")),
+            Some(record) if holds_data(found) => Err(self.stale(record)),
+            _ => Ok(()),
         }
     }
 
@@ -294,13 +326,12 @@ impl Pair {
         )
     }
 
-    fn check(&self, claimed: &Claimed, sb: &Superblock, report: &Report) -> Result<()> {
+    fn check(&self, claimed: &Claimed, sb: &Superblock, dirty: bool) -> Result<()> {
         let (log, backing) = (self.log.display(), self.backing.display());
         let blocks = claimed.backing.size() / BLOCK_SIZE as u64;
         let stored = Identity::decode(&sb.identity).ok_or_else(|| {
             Error::failure(format!("{log} does not say which backing store it has"))
         })?;
-        let dirty = report.entries > 0;
         let refuse = |text: String| {
             let mend = if dirty {
                 "give the backing store of that log; `ztier log check` says what it holds, and \
@@ -358,7 +389,14 @@ pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
             error.mend("look at it with `ztier log check`, or make it anew with `ztier log format`")
         }
         OpenError::Version(_) => error.mend("use the ztier that made it"),
-        OpenError::Segment(_) => error,
+        OpenError::Segment(_) | OpenError::Memory(_) => error,
+        OpenError::OtherMemory => error.mend(
+            "give the log that the volume had; or give up what is in memory with \
+             `ztier down NAME --discard`",
+        ),
+        OpenError::GoneOn | OpenError::Forgotten { .. } => error.mend(
+            "give up what is in memory with `ztier down NAME --discard`, then bring the volume up",
+        ),
         OpenError::Segments(_) => error.mend("give a larger drive, or another --segment"),
         OpenError::Lost { .. } => error.mend(
             "look at it with `ztier log check`; --accept-loss goes on without what is damaged",

@@ -9,9 +9,9 @@ use super::record::{Book, Record};
 use super::split::{Piece, each, each_mut};
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 use crate::BLOCK_SIZE;
-use crate::durable::{self, Inspection, OpenError};
+use crate::durable::{self, Inspection, Kept, OpenError};
 use crate::error::{Context, Error, Result};
-use crate::media::{Drive, Identity, Ring, StableId};
+use crate::media::{Drive, Identity, Memory, Ring, StableId};
 use crate::stats::{LogStats, Stats};
 use crate::store::codec::Algorithm;
 use crate::tiers::{Fault, LogHand, Logged, Policy, Tending};
@@ -64,8 +64,23 @@ impl LogVolume {
         options: LogOptions,
         epoch: u64,
     ) -> std::result::Result<Arc<Self>, OpenError> {
+        Self::open_in(log, backing, options, epoch, &Memory::default())
+    }
+
+    /// The same with `memory` for what is not durable, and with what another process left there.
+    ///
+    /// # Errors
+    /// The same; or what is there is not of this log as it is.
+    pub fn open_in(
+        log: Arc<dyn Drive>,
+        backing: Arc<dyn Drive>,
+        options: LogOptions,
+        epoch: u64,
+        memory: &Memory,
+    ) -> std::result::Result<Arc<Self>, OpenError> {
+        let kept = Kept::new(memory).map_err(|e| OpenError::Memory(e.to_string()))?;
         let found = durable::inspect(&*log, options.accept_loss, false)?;
-        Self::open_found(found, log, backing, options, epoch)
+        Self::open_found(found, (log, backing), options, epoch, kept)
     }
 
     /// The same with a log that was looked at already, and not written to since.
@@ -74,14 +89,17 @@ impl LogVolume {
     /// The drive fails.
     pub(super) fn open_found(
         found: Inspection,
-        log: Arc<dyn Drive>,
-        backing: Arc<dyn Drive>,
+        (log, backing): (Arc<dyn Drive>, Arc<dyn Drive>),
         options: LogOptions,
         epoch: u64,
+        kept: Kept,
     ) -> std::result::Result<Arc<Self>, OpenError> {
-        let report = found.report.clone();
         let fitted = options.log.fitted(&found.superblock);
-        let core = found.open(&*log, fitted, epoch)?;
+        if found.superblock.spent {
+            // What went past it is forgotten with that mark, and no flush of the log covers it.
+            backing.flush()?;
+        }
+        let (core, report) = found.open(&*log, fitted, epoch, kept)?;
         let (blocks, discards) = (core.blocks(), backing.zeroes_quickly());
         Ok(Arc::new(Self {
             logged: Arc::new(Logged::new(core, log, backing)),
@@ -96,14 +114,15 @@ impl LogVolume {
         }))
     }
 
-    /// Starts the threads that commit and write back. The log's drive is asked through `ring`,
-    /// which must be one on it, or else by threads.
+    /// Starts the threads that commit and write back, and waits until the log has taken what
+    /// another process left in memory. The log's drive is asked through `ring`, which must be one
+    /// on it, or else by threads.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system gives no thread; or the log fails before it has taken that, which stays there.
     pub fn start(&self, ring: Option<Ring>) -> Result<()> {
         *self.tending.lock() = Some(Tending::start(&self.logged, self.options.policy, ring)?);
-        Ok(())
+        self.logged.recommit().context("what was in memory cannot be brought to the log")
     }
 
     /// Says what the superblock has of the backing store's identity: from now on it is kept true.

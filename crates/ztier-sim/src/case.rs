@@ -1,8 +1,8 @@
 //! A run's name: one word from which the same run can be made again.
 //!
-//! `cuts:SEED:CUTS`, `corruption:SEED`, `errors:WORKLOAD:DRIVE:KIND:NTH`, and `exhaustive:…`. What
-//! a seed means changes with the generator in `program.rs`; a recorded run that should survive that
-//! becomes a test of its own.
+//! `cuts:SEED:CUTS`, `kills:SEED:KILLS`, `corruption:SEED`, `errors:WORKLOAD:DRIVE:KIND:NTH`, and
+//! `exhaustive:…`. What a seed means changes with the generator in `program.rs`; a recorded run
+//! that should survive that becomes a test of its own.
 
 use crate::exhaustive::{self, Sequence};
 use crate::fault::{Fault, Kind};
@@ -18,6 +18,8 @@ use std::str::FromStr;
 pub enum Case {
     /// A seed's program with that many cuts.
     Cuts(u64, u32),
+    /// A seed's program in which the process dies that many times.
+    Kills(u64, u32),
     /// A seed's program in which a drive lies.
     Corruption(u64),
     /// A workload whose n-th operation of a drive goes wrong; without a fault when there is none.
@@ -30,6 +32,7 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cuts(seed, cuts) => write!(f, "cuts:{seed}:{cuts}"),
+            Self::Kills(seed, kills) => write!(f, "kills:{seed}:{kills}"),
             Self::Corruption(seed) => write!(f, "corruption:{seed}"),
             Self::Errors(workload, None) => write!(f, "errors:{workload}"),
             Self::Errors(workload, Some((side, kind, nth))) => {
@@ -46,7 +49,7 @@ impl FromStr for Case {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{text:?} is no case: cuts:SEED:CUTS, corruption:SEED, \
+                "{text:?} is no case: cuts:SEED:CUTS, kills:SEED:KILLS, corruption:SEED, \
                  errors:WORKLOAD:DRIVE:KIND:NTH or exhaustive:OPERATIONS"
             )
         };
@@ -54,6 +57,9 @@ impl FromStr for Case {
         let parts: Vec<&str> = text.split(':').collect();
         Ok(match parts[..] {
             ["cuts", seed, cuts] => Self::Cuts(number(seed)?, cuts.parse().map_err(|_| wrong())?),
+            ["kills", seed, kills] => {
+                Self::Kills(number(seed)?, kills.parse().map_err(|_| wrong())?)
+            }
             ["corruption", seed] => Self::Corruption(number(seed)?),
             ["errors", workload] => Self::Errors(workload.parse().map_err(|_| wrong())?, None),
             ["errors", workload, side, kind, nth] => {
@@ -73,6 +79,7 @@ impl Case {
     fn program(&self) -> Option<Program> {
         Some(match self {
             Self::Cuts(seed, cuts) => program::cuts(*seed, *cuts),
+            Self::Kills(seed, kills) => program::kills(*seed, *kills),
             Self::Corruption(seed) => program::corruption(*seed),
             Self::Errors(workload, fault) => {
                 let mut program = program::workload(*workload);
@@ -130,6 +137,7 @@ mod tests {
     fn names_lead_back() {
         for text in [
             "cuts:17:50",
+            "kills:8:20",
             "corruption:3",
             "errors:4",
             "errors:4:log:short:77",

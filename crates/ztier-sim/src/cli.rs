@@ -31,6 +31,18 @@ struct Cli {
 enum Command {
     /// Cut the power at random.
     Cuts(Cuts),
+    /// Kill the process at random; the next one takes its memory over.
+    Kills {
+        /// Seeds.
+        #[arg(long, default_value_t = 2000)]
+        seeds: u64,
+        /// Deaths of each seed, or cuts, nested ones not counted.
+        #[arg(long, default_value_t = 50)]
+        kills: u32,
+        /// First seed.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+    },
     /// Run one case again, step by step if asked.
     Replay(Replay),
     /// Fail the N-th operation of each drive, for every N.
@@ -114,6 +126,7 @@ pub fn main() -> ExitCode {
             }
             hunts::cuts(jobs, *from..*from + *seeds, *cuts)
         }
+        Command::Kills { seeds, kills, from } => hunts::kills(jobs, *from..*from + *seeds, *kills),
         Command::Errors { workload } => hunts::errors(jobs, *workload),
         Command::Corruption { runs, from } => hunts::corruption(jobs, *from..*from + *runs),
         Command::Exhaustive { length } => hunts::exhaustive(jobs, *length),
@@ -135,12 +148,15 @@ fn report(cli: &Cli, summary: Summary, began: Instant) -> ExitCode {
     let Some((case, trouble)) = failure else {
         let seconds = began.elapsed().as_secs_f64();
         eprintln!(
-            "ok: {cases} cases, {} cuts, {} recoveries, {} writes ({} synced), {} commands, \
-             {} reads, {} errors, {} lost blocks, {} lies found at opening, {seconds:.1} s",
+            "ok: {cases} cases, {} cuts, {} kills, {} recoveries, {} writes ({} synced, {} taken \
+             over), {} commands, {} reads, {} errors, {} lost blocks, {} lies found at opening, \
+             {seconds:.1} s",
             stats.cuts,
+            stats.kills,
             stats.recoveries,
             stats.writes,
             stats.synced,
+            stats.recommitted,
             stats.commands,
             stats.reads,
             stats.errors,

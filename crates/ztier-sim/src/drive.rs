@@ -226,6 +226,25 @@ impl SimDrive {
         state.carry_out(flight, true)
     }
 
+    /// The process dies that waits for an operation: it is done, or not, or in part.
+    pub fn interrupt(&self, id: u64, rng: &mut Rng) {
+        let mut state = self.state.lock();
+        let flight = state.flying.remove(&id).expect("only what has begun ends");
+        match flight.request {
+            Request::Store(..) | Request::Flush if rng.chance(400) => {
+                // Nobody hears of an error.
+                let _ = state.carry_out(flight, true);
+            }
+            Request::Store(_, mut pages) => {
+                pages.truncate(rng.below(pages.len() as u64) as usize);
+                if !pages.is_empty() {
+                    state.store(pages);
+                }
+            }
+            Request::Read(..) | Request::Flush => {}
+        }
+    }
+
     /// What is wrong with an operation, if anything is.
     fn misuse(&self, state: &State, request: &Request) -> Option<String> {
         let error = request.error(0);

@@ -57,6 +57,22 @@ impl History {
         self.floor
     }
 
+    /// What a block held before it was written last, if that is not acknowledged yet.
+    pub fn before(&self, block: u32) -> Option<Value> {
+        let last = self.written_at(block).checked_sub(self.floor + 1)? as usize;
+        let earlier = self.recent.iter().take(last).rev().find(|(other, _)| *other == block);
+        Some(earlier.map_or(self.base[block as usize], |(_, value)| *value))
+    }
+
+    /// The last write to a block did not change it: its writer was not answered.
+    pub fn undo(&mut self, block: u32) {
+        if let Some(before) = self.before(block) {
+            let last = (self.written_at(block) - self.floor - 1) as usize;
+            self.recent[last].1 = before;
+            self.now[block as usize] = before;
+        }
+    }
+
     /// Everything up to `position` is durable. Acknowledgements may come in any order.
     pub fn acknowledge(&mut self, position: u64) {
         assert!(position <= self.submitted(), "only what was submitted can be acknowledged");

@@ -12,6 +12,11 @@ pub fn cuts(jobs: usize, seeds: Range<u64>, cuts: u32) -> Summary {
     runner::run("cuts", jobs, seeds.map(|seed| Case::Cuts(seed, cuts)), |_| false)
 }
 
+/// Every seed, with that many deaths of the process.
+pub fn kills(jobs: usize, seeds: Range<u64>, kills: u32) -> Summary {
+    runner::run("kills", jobs, seeds.map(|seed| Case::Kills(seed, kills)), |_| false)
+}
+
 /// Every seed, with one lie.
 pub fn corruption(jobs: usize, seeds: Range<u64>) -> Summary {
     runner::run("corruption", jobs, seeds.map(Case::Corruption), |_| false)
@@ -99,6 +104,7 @@ mod planted {
             let workload = (n % u64::from(WORKLOADS)) as u32;
             [
                 Case::Cuts(n, 20),
+                Case::Kills(n, 20),
                 Case::Errors(workload, Some((side, kind, nth(n)))),
                 Case::Errors(workload, Some((Side::Log, Kind::Once, nth(n) / 2))),
                 Case::Errors(workload, Some((Side::Log, lasting[(n % 3) as usize], nth(n)))),

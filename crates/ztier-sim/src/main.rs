@@ -18,6 +18,7 @@ mod recorded;
 mod shrink;
 
 mod actors;
+mod death;
 mod outage;
 mod volume;
 mod world;

@@ -16,6 +16,7 @@ use crate::world::World;
 use std::sync::Arc;
 use ztier::durable::OpenError;
 use ztier::durable::format::{Header, SUPER_AT, Superblock};
+use ztier::media::Memory;
 
 impl World<'_> {
     /// The power goes and comes back.
@@ -50,7 +51,7 @@ impl World<'_> {
     }
 
     /// Says which superblocks and chunks are on the log, if somebody wants to know.
-    fn say_log(&self) {
+    pub(crate) fn say_log(&self) {
         if !self.trace {
             return;
         }
@@ -66,7 +67,7 @@ impl World<'_> {
     }
 
     /// What was under way is not any more.
-    fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.writers.clear();
         self.readers.clear();
         self.flushes.clear();
@@ -75,6 +76,7 @@ impl World<'_> {
 
     fn lose_power(&mut self, rng: &mut Rng) {
         self.stats.cuts += 1;
+        self.memory = Memory::default();
         self.log.cut(rng, &self.setup.log_tearing);
         self.backing.cut(rng, &self.setup.backing_tearing);
     }
@@ -100,14 +102,15 @@ impl World<'_> {
     }
 
     /// Opens the log. When a fault is in the way, it is repaired and tried again.
-    fn recover(&mut self, rng: &mut Rng) -> Result<(), Trouble> {
+    pub(crate) fn recover(&mut self, rng: &mut Rng) -> Result<(), Trouble> {
         let fired = self.fired();
-        let mut result = Volume::open(self.setup, &self.log, rng.bits(), false);
+        let mut result = Volume::open_in(self.setup, &self.log, rng.bits(), false, &self.memory);
         if result.is_err() && self.fired() > fired {
             self.stats.errors += 1;
             self.log.repair();
             self.backing.repair();
-            result = Volume::open(self.setup, &self.log, rng.bits(), false);
+            self.inherit();
+            result = Volume::open_in(self.setup, &self.log, rng.bits(), false, &self.memory);
         }
         self.note_faults(fired);
         self.volume = result.map_err(|why| self.refused(&why))?;
@@ -121,13 +124,13 @@ impl World<'_> {
     }
 
     /// The log could not be opened: that is how a lie may be found out, and else it is wrong.
-    fn refused(&self, why: &OpenError) -> Trouble {
+    pub(crate) fn refused(&self, why: &OpenError) -> Trouble {
         let kind = if self.lies { Kind::Detected } else { Kind::Refused };
         Trouble::new(kind, why.to_string())
     }
 
     /// Operations that a recovery takes now.
-    fn operations(&self) -> u64 {
+    pub(crate) fn operations(&self) -> u64 {
         let log = SimDrive::holding("log", self.log.durable(), Arc::default());
         // What is wrong with it, the real one will find too.
         let _ = Volume::open(self.setup, &log, 0, false);
@@ -156,12 +159,12 @@ impl World<'_> {
     }
 
     /// What the volume holds.
-    fn look(&mut self) -> Vec<Seen> {
+    pub(crate) fn look(&mut self) -> Vec<Seen> {
         self.volume.look(self.setup.blocks, &self.log, &self.backing)
     }
 
     /// Whether lost blocks are explained.
-    fn judge_lost(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
+    pub(crate) fn judge_lost(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
         for (block, _) in seen.iter().enumerate().filter(|(_, seen)| **seen == Seen::Lost) {
             self.lost(block as u32, self.history.written_at(block as u32))?;
         }

@@ -166,6 +166,8 @@ pub enum Step {
     Settle,
     /// The power goes and comes back.
     Cut(Cut),
+    /// The process dies, and another one takes its memory over.
+    Kill(Cut),
     /// The writer appends a block whose payload does not decode, as a broken codec makes it.
     Miscompress(u32),
     /// A bit of a drive flips: this choice of byte and bit.
@@ -465,6 +467,47 @@ pub fn cuts(seed: u64, cuts: u32) -> Program {
         steps.push(Step::Cut(Cut { seed: rng.bits(), nested, again: rng.chance(again) }));
     }
     Program::new(swarm.setup(), Vec::new(), steps)
+}
+
+/// A program in which the process dies so often, or the power goes, also while drives fail.
+pub fn kills(seed: u64, kills: u32) -> Program {
+    let mut rng = Rng::new(seed ^ 0x006b_1115);
+    let mut swarm = Swarm::choose(&mut rng);
+    let stretch = rng.pick(&STRETCHES[..5]);
+    let (nesting, cut) = (rng.pick(&[0, 200, 600]), rng.pick(&[0, 100, 400]));
+    let (mut steps, mut length) = (Vec::new(), 0);
+    for _ in 0..kills {
+        for _ in 0..rng.between(1, stretch) {
+            steps.push(swarm.step(&mut rng));
+            length += 1;
+        }
+        let mut nested = Vec::new();
+        while nested.len() < 3 && rng.chance(nesting) {
+            let operations = rng.below(20) as i64;
+            nested.push(if rng.chance(500) { -1 - operations % 8 } else { operations });
+        }
+        let end = Cut { seed: rng.bits(), nested, again: false };
+        if rng.chance(cut) {
+            // Power that goes where writes went past the log may tear a block that no log has.
+            steps.extend([Step::Repair, Step::Cut(end)]);
+        } else {
+            steps.push(Step::Kill(end));
+        }
+    }
+    let mut faults = Vec::new();
+    if rng.chance(300) {
+        let kinds: &[Kind] = match rng.chance(300) {
+            true => &Kind::HONEST,
+            false => &[Kind::Once, Kind::Applied, Kind::Short],
+        };
+        for _ in 0..rng.between(1, 6) {
+            let fault = Fault { nth: rng.below(length), kind: rng.pick(kinds) };
+            faults.push((Side::Log, fault));
+        }
+        let at = rng.index(steps.len() + 1);
+        steps.insert(at, Step::Repair);
+    }
+    Program::new(swarm.setup(), faults, steps)
 }
 
 /// Cuts while the first chunks of a segment are durable, its last ones are not, and its summary is

@@ -16,6 +16,8 @@ pub enum Kind {
     Lost,
     /// The log could not be opened again.
     Refused,
+    /// A change that was acknowledged is gone after the process has died.
+    Kept,
     /// Recovering twice gave two volumes.
     Twice,
     /// After a drain the backing store is not the volume.

@@ -12,9 +12,10 @@ use crate::program::Setup;
 use ztier::durable::cluster::{self, Unpacked};
 use ztier::durable::format::{CLUSTER, IDENTITY, Kind, Stamp, crc};
 use ztier::durable::{
-    self, Command, Core, Fills, Found, OpenError, Options, Outcome, Reading, Refused, Report,
+    self, Command, Core, Fills, Found, Kept, OpenError, Options, Outcome, Reading, Refused, Report,
     Writeback,
 };
+use ztier::media::Memory;
 use ztier::store::codec::{Codec, Encoded};
 use ztier::store::format::Coding;
 
@@ -52,13 +53,13 @@ impl Volume {
     ///
     /// # Errors
     /// Those of the product.
-    pub fn create(setup: &Setup, log: &SimDrive) -> Result<Self, OpenError> {
+    pub fn create(setup: &Setup, log: &SimDrive, memory: &Memory) -> Result<Self, OpenError> {
         let uuid = *b"a simulated disk";
         durable::format(log, uuid, [7; IDENTITY], u64::from(setup.blocks), setup.segment)?;
-        Self::open(setup, log, setup.seed, false)
+        Self::open_in(setup, log, setup.seed, false, memory)
     }
 
-    /// Opens a log; `epoch` is a random number.
+    /// Opens a log after a loss of power; `epoch` is a random number.
     ///
     /// # Errors
     /// Those of the product.
@@ -67,6 +68,20 @@ impl Volume {
         log: &SimDrive,
         epoch: u64,
         accept_loss: bool,
+    ) -> Result<Self, OpenError> {
+        Self::open_in(setup, log, epoch, accept_loss, &Memory::default())
+    }
+
+    /// The same with memory that another process may have had.
+    ///
+    /// # Errors
+    /// Those of the product.
+    pub fn open_in(
+        setup: &Setup,
+        log: &SimDrive,
+        epoch: u64,
+        accept_loss: bool,
+        memory: &Memory,
     ) -> Result<Self, OpenError> {
         let options = Options {
             memory: setup.memory,
@@ -77,7 +92,8 @@ impl Volume {
             gather_part: [0, 1, 8][(setup.seed % 3) as usize],
         };
         log.power().begin();
-        let (core, report) = durable::open(log, options, epoch, accept_loss)?;
+        let kept = Kept::new(memory).map_err(|e| OpenError::Memory(e.to_string()))?;
+        let (core, report) = durable::open(log, options, epoch, accept_loss, kept)?;
         Ok(Self {
             core,
             report,
@@ -148,6 +164,18 @@ impl Volume {
         let Reserved { mut fills, payload } = reserved;
         fills.fill(&payload);
         // The media ask again without being told.
+        fills.finish();
+    }
+
+    /// The process dies while a writer fills his place: it holds the first `part` of 256 parts of
+    /// what it should.
+    pub fn fill_partly(&mut self, reserved: Reserved, part: u8) {
+        let Reserved { mut fills, mut payload } = reserved;
+        let from = payload.len() * usize::from(part) / 256;
+        for byte in &mut payload[from..] {
+            *byte = !*byte;
+        }
+        fills.fill(&payload);
         fills.finish();
     }
 

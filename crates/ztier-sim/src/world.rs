@@ -17,12 +17,17 @@ use crate::writers::Writer;
 use std::cell::Cell;
 use std::sync::Arc;
 use ztier::durable::{Reading, Ticket};
+use ztier::media::Memory;
 
 /// What a run has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Losses of power, nested ones included.
     pub cuts: u64,
+    /// Deaths of the process, nested ones included.
+    pub kills: u64,
+    /// Changes that were taken over from a dead process.
+    pub recommitted: u64,
     /// Recoveries that ended.
     pub recoveries: u64,
     /// Steps.
@@ -49,6 +54,8 @@ impl Stats {
     /// Adds another run's.
     pub const fn add(&mut self, other: &Self) {
         self.cuts += other.cuts;
+        self.kills += other.kills;
+        self.recommitted += other.recommitted;
         self.recoveries += other.recoveries;
         self.steps += other.steps;
         self.writes += other.writes;
@@ -94,6 +101,8 @@ pub struct World<'p> {
     pub(crate) log: SimDrive,
     pub(crate) backing: SimDrive,
     pub(crate) volume: Volume,
+    /// What outlives the process, but no loss of power.
+    pub(crate) memory: Memory,
     pub(crate) history: History,
     /// Those who have reserved a place and not filled it.
     pub(crate) writers: Vec<Writer>,
@@ -183,7 +192,8 @@ impl<'p> World<'p> {
         let state = preloaded(setup);
         let log = SimDrive::new("log", setup.log, power.clone());
         let backing = SimDrive::holding("backing", image_of(&state), power.clone());
-        let volume = Volume::create(setup, &log)
+        let memory = Memory::default();
+        let volume = Volume::create(setup, &log, &memory)
             .map_err(|e| Trouble::new(Kind::Refused, format!("the first time: {e}")))?;
         let before = [log.counts().0, backing.counts().0];
         for (side, Fault { nth, kind }) in &program.faults {
@@ -198,6 +208,7 @@ impl<'p> World<'p> {
             log,
             backing,
             volume,
+            memory,
             history: History::new(state, 0),
             writers: Vec::new(),
             readers: Vec::new(),
@@ -314,6 +325,7 @@ impl<'p> World<'p> {
             Step::Settle => self.settle(),
             Step::Close => self.close(),
             Step::Cut(cut) => self.cut(cut),
+            Step::Kill(kill) => self.kill(kill),
             Step::Miscompress(block) => self.miscompress(*block),
             Step::Flip(side, choice) => {
                 self.flip(*side, *choice);

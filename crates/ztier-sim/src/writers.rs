@@ -16,8 +16,8 @@ use ztier::durable::format::CLUSTER;
 
 /// A writer who has reserved a place and not filled it.
 pub(crate) struct Writer {
-    blocks: Range<u32>,
-    reserved: Reserved,
+    pub(crate) blocks: Range<u32>,
+    pub(crate) reserved: Reserved,
 }
 
 impl World<'_> {

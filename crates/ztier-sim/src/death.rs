@@ -1,0 +1,132 @@
+//! The process dies, and another one takes over its memory and its drives.
+//!
+//! The drives keep what they were asked for: what had returned whole, also what no flush covered,
+//! and of what was under way anything. The next process must find every change that was
+//! acknowledged, durable or not; of those that were not, each block as before or after. It may die
+//! again on its way there. Power that goes later takes the memory with it, and leaves the contract
+//! of every cut.
+
+use crate::content::Value;
+use crate::oracle::Seen;
+use crate::program::Cut;
+use crate::rng::Rng;
+use crate::trouble::{Kind, Trouble};
+use crate::volume::Volume;
+use crate::world::World;
+use std::os::fd::AsFd;
+use ztier::durable;
+use ztier::media::{Drive, Memory};
+
+impl World<'_> {
+    /// The process dies, and another one goes on.
+    pub(crate) fn kill(&mut self, kill: &Cut) -> Result<(), Trouble> {
+        let mut rng = Rng::new(kill.seed);
+        let unanswered = self.die(&mut rng);
+        // Before the first that opens it: then it is not any more.
+        self.flush_spent();
+        for operations in &kill.nested {
+            let fired = self.fired();
+            let operations = match u64::try_from(*operations) {
+                Ok(operations) => operations,
+                Err(_) => self.operations().saturating_sub(operations.unsigned_abs()),
+            };
+            self.power.on(Some(operations));
+            let result = Volume::open_in(self.setup, &self.log, rng.bits(), false, &self.memory);
+            let off = self.power.is_off();
+            self.power.on(None);
+            if let Some(why) = result.err().filter(|_| !off && self.fired() == fired) {
+                return Err(self.refused(&why));
+            }
+            self.stats.kills += 1;
+            self.inherit();
+        }
+        self.say_log();
+        self.recover(&mut rng)?;
+        self.stats.recommitted += self.volume.core.recommitted();
+        if !self.make_room()? {
+            return Ok(());
+        }
+        let seen = self.look();
+        self.judge_kept(&seen, &unanswered)
+    }
+
+    /// Everything ends at once; the blocks of writers who were not answered.
+    fn die(&mut self, rng: &mut Rng) -> Vec<u32> {
+        self.stats.kills += 1;
+        let mut unanswered = Vec::new();
+        for writer in std::mem::take(&mut self.writers) {
+            unanswered.extend(writer.blocks);
+            match rng.below(3) {
+                0 => self.volume.fill(writer.reserved),
+                1 => self.volume.fill_partly(writer.reserved, rng.bits() as u8),
+                _ => {}
+            }
+        }
+        while !self.flying.is_empty() {
+            let flying = self.flying.swap_remove(rng.index(self.flying.len()));
+            self.drive(flying.side).interrupt(flying.ticket, rng);
+        }
+        self.forget();
+        self.inherit();
+        unanswered
+    }
+
+    /// A log that was spent does not say what went past it to the backing store.
+    fn flush_spent(&self) {
+        if durable::read_superblock(&self.log).is_ok_and(|(sb, ..)| sb.spent)
+            && Drive::flush(&self.backing).is_err()
+        {
+            self.backing.repair();
+            let _ = Drive::flush(&self.backing);
+        }
+    }
+
+    /// Another process has the memory.
+    pub(crate) fn inherit(&mut self) {
+        let files = self.memory.files().into_iter();
+        let files = files.map(|(name, file)| {
+            (name, file.as_fd().try_clone_to_owned().expect("a descriptor can be copied"))
+        });
+        self.memory = Memory::inherited(files.collect());
+    }
+
+    /// Writeback makes room for what the dead process left, where there is none; whether there is.
+    fn make_room(&mut self) -> Result<bool, Trouble> {
+        let mut rounds = 0;
+        while self.volume.core.is_recommitting() {
+            self.begin_window(self.setup.window);
+            self.finish_windows()?;
+            // Without a window there is nothing to do but what commands do.
+            self.take(1);
+            self.settle()?;
+            rounds += 1;
+            if rounds > 20 {
+                return match self.is_troubled() {
+                    true => Ok(false),
+                    false => Err(Trouble::new(Kind::Hang, "what was kept finds no room")),
+                };
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether every change is there that was acknowledged.
+    fn judge_kept(&mut self, seen: &[Seen], unanswered: &[u32]) -> Result<(), Trouble> {
+        self.judge_lost(seen)?;
+        for &block in unanswered {
+            let (before, found) = (self.history.before(block), seen[block as usize]);
+            let now = self.history.now()[block as usize];
+            if found != Seen::Value(now) && before.map(Seen::Value) == Some(found) {
+                self.history.undo(block);
+            }
+        }
+        for (block, (value, found)) in self.history.now().iter().zip(seen).enumerate() {
+            if *found != Seen::Lost && *found != Seen::Value(*value) {
+                let value: &Value = value;
+                let text = format!("block {block} was {value:?}, acknowledged, and is {found:?}");
+                return Err(Trouble::new(Kind::Kept, text));
+            }
+        }
+        Ok(())
+    }
+}

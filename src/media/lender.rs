@@ -1,0 +1,291 @@
+//! A memory file that is lent piece by piece, as buffers: a ring.
+//!
+//! Invariants:
+//! - each piece lies behind the one that was lent before, or at the begin; they are taken back in
+//!   the order in which they were lent;
+//! - a place is lent again only when it was taken back *and* its [`Buffer`] is gone;
+//! - what was not taken back stays as it is when its buffer is gone, so that another process can
+//!   read it after the end of this one.
+
+use super::{ALIGN, Arena, Buffer};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The ring.
+#[derive(Debug)]
+pub struct Lender {
+    arena: Arc<Arena>,
+    /// Nothing is lent from here on.
+    most: usize,
+    /// What was lent and may be in use, oldest first.
+    pieces: VecDeque<Piece>,
+    /// How many of them, the newest, were not taken back.
+    kept: usize,
+    /// Where the newest ends.
+    head: usize,
+}
+
+#[derive(Debug)]
+struct Piece {
+    at: usize,
+    /// Its buffer has the other reference.
+    lease: Arc<Lease>,
+}
+
+/// Keeps the memory where it is.
+#[derive(Debug)]
+struct Lease {
+    _arena: Arc<Arena>,
+}
+
+/// What a buffer has of it.
+#[derive(Debug)]
+pub(super) struct Lent {
+    start: *mut u8,
+    len: usize,
+    _lease: Arc<Lease>,
+}
+
+// SAFETY: it is the only way to memory that lives as long as its lease, like a `Box` of bytes.
+unsafe impl Send for Lent {}
+// SAFETY: as above: through a shared reference it is only read.
+unsafe impl Sync for Lent {}
+
+impl Lent {
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: the bytes are inside the arena, which the lease keeps mapped; memory of a file is
+        // always initialised. `Lender` has lent them to nobody else, and does not while the lease
+        // lives, so nobody writes to them but who has `self` exclusively.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; the borrow of `self` is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+
+    pub(super) fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+}
+
+impl Lender {
+    /// A ring over a memory file, in which `kept` is what another process had lent and not taken
+    /// back, oldest first. `None` if that cannot be.
+    pub fn new(arena: Arena, kept: &[Range<usize>]) -> Option<Self> {
+        let (most, arena) = (arena.len(), Arc::new(arena));
+        let mut lender = Self { arena, most, pieces: VecDeque::new(), kept: 0, head: 0 };
+        for (i, piece) in kept.iter().enumerate() {
+            let fits = piece.start < piece.end && piece.end <= lender.arena.len();
+            let apart = |other: &Range<usize>| other.end <= piece.start || piece.end <= other.start;
+            if !fits || !piece.start.is_multiple_of(ALIGN) || !kept[..i].iter().all(apart) {
+                return None;
+            }
+            lender.push(piece.start);
+            lender.head = piece.end.next_multiple_of(ALIGN);
+        }
+        Some(lender)
+    }
+
+    /// From now on, only the first `most` bytes are lent.
+    pub fn limit(&mut self, most: usize) {
+        self.most = most.min(self.arena.len());
+    }
+
+    /// Lends `len` bytes, and says where they are; `None` while there is no room.
+    pub fn lend(&mut self, len: usize) -> Option<(usize, Buffer)> {
+        let len = len.next_multiple_of(ALIGN);
+        self.reclaim();
+        let at = self.place(len)?;
+        let lease = self.push(at);
+        self.head = at + len;
+        let start = self.arena.at(at);
+        Some((at, Buffer::lent(Lent { start, len, _lease: lease })))
+    }
+
+    fn push(&mut self, at: usize) -> Arc<Lease> {
+        let lease = Arc::new(Lease { _arena: Arc::clone(&self.arena) });
+        self.pieces.push_back(Piece { at, lease: Arc::clone(&lease) });
+        self.kept += 1;
+        lease
+    }
+
+    fn place(&self, len: usize) -> Option<usize> {
+        let Some(tail) = self.pieces.front().map(|piece| piece.at) else {
+            return (len <= self.most).then_some(0);
+        };
+        if self.head <= tail {
+            return (self.head + len <= tail).then_some(self.head);
+        }
+        if self.head + len <= self.most {
+            return Some(self.head);
+        }
+        (len <= tail).then_some(0)
+    }
+
+    /// Forgets what was taken back and is not used any more.
+    fn reclaim(&mut self) {
+        while self.pieces.len() > self.kept
+            && self.pieces.front_mut().is_some_and(|piece| Arc::get_mut(&mut piece.lease).is_some())
+        {
+            self.pieces.pop_front();
+        }
+    }
+
+    /// The buffer that was lent last keeps its first `len` bytes; the next one begins behind them.
+    pub fn settle(&mut self, buffer: &mut Buffer, len: usize) {
+        let len = len.next_multiple_of(ALIGN);
+        let Some(last) = self.pieces.back().filter(|_| self.kept > 0) else { return };
+        let start = self.arena.at(last.at);
+        if let Some(lent) = buffer.as_lent().filter(|lent| lent.start == start && lent.len >= len) {
+            lent.truncate(len);
+            self.head = last.at + len;
+        }
+    }
+
+    /// Takes the oldest piece back.
+    pub fn take_back(&mut self) {
+        self.kept = self.kept.saturating_sub(1);
+    }
+
+    /// Takes the newest piece back, whose buffer is gone.
+    pub fn take_back_newest(&mut self) {
+        let gone = self.pieces.back_mut().is_some_and(|p| Arc::get_mut(&mut p.lease).is_some());
+        if self.kept > 0
+            && gone
+            && let Some(piece) = self.pieces.pop_back()
+        {
+            self.kept -= 1;
+            self.head = piece.at;
+        }
+    }
+
+    /// Bytes of the memory file whose piece, the `i`-th of those that were not taken back, has no
+    /// buffer.
+    pub fn left(&mut self, i: usize, bytes: Range<usize>) -> Option<&[u8]> {
+        let first = self.pieces.len() - self.kept;
+        let next = self.pieces.get(first + i + 1).map(|piece| piece.at);
+        let piece = self.pieces.get_mut(first + i)?;
+        Arc::get_mut(&mut piece.lease)?;
+        let end = match next {
+            Some(next) if next > piece.at => next,
+            Some(_) => self.arena.len(),
+            None => self.head,
+        };
+        let (from, to) = (piece.at.checked_add(bytes.start)?, piece.at.checked_add(bytes.end)?);
+        if from > to || to > end {
+            return None;
+        }
+        // SAFETY: inside the arena, which lives as long as `self`, and initialised, as memory of a
+        // file is. No other piece has them: the next one begins behind them, and what is not taken
+        // back is not lent again. This one has no buffer, and gets none.
+        Some(unsafe { std::slice::from_raw_parts(self.arena.at(from), to - from) })
+    }
+
+    /// Gives memory back beyond the first `bytes`, if nothing is lent.
+    pub fn rest(&mut self, bytes: usize) {
+        self.reclaim();
+        if self.pieces.is_empty() {
+            let from = bytes.next_multiple_of(ALIGN).min(self.arena.len());
+            self.arena.remove(from, self.arena.len() - from);
+        }
+    }
+}
+
+#[cfg(all(test, not(miri), not(shuttle)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::Memory;
+    use super::*;
+
+    fn lender(most: usize) -> Lender {
+        let arena = Memory::default().arena("test", 1 << 20).unwrap();
+        let mut lender = Lender::new(arena, &[]).unwrap();
+        lender.limit(most);
+        lender
+    }
+
+    #[test]
+    fn pieces_follow_each_other_and_wrap() {
+        let mut lender = lender(10 * ALIGN);
+        let (at, mut first) = lender.lend(4 * ALIGN).unwrap();
+        assert_eq!((at, first.len()), (0, 4 * ALIGN));
+        lender.settle(&mut first, 2 * ALIGN - 100);
+        assert_eq!(first.len(), 2 * ALIGN);
+        let (at, second) = lender.lend(6 * ALIGN).unwrap();
+        assert_eq!(at, 2 * ALIGN);
+        assert!(lender.lend(3 * ALIGN).is_none(), "no room at the end, and none at the begin");
+        lender.take_back();
+        assert!(lender.lend(3 * ALIGN).is_none(), "its buffer is there");
+        drop(first);
+        assert!(lender.lend(3 * ALIGN).is_none(), "two are not enough");
+        let (at, third) = lender.lend(2 * ALIGN).unwrap();
+        assert_eq!(at, 8 * ALIGN);
+        let (at, fourth) = lender.lend(2 * ALIGN).unwrap();
+        assert_eq!(at, 0);
+        assert!(lender.lend(ALIGN).is_none(), "it is full");
+        drop((second, third, fourth));
+        assert!(lender.lend(ALIGN).is_none(), "gone is not taken back");
+        for _ in 0..3 {
+            lender.take_back();
+        }
+        assert_eq!(lender.lend(10 * ALIGN).unwrap().0, 0);
+    }
+
+    #[test]
+    fn what_was_not_taken_back_is_found() {
+        let memory = Memory::default();
+        let mut lender = Lender::new(memory.arena("test", 64 * ALIGN).unwrap(), &[]).unwrap();
+        for value in 1..4 {
+            let (_, mut buffer) = lender.lend(2 * ALIGN).unwrap();
+            buffer.fill(value);
+            lender.settle(&mut buffer, ALIGN);
+        }
+        lender.take_back();
+        assert_eq!(lender.left(0, 5..7), Some(&[2; 2][..]));
+        assert_eq!(lender.left(1, 0..ALIGN), Some(&[3; ALIGN][..]));
+        assert_eq!(lender.left(0, 0..ALIGN + 1), None, "another's");
+        assert_eq!(lender.left(2, 0..1), None);
+        lender.take_back_newest();
+        let (at, held) = lender.lend(ALIGN).unwrap();
+        assert_eq!(at, 2 * ALIGN);
+        assert_eq!(lender.left(1, 0..1), None, "somebody has it");
+        drop(held);
+
+        let files = memory.files().into_iter();
+        let files = files.map(|(name, file)| (name, file.try_clone().unwrap())).collect();
+        let arena = || Memory::inherited(files).arena("test", 64 * ALIGN).unwrap();
+        let left = std::slice::from_ref(&(ALIGN..2 * ALIGN));
+        let mut heir = Lender::new(arena(), left).unwrap();
+        assert_eq!(heir.left(0, 0..3), Some(&[2; 3][..]));
+        assert_eq!(heir.lend(ALIGN).unwrap().0, 2 * ALIGN);
+    }
+
+    #[test]
+    fn what_cannot_have_been_lent_is_refused() {
+        let arena = || Memory::default().arena("test", 4 * ALIGN).unwrap();
+        for (first, second) in [
+            (0..5 * ALIGN, 0..ALIGN),
+            (100..ALIGN, 2 * ALIGN..3 * ALIGN),
+            (ALIGN..ALIGN, 2 * ALIGN..3 * ALIGN),
+            (0..2 * ALIGN, ALIGN..3 * ALIGN),
+        ] {
+            assert!(Lender::new(arena(), &[first, second]).is_none());
+        }
+    }
+
+    #[test]
+    fn memory_goes_when_nothing_is_lent() {
+        let mut lender = lender(1 << 20);
+        let (_, mut buffer) = lender.lend(1 << 20).unwrap();
+        buffer.fill(7);
+        lender.take_back();
+        lender.rest(ALIGN);
+        assert_eq!(lender.arena.present().next(), Some(0..1 << 20), "somebody has it");
+        drop(buffer);
+        lender.rest(ALIGN);
+        let left: Vec<_> = lender.arena.present().collect();
+        assert_eq!((left.len(), &left[0]), (1, &(0..ALIGN)));
+    }
+}
