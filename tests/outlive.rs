@@ -14,11 +14,12 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::Duration;
 use support::disk::Disk;
+use support::place::Place;
 use support::sandbox::{Guard, Sandbox, eventually};
 
 const BLOCK: u64 = 4096;
 /// Blocks that each writer has for itself.
-const OWN: u64 = 700;
+const OWN: u64 = 600;
 const WRITERS: u64 = 3;
 const UP: [&str; 8] = ["up", "vol", "--size", "64M", "--export", "nbd", "--segment", "64K"];
 
@@ -136,6 +137,13 @@ fn nothing_acknowledged_is_lost_at_the_limit() {
     let up = [&UP[..], &["--ram-limit", "9M"]].concat();
     sandbox.ztier(&up).ok();
     kill_under_load(&sandbox, 20, &up);
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_with_the_daemon_of_a_log() {
+    let place = Place::new();
+    place.sandbox.ztier(&place.up()).ok();
+    kill_under_load(&place.sandbox, 20, &["restart", "vol"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::meter::Meter;
 use super::{PATIENCE, output, unknown};
 use crate::config::{Paths, name};
 use crate::control::{Client, Request, Status};
-use crate::daemon::state::{Lock, State};
+use crate::daemon::state::State;
 use crate::daemon::{self, Found};
 use crate::error::{Error, Result};
 use clap::Args;
@@ -61,42 +61,29 @@ impl Restart {
         self.print(&served, begun.elapsed())
     }
 
-    /// Has the daemon that there is leave, and another come.
+    /// Has the daemon that there is leave, and another come. The next one is started before, so
+    /// that requests wait for nothing but what it can't do earlier.
     fn replace(&self, paths: &Paths, state: &State) -> Result<Served> {
-        let files = paths.volume(&self.name);
-        let client = Client::new(&files.control);
-        client.ask::<()>(&Request::Restart { force: self.force }, PATIENCE_TO_LEAVE)?;
+        let client = Client::new(&paths.volume(&self.name).control);
+        let leave = || client.ask::<()>(&Request::Restart { force: self.force }, PATIENCE_TO_LEAVE);
         if state.foreground {
+            leave()?;
             return self.returned(&client, state.restarts);
         }
-        let deadline = Instant::now() + PATIENCE_TO_LEAVE;
-        while Lock::is_held(&files) {
-            if Instant::now() >= deadline {
-                return Err(Error::failure(format!(
-                    "the daemon of volume `{}` does not end",
-                    self.name
-                ))
-                .mend(format!("see `ztier list`, then `ztier restart {}` again", self.name)));
-            }
-            std::thread::sleep(GLANCE);
-        }
-        // Its last words are in the state file.
-        match daemon::find(paths, &self.name) {
-            Found::Dead(state) => self.again(paths, &state),
-            Found::Broken(e) => Err(e),
-            Found::Up(_) | Found::Nothing => Err(Error::failure(format!(
-                "somebody else took volume `{}` up or down meanwhile",
-                self.name
-            ))
-            .mend("look with `ztier list`")),
-        }
+        let next = daemon::Starting::begin(&state.plan, paths, PATIENCE_TO_LEAVE)?;
+        leave()?;
+        self.come(next)
     }
 
     /// Starts a daemon for what another left.
     fn again(&self, paths: &Paths, state: &State) -> Result<Served> {
+        self.come(daemon::Starting::begin(&state.plan, paths, daemon::LOOKERS)?)
+    }
+
+    fn come(&self, next: daemon::Starting<'_>) -> Result<Served> {
         let meter = Meter::new();
         let told = |what: &str| meter.show(&format_args!("{}: {what}", self.name));
-        let ready = daemon::spawn(&state.plan, paths, &told)?;
+        let ready = next.finish(&told)?;
         meter.end();
         Ok(Served { endpoints: ready.endpoints, pid: ready.pid, notes: ready.notes })
     }

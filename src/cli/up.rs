@@ -141,7 +141,8 @@ impl Up {
             if self.save { self.save_settings(&settings, &paths) } else { Ok(()) }
         };
         if self.foreground {
-            let order = daemon::Order { plan, paths: &paths, foreground: true };
+            let patience = daemon::LOOKERS;
+            let order = daemon::Order { plan, paths: &paths, patience, foreground: true };
             daemon::run(order, &told, after).and_then(|end| daemon::follow(end, &self.name))
         } else {
             after(&daemon::spawn(&plan, &paths, &told)?)

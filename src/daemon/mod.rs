@@ -16,7 +16,7 @@ mod signals;
 mod spawn;
 pub mod state;
 
-pub use running::{End, Order, Ready, run};
+pub use running::{End, LOOKERS, Order, Ready, run};
 pub use serve::{Chosen, choose, planned};
-pub use spawn::{again_main, detached_main, follow, spawn};
+pub use spawn::{Starting, again_main, detached_main, follow, spawn};
 pub use state::{Found, find, names};

@@ -22,7 +22,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long a lock that somebody only looks at may be in the way.
-const LOOKERS: Duration = Duration::from_millis(300);
+pub const LOOKERS: Duration = Duration::from_millis(300);
 /// How long a question waits while the export is being stopped.
 const BUSY: Duration = Duration::from_secs(2);
 /// How long a client that has hung up may take to be gone.
@@ -74,6 +74,8 @@ pub struct Order<'a> {
     pub plan: Plan,
     /// Its files.
     pub paths: &'a Paths,
+    /// How long another daemon may still have the volume.
+    pub patience: Duration,
     /// Whether somebody else watches this process.
     pub foreground: bool,
 }
@@ -90,12 +92,12 @@ pub fn run(
     told: &dyn Fn(&str),
     ready: impl FnOnce(&Ready) -> Result<()>,
 ) -> Result<End> {
-    let Order { plan, paths, foreground } = order;
+    let Order { plan, paths, patience, foreground } = order;
     serve::prepare(&plan);
     paths.prepare()?;
     let files = paths.volume(&plan.name);
     let (events, inbox) = mpsc::channel();
-    let Some(lock) = Lock::acquire(&files, LOOKERS)? else {
+    let Some(lock) = Lock::acquire(&files, patience)? else {
         return Err(already_up(paths, &plan.name));
     };
     signals::watch(events.clone())?;
@@ -222,7 +224,7 @@ fn create(
     told: &dyn Fn(&str),
 ) -> Result<(Arc<dyn Serving>, Vec<String>)> {
     if let Some(log) = &plan.log {
-        return open_log(plan, log, paths, told);
+        return open_log(plan, log, paths, &kept.memory, told);
     }
     let (memory, most) = (&kept.memory, kept.manifest.ram_limit_max_bytes);
     let mut options = volume::Options {
@@ -250,6 +252,7 @@ fn open_log(
     plan: &Plan,
     log: &plan::LogPlan,
     paths: &Paths,
+    memory: &Memory,
     told: &dyn Fn(&str),
 ) -> Result<(Arc<dyn Serving>, Vec<String>)> {
     let pair = volume::Pair {
@@ -275,7 +278,7 @@ fn open_log(
     };
     let opening = Opening::new(told);
     let told = |step| opening.at(step);
-    let volume::Opened { volume, abandoned } = pair.open(options, &Memory::default(), &told)?;
+    let volume::Opened { volume, abandoned } = pair.open(options, memory, &told)?;
     log::line(&volume.report().to_string());
     if let Some(text) = &abandoned {
         log::line(text);

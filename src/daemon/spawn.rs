@@ -4,7 +4,7 @@
 //! that is the child's standard input, as messages like those of the control protocol.
 
 use super::keeper::Kept;
-use super::running::{End, Ready, run};
+use super::running::{End, LOOKERS, Ready, run};
 use super::state::{self, Found, Lock};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan};
@@ -32,54 +32,98 @@ const PATIENCE_TO_END: Duration = Duration::from_secs(5);
 /// Starts a detached daemon for `plan` and waits until its device is usable; `told` hears how far
 /// it is.
 ///
-/// # Errors The daemon's own error; or that it died or was too late, and then it is ended and
-/// cleaned up after.
+/// # Errors
+/// As [`Starting::finish`].
 pub fn spawn(plan: &Plan, paths: &Paths, told: &dyn Fn(&str)) -> Result<Ready> {
-    paths.prepare()?;
-    let what = || format!("cannot start the daemon of volume `{}`", plan.name);
-    let deadline = Instant::now() + PATIENCE;
-    let (mut ours, theirs) = UnixStream::pair().context(what())?;
-    let log = open_log(&paths.volume(&plan.name).log)?;
-    let mut child = Command::new("/proc/self/exe")
-        .arg0_of(&plan.name)
-        .current_dir("/")
-        .stdin(OwnedFd::from(theirs))
-        .stdout(Stdio::null())
-        .stderr(log)
-        .spawn()
-        .context(what())?;
-    // The Command, and with it our copy of the child's end, is gone: if the child dies, reading
-    // ends.
-    let answer = send(&mut ours, &Envelope { v: VERSION, body: Order { plan, paths } }, deadline)
-        .and_then(|()| listen(&mut ours, told, PATIENCE));
-    match answer {
-        Ok(reply) => match reply.into_result() {
-            Ok(ready) => serde_json::from_value(ready).context(what()),
-            Err(e) => {
-                // It has cleaned up and is about to end; waiting leaves no process behind.
-                end(&mut child);
-                Err(e)
+    Starting::begin(plan, paths, LOOKERS)?.finish(told)
+}
+
+/// A daemon that was started; one that nobody waits for to the end is ended.
+pub struct Starting<'a> {
+    plan: &'a Plan,
+    paths: &'a Paths,
+    /// `None` once it is up, or gone.
+    child: Option<Child>,
+    ours: UnixStream,
+}
+
+impl<'a> Starting<'a> {
+    /// Starts one, which touches nothing of the volume while another daemon has it, for up to
+    /// `patience`.
+    ///
+    /// # Errors
+    /// When no process can be started.
+    pub fn begin(plan: &'a Plan, paths: &'a Paths, patience: Duration) -> Result<Self> {
+        paths.prepare()?;
+        let what = || format!("cannot start the daemon of volume `{}`", plan.name);
+        let (ours, theirs) = UnixStream::pair().context(what())?;
+        let log = open_log(&paths.volume(&plan.name).log)?;
+        let child = Command::new("/proc/self/exe")
+            .arg0_of(&plan.name)
+            .current_dir("/")
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .context(what())?;
+        // The Command, and with it our copy of the child's end, is gone: if the child dies, reading
+        // ends.
+        let mut starting = Self { plan, paths, child: Some(child), ours };
+        let patience_ms = patience.as_millis() as u64;
+        let order = Envelope { v: VERSION, body: Told { plan, paths, patience_ms } };
+        send(&mut starting.ours, &order, Instant::now() + PATIENCE).context(what())?;
+        Ok(starting)
+    }
+
+    /// Waits until its device is usable; `told` hears how far it is.
+    ///
+    /// # Errors
+    /// The daemon's own error; or that it died or was too late, and then it is ended and cleaned up
+    /// after.
+    pub fn finish(mut self, told: &dyn Fn(&str)) -> Result<Ready> {
+        match listen(&mut self.ours, told, PATIENCE).map(Reply::into_result) {
+            Ok(Ok(ready)) => {
+                self.child = None;
+                serde_json::from_value(ready)
+                    .context(format!("cannot understand the daemon of `{}`", self.plan.name))
             }
-        },
-        Err(e) => {
-            end(&mut child);
-            Err(after_failure(plan, paths, &e))
+            // It has cleaned up and is about to end; waiting leaves no process behind.
+            Ok(Err(e)) => Err(e),
+            Err(e) => {
+                self.end();
+                Err(after_failure(self.plan, self.paths, &e))
+            }
         }
+    }
+
+    fn end(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            end(&mut child);
+        }
+    }
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
 /// What the parent tells the child.
 #[derive(serde::Serialize)]
-struct Order<'a> {
+struct Told<'a> {
     plan: &'a Plan,
     paths: &'a Paths,
+    patience_ms: u64,
 }
 
 /// The same, on the other side.
 #[derive(serde::Deserialize)]
-struct Ordered {
+struct Heard {
     plan: Plan,
     paths: Paths,
+    #[serde(default)]
+    patience_ms: u64,
 }
 
 /// What the child tells the parent.
@@ -125,7 +169,7 @@ pub fn detached_main() -> Result<()> {
     let input = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use the input")?;
     let mut parent = UnixStream::from(input);
     let deadline = Instant::now() + PATIENCE;
-    let Ordered { plan, paths } = receive(&mut parent, LONGEST_REQUEST, deadline)
+    let Heard { plan, paths, patience_ms } = receive(&mut parent, LONGEST_REQUEST, deadline)
         .map_err(|e| e.mend("`ztier daemon` is started by `ztier up` alone"))?;
     let parent = RefCell::new(parent);
     let tell = |word| {
@@ -138,7 +182,8 @@ pub fn detached_main() -> Result<()> {
         let _ = tell(Word::Progress(text.to_owned()));
     };
     let mut told = false;
-    let order = super::Order { plan, paths: &paths, foreground: false };
+    let patience = LOOKERS.max(Duration::from_millis(patience_ms));
+    let order = super::Order { plan, paths: &paths, patience, foreground: false };
     let ran = run(order, &progress, |ready| {
         told = true;
         done(Ok(serde_json::to_value(ready).context("cannot encode readiness")?))
@@ -162,7 +207,8 @@ pub fn again_main(name: &str) -> Result<()> {
         }
     };
     let told = |what: &str| super::log::line(what);
-    let order = super::Order { plan: state.plan, paths: &paths, foreground: true };
+    let (plan, patience) = (state.plan, LOOKERS);
+    let order = super::Order { plan, paths: &paths, patience, foreground: true };
     follow(run(order, &told, |_| Ok(()))?, name)
 }
 
