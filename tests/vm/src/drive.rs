@@ -51,7 +51,9 @@ struct State {
     ages: BTreeMap<u64, u64>,
     clock: u64,
     random: u64,
-    pulled: bool,
+    /// Without power, or pulled out.
+    gone: bool,
+    lies: bool,
     counts: Counts,
 }
 
@@ -64,7 +66,7 @@ pub struct Counts {
     pub written: u64,
     /// Flushes.
     pub flushes: u64,
-    /// Requests that failed because the drive was pulled.
+    /// Requests that failed because the drive was gone.
     pub refused: u64,
 }
 
@@ -87,31 +89,40 @@ impl Drive {
             ages: BTreeMap::new(),
             clock: 0,
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
-            pulled: false,
+            gone: false,
+            lies: false,
             counts: Counts::default(),
         };
         Self { size, state: Mutex::new(state) }
     }
 
-    /// The power is cut: of what was not durable, a part is lost.
+    /// The power is cut: of what was not durable, a part is lost, and requests fail until
+    /// [`Self::plug`].
     ///
     /// # Errors
     /// The file fails.
     pub fn cut(&self) -> Result<Cut> {
-        self.state.lock().cut().context("cannot write to a drive's file")
+        let mut state = self.state.lock();
+        state.gone = true;
+        state.cut().context("cannot write to a drive's file")
     }
 
     /// The drive is pulled out: all that was not durable is lost, and every request fails.
     pub fn pull(&self) {
         let mut state = self.state.lock();
-        state.pulled = true;
+        state.gone = true;
         state.cached.clear();
         state.ages.clear();
     }
 
-    /// The drive is put back in.
+    /// The drive is put back in, and has power.
     pub fn plug(&self) {
-        self.state.lock().pulled = false;
+        self.state.lock().gone = false;
+    }
+
+    /// From now on the drive takes flushes and FUA for nothing, or does as it should again.
+    pub fn lie(&self, lies: bool) {
+        self.state.lock().lies = lies;
     }
 
     /// What it was asked until now.
@@ -232,7 +243,7 @@ impl State {
                 None => block[within..within + piece].fill(0),
             }
             self.store(number, block)?;
-            if fua {
+            if fua && !self.lies {
                 self.destage(number)?;
             }
             done += piece as u64;
@@ -288,7 +299,7 @@ impl Channel for Port {
             return Err(IoError::OutOfRange);
         }
         let mut state = self.0.state.lock();
-        if state.pulled {
+        if state.gone {
             state.counts.refused += 1;
             return Err(IoError::Drive(rustix::io::Errno::IO.raw_os_error()));
         }
@@ -297,7 +308,7 @@ impl Channel for Port {
             Request::Write { data, fua, .. } => state.write(offset, len, Some(data), fua),
             Request::Flush => {
                 state.counts.flushes += 1;
-                state.flush()
+                if state.lies { Ok(()) } else { state.flush() }
             }
             // A drive may keep what is discarded; this one does.
             Request::Discard { .. } => Ok(()),
@@ -336,6 +347,8 @@ mod tests {
         (400..500).for_each(|block| write(&drive, block, 3, true));
         assert!((0..400).all(|block| read(&drive, block) == [2; BLOCK]), "as long as it is on");
         let cut = drive.cut().unwrap();
+        assert_eq!(ask(&drive, Request::Flush), Err(IoError::Drive(5)));
+        drive.plug();
         assert_eq!(cut.kept + cut.lost + cut.torn, 400);
         assert!(cut.kept > 100 && cut.lost > 100 && cut.torn > 5, "{cut:?}");
         let now: Vec<_> = (0..400).map(|block| read(&drive, block)).collect();

@@ -85,6 +85,12 @@ impl Process {
         true
     }
 
+    /// Stops it where it is.
+    pub fn stop(&self) {
+        // It may have ended by itself.
+        let _ = pidfd_send_signal(self.pidfd.as_fd(), Signal::STOP);
+    }
+
     /// Kills it; when this returns it is gone.
     pub fn kill(&mut self) {
         // By descriptor: never a process that took over the id. It may have ended by itself.

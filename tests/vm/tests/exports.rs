@@ -2,37 +2,14 @@
 //! kernel's own client.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use std::time::Duration;
-use ztier_vm::{Lab, Machine, Setup};
+mod support;
 
-const SOON: Duration = Duration::from_secs(120);
-const FILESYSTEM: &[u8] = include_bytes!("../scripts/filesystem");
-
-fn ok(machine: &Machine, script: &str) -> String {
-    machine.ok(script, SOON).unwrap_or_else(|e| panic!("{script}: {e}"))
-}
-
-/// Fails with a message that has `part`.
-fn refused(machine: &Machine, script: &str, part: &str) {
-    let done = machine.run(script, SOON).unwrap();
-    assert!(done.status == 1 && done.text.contains(part), "{script}: {done:?}");
-}
-
-fn nothing_left(machine: &Machine) {
-    let left = ok(
-        machine,
-        "ls /run/ztier | grep -v lock; ls /dev/ztier 2>&-; losetup -a; grep ztier /proc/mounts; \
-         ls -l /proc/[0-9]*/exe 2>&- | grep bin/ztier; true",
-    );
-    assert_eq!(left, "");
-}
+use support::{lab, nothing_left, ok, refused, setup};
 
 #[test]
 fn fuse_and_nbd_carry_file_systems_on_another_kernel() {
-    let Some(lab) = Lab::for_test(&["ztier"]) else { return };
-    let _turn = lab.turn(Duration::from_secs(1200)).unwrap();
-    let setup = Setup::new(&lab).file("/usr/local/bin/filesystem", FILESYSTEM);
-    let machine = setup.boot().unwrap();
+    let Some((lab, _turn)) = lab() else { return };
+    let machine = setup(&lab).boot().unwrap();
     ok(&machine, "modprobe loop && modprobe nbd nbds_max=4");
 
     ok(&machine, "ztier up f --size 256M --export fuse");

@@ -1,0 +1,51 @@
+//! What tests in machines share.
+#![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
+
+use std::time::Duration;
+use ztier_vm::cache::Lock;
+use ztier_vm::{Lab, Machine, Setup};
+
+/// The longest that a step may take. An emulated CPU is slow, and may have to share a real one.
+pub const SOON: Duration = Duration::from_secs(180);
+
+/// The laboratory, and the right to run machines: one test at a time.
+pub fn lab() -> Option<(Lab, Lock)> {
+    let lab = Lab::for_test(&["ztier"])?;
+    let turn = lab.turn(Duration::from_secs(1800)).unwrap();
+    Some((lab, turn))
+}
+
+/// A machine-to-be with the scripts of these tests.
+pub fn setup(lab: &Lab) -> Setup {
+    Setup::new(lab).file("/usr/local/bin/filesystem", include_bytes!("../../scripts/filesystem"))
+}
+
+/// Runs a script that has to succeed.
+#[track_caller]
+pub fn ok(machine: &Machine, script: &str) -> String {
+    machine.ok(script, SOON).unwrap_or_else(|e| panic!("{script}: {e}"))
+}
+
+/// Runs a script that has to fail with status 1 and a message that has `part`.
+#[track_caller]
+pub fn refused(machine: &Machine, script: &str, part: &str) {
+    let done = machine.run(script, SOON).unwrap();
+    assert!(done.status == 1 && done.text.contains(part), "{script}: {done:?}");
+}
+
+/// Whatever a volume leaves in a system is gone.
+#[track_caller]
+pub fn nothing_left(machine: &Machine) {
+    let left = ok(
+        machine,
+        "ls /run/ztier | grep -v lock; ls /dev/ztier 2>&-; ls /dev | grep ublk[bc]; \
+         losetup -a; grep ztier /proc/mounts; \
+         ls -l /proc/[0-9]*/exe 2>&- | grep bin/ztier; true",
+    );
+    assert_eq!(left, "");
+}
+
+/// How often something long is done: what the variable says, or else `short`.
+pub fn times(variable: &str, short: u32) -> u32 {
+    std::env::var(variable).map_or(short, |text| text.parse().unwrap())
+}
