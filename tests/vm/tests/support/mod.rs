@@ -33,16 +33,23 @@ pub fn refused(machine: &Machine, script: &str, part: &str) {
     assert!(done.status == 1 && done.text.contains(part), "{script}: {done:?}");
 }
 
-/// Whatever a volume leaves in a system is gone.
+/// Whatever a volume leaves in a system is gone, or goes within seconds: keepers and the kernel
+/// need a moment.
 #[track_caller]
 pub fn nothing_left(machine: &Machine) {
-    let left = ok(
-        machine,
-        "ls /run/ztier | grep -v lock; ls /dev/ztier 2>&-; ls /dev | grep ublk[bc]; \
+    let look = "ls /run/ztier 2>&- | grep -v lock; ls /dev/ztier 2>&-; ls /dev | grep ublk[bc]; \
          losetup -a; grep ztier /proc/mounts; \
-         ls -l /proc/[0-9]*/exe 2>&- | grep bin/ztier; true",
-    );
-    assert_eq!(left, "");
+         for p in /proc/[0-9]*; do case $(readlink $p/exe) in */bin/ztier) \
+         echo $p $(tr '\\0' ' ' <$p/cmdline) $(grep State $p/status);; esac; done";
+    let mut left = String::new();
+    for _ in 0..20 {
+        left = ok(machine, look);
+        if left.is_empty() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    panic!("left behind: {left}");
 }
 
 /// How often something long is done: what the variable says, or else `short`.
