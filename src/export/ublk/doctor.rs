@@ -27,8 +27,8 @@ pub fn probe() -> Vec<Check> {
             let unknown = || Err("unknown without the driver".to_owned());
             (
                 Check::new(PATH, Err(why), mend),
-                Check::new("ublk features", unknown(), ""),
-                Check::new("ublk recovery", unknown(), ""),
+                Check::new("ublk features", unknown(), mend),
+                Check::new("ublk recovery", unknown(), mend),
             )
         }
         Ok(control) => (
