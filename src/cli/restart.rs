@@ -1,14 +1,16 @@
 //! `ztier restart`: another daemon for a volume that is up, or whose daemon died.
 
+use super::drain::drain;
 use super::meter::Meter;
 use super::{PATIENCE, output, unknown};
-use crate::config::{Paths, name};
-use crate::control::{Client, Request, Status};
+use crate::config::{Paths, Plan, name};
+use crate::control::{Client, NewLog, Request, Status};
 use crate::daemon::state::State;
 use crate::daemon::{self, Found};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use clap::Args;
 use serde_json::json;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// How long the present daemon may take to let go.
@@ -30,6 +32,13 @@ pub struct Restart {
     /// Also when somebody holds a device that can't wait; their requests fail
     #[arg(long)]
     force: bool,
+    /// Change the log's drive, or do without (`none`): what the old log holds is drained first,
+    /// while the volume works
+    #[arg(long, value_name = "DEV|none")]
+    log: Option<PathBuf>,
+    /// Overwrite what is on the new log's drive, unless it is a log with data
+    #[arg(long, requires = "log")]
+    wipe: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -54,6 +63,10 @@ impl Restart {
         let served = match daemon::find(&paths, &self.name) {
             Found::Up(Some(state)) => self.replace(&paths, &state)?,
             Found::Up(None) => return Err(Error::failure("the daemon is starting or ending")),
+            Found::Dead(_) if self.log.is_some() => {
+                return Err(Error::failure(format!("the daemon of volume `{}` died", self.name))
+                    .mend("go on without --log first: then its log can be drained"));
+            }
             Found::Dead(state) => self.again(&paths, &state)?,
             Found::Broken(e) => return Err(e),
             Found::Nothing => return Err(unknown(&paths, &self.name)),
@@ -65,14 +78,58 @@ impl Restart {
     /// that requests wait for nothing but what it can't do earlier.
     fn replace(&self, paths: &Paths, state: &State) -> Result<Served> {
         let client = Client::new(&paths.volume(&self.name).control);
-        let leave = || client.ask::<()>(&Request::Restart { force: self.force }, PATIENCE_TO_LEAVE);
+        let log = self.new_log()?;
+        let plan = match &log {
+            None => state.plan.clone(),
+            Some(NewLog::None) => state.plan.with_log(None)?,
+            Some(NewLog::On { path, wipe }) => state.plan.with_log(Some((path, *wipe)))?,
+        };
+        let changes = log.is_some();
+        if changes && state.plan.log.is_some() {
+            drain(&client, &self.name)?;
+        }
+        let request = Request::Restart { force: self.force, log };
+        let leave = || client.ask::<()>(&request, PATIENCE_TO_LEAVE);
         if state.foreground {
             leave()?;
             return self.returned(&client, state.restarts);
         }
-        let next = daemon::Starting::begin(&state.plan, paths, PATIENCE_TO_LEAVE)?;
-        leave()?;
-        self.come(next)
+        let next = daemon::Starting::begin(&plan, paths, PATIENCE_TO_LEAVE)?;
+        match leave() {
+            Err(e) if changes && self.has_left(&client) => {
+                // It is too late to stay; the next daemon serves what there was.
+                self.come(next)?;
+                return Err(e);
+            }
+            left => left?,
+        }
+        let served = self.come(next)?;
+        if changes && self.plan_of(paths)? == state.plan {
+            return Err(Error::failure(format!("volume `{}` has the log that it had", self.name))
+                .mend("see what its daemon says"));
+        }
+        Ok(served)
+    }
+
+    /// The log that was asked for.
+    fn new_log(&self) -> Result<Option<NewLog>> {
+        let Some(log) = &self.log else { return Ok(None) };
+        if log.as_os_str() == "none" {
+            return Ok(Some(NewLog::None));
+        }
+        let path = std::path::absolute(log).context(format!("cannot use {}", log.display()))?;
+        Ok(Some(NewLog::On { path, wipe: self.wipe }))
+    }
+
+    fn has_left(&self, client: &Client) -> bool {
+        client.ask::<Status>(&Request::Status, PATIENCE).is_err()
+    }
+
+    fn plan_of(&self, paths: &Paths) -> Result<Plan> {
+        match daemon::find(paths, &self.name) {
+            Found::Up(Some(state)) => Ok(state.plan),
+            _ => Err(unknown(paths, &self.name)),
+        }
     }
 
     /// Starts a daemon for what another left.

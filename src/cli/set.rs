@@ -45,6 +45,7 @@ impl Set {
         let plan = &status.plan;
         let size = exact(plan.size_bytes);
         let rest = match &plan.log {
+            None if plan.backing.is_some() => String::new(),
             None => format!("ram-limit={}", exact(plan.ram_limit_bytes)),
             Some(log) => format!(
                 "writeback={} writeback-threshold={} writeback-window={} commit-interval={}",

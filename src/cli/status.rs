@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::stats::time::rfc3339;
 use crate::stats::{LogStats, Stats};
 use clap::Args;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Ranges of lost blocks that are named.
@@ -51,6 +52,9 @@ fn text(status: &control::Status) -> String {
     if let (Some(plan), Some(log)) = (&status.plan.log, &status.stats.log) {
         return logged(status, plan, log);
     }
+    if let Some(backing) = &status.plan.backing {
+        return bare(status, backing);
+    }
     let (plan, stats) = (&status.plan, &status.stats);
     output::pairs(&[
         ("volume", plan.name.clone()),
@@ -91,6 +95,22 @@ fn daemon_of(status: &control::Status) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let up = duration(now.saturating_sub(status.started_unix_s));
     format!("process {}, ztier {}, up for {up}", status.pid, status.version)
+}
+
+/// A volume that is its backing store.
+fn bare(status: &control::Status, backing: &Path) -> String {
+    output::pairs(&[
+        ("volume", status.plan.name.clone()),
+        ("open", status.endpoints.join(" ")),
+        ("held by", holders(status)),
+        ("export", status.plan.export.kind().into()),
+        ("size", human(status.plan.size_bytes)),
+        ("backing", backing.display().to_string()),
+        ("log", "none".into()),
+        ("errors", errors(&status.stats)),
+        ("durable", "in the backing store when a flush returns".into()),
+        ("daemon", daemon_of(status)),
+    ])
 }
 
 /// A volume with a log.

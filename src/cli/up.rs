@@ -225,19 +225,25 @@ impl Up {
                 "export_reason": chosen.why,
                 "size_bytes": plan.size_bytes,
                 "ram_limit_bytes": plan.ram_limit_bytes,
-                "durable": plan.log.is_some(),
+                "durable": !plan.is_volatile(),
             }));
         }
         let (size, export) = (human(plan.size_bytes), plan.export.kind());
-        output::remark(&match &plan.log {
-            Some(log) => format!(
+        output::remark(&match (&plan.log, &plan.backing) {
+            (Some(log), _) => format!(
                 "{}: {size} of {} behind the log on {}, by {export} ({}); durable when flushed",
                 plan.name,
                 log.backing.display(),
                 log.log.display(),
                 chosen.why
             ),
-            None => format!(
+            (None, Some(backing)) => format!(
+                "{}: {size} of {}, by {export} ({}); durable when flushed",
+                plan.name,
+                backing.display(),
+                chosen.why
+            ),
+            (None, None) => format!(
                 "{}: {size} in at most {} of memory, by {export} ({}); gone after a reboot",
                 plan.name,
                 human(plan.ram_limit_bytes),
@@ -257,12 +263,15 @@ impl Up {
         if self.save {
             makes.push(format!("file {}", paths.settings(&plan.name).display()));
         }
-        let (role, durable) = match &plan.log {
-            None => (
+        let (role, durable) = match (&plan.log, &plan.backing) {
+            (None, Some(_)) => {
+                ("a backing store alone", "in the backing store when a flush returns")
+            }
+            (None, None) => (
                 "compressed RAM disk (all data in memory)",
                 "nowhere: the data is in the daemon's memory and gone after `ztier down` or a reboot",
             ),
-            Some(_) => (
+            (Some(_), _) => (
                 "durable log before a backing store",
                 "in the log when a flush returns, later in the backing store",
             ),
@@ -275,7 +284,7 @@ impl Up {
                 "export_reason": chosen.why,
                 "would_make": makes,
                 "would_overwrite": overwrites,
-                "durable": plan.log.is_some(),
+                "durable": !plan.is_volatile(),
                 "durable_where": durable,
             }));
         }
@@ -284,13 +293,14 @@ impl Up {
             Some(log) if log.wipe => format!("{} unless it holds a log", log.log.display()),
             Some(log) => format!("{} if nothing known is on it", log.log.display()),
         };
-        let memory = match &plan.log {
-            None => format!(
+        let memory = match (&plan.log, &plan.backing) {
+            (None, Some(_)) => "none".into(),
+            (None, None) => format!(
                 "at most {} of {}",
                 human(plan.ram_limit_bytes),
                 human(machine::memory_bytes())
             ),
-            Some(_) => "what is not durable yet, and 24 bytes a block in the log".into(),
+            (Some(_), _) => "what is not durable yet, and 24 bytes a block in the log".into(),
         };
         let writeback = plan.log.as_ref().map(|log| {
             let idle = log.commit_interval_ms;

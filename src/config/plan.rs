@@ -11,7 +11,7 @@ use crate::volume::{self, Algorithm};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// The largest device, in bytes.
@@ -159,6 +159,9 @@ pub struct Plan {
     /// The durable log, for a volume that has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogPlan>,
+    /// The drive that the volume is, for one that is nothing else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing: Option<PathBuf>,
 }
 
 /// The durable log of a plan.
@@ -230,7 +233,35 @@ impl Plan {
             export: export(volume, settings, kind, paths)?,
             threads,
             log: None,
+            backing: None,
         })
+    }
+
+    /// Whether all that the volume holds is in memory.
+    pub fn is_volatile(&self) -> bool {
+        self.log.is_none() && self.backing.is_none()
+    }
+
+    /// The same volume with a log on another drive, or none.
+    ///
+    /// # Errors
+    /// It has no backing store.
+    pub fn with_log(&self, log: Option<(&Path, bool)>) -> Result<Self> {
+        let backing = self.log.as_ref().map(|log| &log.backing).or(self.backing.as_ref());
+        let backing = backing.ok_or_else(|| {
+            Error::usage(format!(
+                "volume `{}` has no backing store that a log could be for",
+                self.name
+            ))
+        })?;
+        let plan = Self { log: None, backing: None, ..self.clone() };
+        let Some((log, wipe)) = log else {
+            return Ok(Self { backing: Some(backing.clone()), ..plan });
+        };
+        let before = self.log.clone().unwrap_or_else(|| LogPlan::new(log.into(), backing.clone()));
+        let (moved, accept_loss, abandon) = (false, false, false);
+        let log = LogPlan { log: log.into(), wipe, moved, accept_loss, abandon, ..before };
+        Ok(Self { log: Some(log), ..plan })
     }
 
     /// The same for a volume with a log.
@@ -242,9 +273,8 @@ impl Plan {
     ) -> Result<Self> {
         let (log, backing) = match (&settings.log, &settings.backing) {
             (Some(log), Some(backing)) => (absolute(log)?, absolute(backing)?),
-            (None, _) => {
-                return Err(Error::usage("--backing alone makes no volume yet")
-                    .mend("give a --log on a fast drive, too"));
+            (None, Some(backing)) => {
+                return Self::resolve_bare(volume, settings, kind, (absolute(backing)?, paths));
             }
             (_, None) => {
                 return Err(Error::usage("--log needs a backing store")
@@ -288,19 +318,62 @@ impl Plan {
             export: export(volume, settings, kind, paths)?,
             threads: check_threads(settings)?,
             log: Some(LogPlan {
-                log,
-                backing,
                 sync: settings.sync.unwrap_or(false),
                 writeback_threshold_percent: percent,
                 writeback_window_bytes: window,
                 writeback: settings.writeback.unwrap_or(on()),
                 commit_interval_ms,
-                wipe: false,
-                moved: false,
-                accept_loss: false,
-                abandon: false,
+                ..LogPlan::new(log, backing)
             }),
+            backing: None,
         })
+    }
+
+    /// The same for a volume that is its backing store.
+    fn resolve_bare(
+        volume: &str,
+        settings: &Settings,
+        kind: Kind,
+        (backing, paths): (PathBuf, &Paths),
+    ) -> Result<Self> {
+        refuse_of_log(settings)?;
+        let memory = settings.size.is_some() || settings.ram_limit.is_some();
+        if memory || settings.segment.is_some() || settings.algorithm.is_some() {
+            return Err(Error::usage(
+                "a volume that is its backing store keeps nothing of its own",
+            )
+            .mend("leave out size, ram-limit, segment and algorithm, or give a --log, too"));
+        }
+        Ok(Self {
+            name: volume.to_owned(),
+            size_bytes: volume::BareVolume::size_of(&backing)?,
+            ram_limit_bytes: 0,
+            segment_bytes: DEFAULT_SEGMENT,
+            algorithm: Algorithm::Lz4,
+            export: export(volume, settings, kind, paths)?,
+            threads: check_threads(settings)?,
+            log: None,
+            backing: Some(backing),
+        })
+    }
+}
+
+impl LogPlan {
+    /// A log that works as one does of which nothing else is said.
+    fn new(log: PathBuf, backing: PathBuf) -> Self {
+        Self {
+            log,
+            backing,
+            sync: false,
+            writeback_threshold_percent: 50,
+            writeback_window_bytes: 64 << 20,
+            writeback: on(),
+            commit_interval_ms: one_second(),
+            wipe: false,
+            moved: false,
+            accept_loss: false,
+            abandon: false,
+        }
     }
 }
 

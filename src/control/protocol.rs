@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The version of the protocol; both sides refuse any other.
@@ -50,6 +51,9 @@ pub enum Request {
     Restart {
         /// Although somebody holds a device that can't wait.
         force: bool,
+        /// The log that the volume has from then on; without a word it keeps its own.
+        #[serde(default)]
+        log: Option<NewLog>,
     },
     /// End. Answered when the export is gone and just before the process is.
     Down {
@@ -57,6 +61,21 @@ pub enum Request {
         discard: bool,
         /// Although somebody holds the device.
         force: bool,
+    },
+}
+
+/// The log that a volume is to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NewLog {
+    /// None: the volume is its backing store.
+    None,
+    /// One on this drive.
+    On {
+        /// The drive.
+        path: PathBuf,
+        /// What is on it may be overwritten, if it is no log.
+        wipe: bool,
     },
 }
 

@@ -87,10 +87,13 @@ impl Heritage {
             notes.push(format!("its segments stay {}", size::exact(was.segment_bytes.into())));
             plan.segment_bytes = was.segment_bytes;
         }
-        let drives = |plan: &Plan| plan.log.as_ref().map(|l| (l.log.clone(), l.backing.clone()));
+        let drives = |plan: &Plan| {
+            let log = plan.log.as_ref().map(|l| (l.log.clone(), l.backing.clone()));
+            (log, plan.backing.clone())
+        };
         if drives(&plan) != drives(was) {
             notes.push("its drives stay what they were".into());
-            plan.log = was.log.clone();
+            (plan.log, plan.backing) = (was.log.clone(), was.backing.clone());
         }
         (plan, notes)
     }

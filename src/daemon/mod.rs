@@ -10,6 +10,7 @@ pub mod keeper;
 mod log;
 mod notify;
 mod opening;
+mod relog;
 mod running;
 mod serve;
 mod signals;

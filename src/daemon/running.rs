@@ -5,10 +5,10 @@ use super::keeper::{Keeper, Kept};
 use super::opening::Opening;
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
-use super::{log, notify, serve};
+use super::{log, notify, relog, serve};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, plan, size};
-use crate::control::{Handler, LogChange, Request, Server, Status, Version};
+use crate::control::{Handler, LogChange, NewLog, Request, Server, Status, Version};
 use crate::durable;
 use crate::error::{Context, Error, Result};
 use crate::export::{Export, Leftover};
@@ -17,6 +17,7 @@ use crate::stats::Stats;
 use crate::volume::{self, Device, Serving, Volume};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -55,6 +56,10 @@ struct Running {
     files: VolumeFiles,
     events: Mutex<Sender<Event>>,
     keeper: Mutex<Option<Keeper>>,
+    /// Where this machine keeps what it knows of backing stores.
+    records: PathBuf,
+    /// What the next daemon is to serve, if that is something else.
+    next: Mutex<Option<Plan>>,
 }
 
 /// How a daemon ends.
@@ -210,6 +215,8 @@ impl Bringing<'_> {
             files: files.clone(),
             events: Mutex::new(events),
             keeper: Mutex::new(Some(keeper)),
+            records: paths.state.clone(),
+            next: Mutex::new(None),
         });
         let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
         Ok((running, server))
@@ -225,6 +232,10 @@ fn create(
 ) -> Result<(Arc<dyn Serving>, Vec<String>)> {
     if let Some(log) = &plan.log {
         return open_log(plan, log, paths, &kept.memory, told);
+    }
+    if let Some(backing) = &plan.backing {
+        let volume = volume::BareVolume::open(backing, &kept.memory, &paths.state)?;
+        return Ok((volume, Vec::new()));
     }
     let (memory, most) = (&kept.memory, kept.manifest.ram_limit_max_bytes);
     let mut options = volume::Options {
@@ -371,9 +382,18 @@ impl Running {
         state.write(&self.files)
     }
 
-    /// Leaves the volume to a daemon that is about to start. `force`: also when its device can't
-    /// wait and somebody holds it.
-    fn restart(&self, force: bool) -> Result<()> {
+    /// Leaves the volume to a daemon that is about to start, with another log if one is given.
+    /// `force`: also when its device can't wait and somebody holds it.
+    fn restart(&self, force: bool, log: Option<NewLog>) -> Result<()> {
+        let Some(log) = log else { return self.make_way(force) };
+        let next = relog::plan(&self.state.lock().plan, &log, &self.records)?;
+        self.make_way(force)?;
+        relog::drain(&*self.volume)?;
+        *self.next.lock() = Some(next);
+        Ok(())
+    }
+
+    fn make_way(&self, force: bool) -> Result<()> {
         let holders = if force || self.waits() { Vec::new() } else { self.holders_that_stay()? };
         if holders.is_empty() {
             return self.leave().or_else(|e| if force { self.stop(true) } else { Err(e) });
@@ -396,8 +416,17 @@ impl Running {
         if end != End::Again {
             notify::send("STOPPING=1\n");
         }
-        if let Err(e) = self.volume.close() {
-            log::line(&e.to_string());
+        match (self.volume.close(), self.next.lock().take()) {
+            (Err(e), _) => log::line(&e.to_string()),
+            (Ok(()), Some(next)) => {
+                // Only now: until here a log that holds something would have been forgotten.
+                let mut state = self.state.lock();
+                state.plan = next;
+                if let Err(e) = state.write(&self.files) {
+                    log::line(&e.to_string());
+                }
+            }
+            (Ok(()), None) => {}
         }
         control.stop();
         drop(self.keeper.lock().take());
@@ -546,7 +575,7 @@ fn check_change(old: &Plan, new: &Plan) -> Result<()> {
         ))
         .mend("sizes grow, never shrink; make a new volume instead"));
     }
-    if new.log.is_some() && new.ram_limit_bytes == old.ram_limit_bytes {
+    if !new.is_volatile() && new.ram_limit_bytes == old.ram_limit_bytes {
         return Ok(());
     }
     plan::check_ram_limit(new.ram_limit_bytes, new.size_bytes, new.segment_bytes)
@@ -570,8 +599,8 @@ impl Handler for Running {
                 self.set(size_bytes, ram_limit_bytes, log)?;
                 serde_json::to_value(self.status()?)
             }
-            Request::Restart { force } => {
-                self.restart(force)?;
+            Request::Restart { force, log } => {
+                self.restart(force, log)?;
                 serde_json::to_value(())
             }
             Request::Down { discard, force } => {

@@ -56,7 +56,7 @@ pub struct Opened {
 }
 
 impl Pair {
-    fn claim(&self) -> Result<Claimed> {
+    fn refuse_same(&self) -> Result<()> {
         let same = |a: &Path, b: &Path| match (std::fs::canonicalize(a), std::fs::canonicalize(b)) {
             (Ok(a), Ok(b)) => a == b,
             _ => false,
@@ -65,6 +65,11 @@ impl Pair {
             let text = format!("{} can't be log and backing store at once", self.log.display());
             return Err(Error::usage(text).mend("give two drives"));
         }
+        Ok(())
+    }
+
+    fn claim(&self) -> Result<Claimed> {
+        self.refuse_same()?;
         let backing = FileDrive::open(&self.backing, Access::Exclusive)?;
         let book = Book::of(&self.state, &backing);
         let record = book.load()?;
@@ -94,6 +99,33 @@ impl Pair {
     /// The backing store can't be read.
     pub fn size(&self) -> Result<u64> {
         Ok(FileDrive::open(&self.backing, Access::ReadOnly)?.size())
+    }
+
+    /// Whether the backing store, which may be in use, can have this log after another one that was
+    /// drained. Nothing is changed.
+    ///
+    /// # Errors
+    /// The log's drive can't be used, is too small, holds something that may not be overwritten, or
+    /// is the log of another drive.
+    pub fn check_log(&self) -> Result<()> {
+        self.refuse_same()?;
+        let backing = FileDrive::open(&self.backing, Access::ReadOnly)?;
+        let log = FileDrive::open(&self.log, Access::Exclusive)?;
+        self.may_overwrite(&log)?;
+        let (identity, book) = (identify(&backing)?, Book::of(&self.state, &backing));
+        match durable::inspect(&log, true, false) {
+            Ok(found) => {
+                let claimed = Claimed { log, backing, identity, book, record: None };
+                self.check(&claimed, &found.superblock, false)
+            }
+            Err(_) if log.size() < durable::least_size(self.segment) => {
+                let least = durable::least_size(self.segment);
+                let (log, has) = (self.log.display(), log.size());
+                Err(Error::failure(format!("{log} has {has} bytes, and a log takes {least}"))
+                    .mend("give a larger drive"))
+            }
+            Err(_) => Ok(()),
+        }
     }
 
     /// Makes an empty log for the backing store.

@@ -4,6 +4,7 @@
 //! in is counted exactly once, whether it ended well or not.
 
 mod attach;
+mod bare;
 mod channel;
 mod counters;
 mod crew;
@@ -17,6 +18,7 @@ mod tender;
 pub use crate::store::codec::Algorithm;
 pub use crate::tiers::Policy;
 pub use attach::{Opened, Pair, cannot_use};
+pub use bare::BareVolume;
 pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 pub use logged::{LogOptions, LogVolume};
 

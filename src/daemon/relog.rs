@@ -1,0 +1,71 @@
+//! Another log under a volume: what it takes, and that nothing is left in the old one.
+//!
+//! Invariant: whoever comes next serves the new log only after the old one was drained and closed
+//! in order; then it holds nothing, and may come back one day.
+
+use crate::config::Plan;
+use crate::control::NewLog;
+use crate::error::{Error, Result};
+use crate::volume::{Pair, Serving};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long the rest may take that was written since somebody has drained the volume.
+const PATIENCE: Duration = Duration::from_secs(50);
+/// How often to look.
+const GLANCE: Duration = Duration::from_millis(2);
+
+/// The plan with that log, if it can be had. `records` is where this machine keeps what it knows of
+/// backing stores.
+///
+/// # Errors
+/// The volume has no backing store; or the log's drive can't be used.
+pub(super) fn plan(now: &Plan, log: &NewLog, records: &Path) -> Result<Plan> {
+    let NewLog::On { path, wipe } = log else { return now.with_log(None) };
+    let next = now.with_log(Some((path, *wipe)))?;
+    let log = |plan: &Plan| plan.log.as_ref().map(|l| (l.log.clone(), l.backing.clone()));
+    let Some((path, backing)) = log(&next).filter(|(path, _)| {
+        // The one that it has is in use, and what it holds comes along.
+        log(now).is_none_or(|(before, _)| before != *path)
+    }) else {
+        return Err(
+            Error::usage(format!("{} is its log already", path.display())).mend("leave out --log")
+        );
+    };
+    let pair = Pair {
+        log: path,
+        backing,
+        segment: next.segment_bytes,
+        wipe: *wipe,
+        moved: false,
+        force: false,
+        abandon: false,
+        state: records.to_owned(),
+    };
+    pair.check_log()?;
+    Ok(next)
+}
+
+/// Brings what is left in the log to the backing store, of a volume that nobody can write to.
+///
+/// # Errors
+/// That takes too long, or a drive fails.
+pub(super) fn drain(volume: &dyn Serving) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    volume.drain(true)?;
+    loop {
+        let Some(log) = volume.stats().log else { return Ok(()) };
+        if log.clean {
+            return Ok(());
+        }
+        let failed = log.failed && !log.rescuing && !log.through;
+        if failed || Instant::now() >= until {
+            return Err(Error::failure(format!(
+                "the log still holds {} blocks, so it stays",
+                log.blocks_dirty
+            ))
+            .mend("`ztier drain` the volume, then try again"));
+        }
+        std::thread::sleep(GLANCE);
+    }
+}

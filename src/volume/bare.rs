@@ -1,0 +1,306 @@
+//! A volume that is its backing store: nothing is kept of it, nothing stands before it.
+//!
+//! Invariants: a request is served by the drive itself, whole, before it returns; a flush is one of
+//! the drive. A write of a part of a block changes nothing else of it: whoever writes one has its
+//! blocks for himself meanwhile, all others share them.
+
+use super::counters::{Counters, Kind, Outcome, Totals};
+use super::record::Book;
+use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
+use crate::BLOCK_SIZE;
+use crate::durable::Kept;
+use crate::error::{Context, Error, Result};
+use crate::media::{Access, Drive, DriveError, FileDrive, Memory};
+use crate::stats::Stats;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+const STRIPES: usize = 64;
+/// Neighbouring bytes of one stripe.
+const STRIPE: u64 = 1 << 20;
+
+/// The volume.
+pub struct BareVolume {
+    backing: Arc<dyn Drive>,
+    discards: bool,
+    stripes: Vec<RwLock<()>>,
+    counters: Mutex<(Vec<Arc<Counters>>, Totals)>,
+}
+
+impl BareVolume {
+    /// Bytes of the volume that a drive is.
+    ///
+    /// # Errors
+    /// It can't be read.
+    pub fn size_of(backing: &Path) -> Result<u64> {
+        Ok(FileDrive::open(backing, Access::ReadOnly)?.size())
+    }
+
+    /// The volume that a drive is, which nobody else has. `memory` is what a log would use that it
+    /// gets one day; `state` is where this machine keeps what it knows of backing stores.
+    ///
+    /// # Errors
+    /// It can't be used, or its log, or memory, holds or may hold what it lacks.
+    pub fn open(backing: &Path, memory: &Memory, state: &Path) -> Result<Arc<Self>> {
+        if !Kept::new(memory)?.is_empty() {
+            return Err(Error::failure(format!(
+                "{} lacks what is in memory of its log",
+                backing.display()
+            ))
+            .mend("go on with that log, or give it up with `ztier down NAME --discard`"));
+        }
+        let drive = FileDrive::open(backing, Access::Exclusive)?;
+        match Book::of(state, &drive).load()? {
+            Some(record) if record.dirty => Err(Error::failure(format!(
+                "{} lacks what its log on {} holds",
+                backing.display(),
+                record.log.display()
+            ))
+            .mend(format!(
+                "bring it up with --log, then drain it (`ztier restart NAME --log none`); {}",
+                record.state()
+            ))),
+            _ => Ok(Self::over(Arc::new(drive))),
+        }
+    }
+
+    /// The volume that any drive is.
+    pub fn over(backing: Arc<dyn Drive>) -> Arc<Self> {
+        Arc::new(Self {
+            discards: backing.zeroes_quickly(),
+            backing,
+            stripes: (0..STRIPES).map(|_| RwLock::default()).collect(),
+            counters: Mutex::default(),
+        })
+    }
+
+    /// All counters, now. What only a store in memory or a log has is 0.
+    pub fn stats(&self) -> Stats {
+        let counters = self.counters.lock();
+        let mut totals = counters.1.clone();
+        for live in &counters.0 {
+            totals.add(live);
+        }
+        Stats { disk_size_bytes: self.backing.size(), ..totals.stats() }
+    }
+
+    /// Shares the blocks of a range, at least one byte, with others who write whole blocks.
+    fn share(&self, bytes: &Range<u64>) -> Vec<RwLockReadGuard<'_, ()>> {
+        let all = bytes.start / STRIPE..=(bytes.end - 1) / STRIPE;
+        let mut stripes: Vec<usize> =
+            all.take(STRIPES).map(|stripe| stripe as usize % STRIPES).collect();
+        stripes.sort_unstable();
+        stripes.into_iter().map(|stripe| self.stripes[stripe].read()).collect()
+    }
+
+    /// Changes a part of a block.
+    fn modify(
+        &self,
+        page: &mut [u8; BLOCK_SIZE],
+        block: u64,
+        change: impl FnOnce(&mut [u8; BLOCK_SIZE]),
+    ) -> Result<(), DriveError> {
+        let _alone = self.stripes[(block * BLOCK / STRIPE) as usize % STRIPES].write();
+        self.backing.read(block * BLOCK, page)?;
+        change(page);
+        self.backing.write(block * BLOCK, page)
+    }
+}
+
+impl Device for BareVolume {
+    fn size(&self) -> u64 {
+        self.backing.size()
+    }
+
+    fn discards(&self) -> bool {
+        self.discards
+    }
+
+    fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        let counters = Arc::new(Counters::default());
+        self.counters.lock().0.push(Arc::clone(&counters));
+        Box::new(BareChannel { volume: self, counters, page: Box::new([0; BLOCK_SIZE]) })
+    }
+
+    fn extents(&self, offset: u64, len: u64, _most: usize) -> Result<Vec<Extent>, IoError> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size());
+        let all = Extent { len, kind: ExtentKind::Data };
+        if inside { Ok(vec![all]) } else { Err(IoError::OutOfRange) }
+    }
+}
+
+impl Serving for BareVolume {
+    fn stats(&self) -> Stats {
+        self.stats()
+    }
+
+    fn grow(&self, _size: u64) -> Result<()> {
+        Err(Error::usage("the volume has the size of its backing store")
+            .mend("make that larger, then take the volume down and up"))
+    }
+
+    fn set_ram_limit(&self, _bytes: u64) -> Result<()> {
+        Err(Error::usage("a volume that is its backing store has no ram-limit"))
+    }
+
+    fn tune(&self, _tuning: &Tuning) -> Result<()> {
+        Err(Error::usage("the volume has no log, so nothing of one can be set"))
+    }
+
+    fn drain(&self, _on: bool) -> Result<()> {
+        Ok(())
+    }
+
+    fn volatile_bytes(&self) -> u64 {
+        0
+    }
+
+    fn close(&self) -> Result<()> {
+        self.backing.flush().context("the backing store could not be flushed")
+    }
+}
+
+/// One thread's way to it.
+struct BareChannel {
+    volume: Arc<BareVolume>,
+    counters: Arc<Counters>,
+    page: Box<[u8; BLOCK_SIZE]>,
+}
+
+/// The whole blocks of a range, and what is before and behind them.
+fn parts(range: Range<u64>) -> (Range<u64>, Range<u64>, Range<u64>) {
+    let first = range.start.next_multiple_of(BLOCK).min(range.end);
+    let last = (range.end / BLOCK * BLOCK).max(first);
+    (range.start..first, first..last, last..range.end)
+}
+
+impl BareChannel {
+    fn serve(&mut self, request: Request<'_>) -> Result<(), DriveError> {
+        let backing = &self.volume.backing;
+        let durable = match request {
+            Request::Read { offset, buf } => return self.read(offset, buf),
+            Request::Write { offset, data, fua } => {
+                self.write(offset, data)?;
+                fua
+            }
+            Request::Flush => return backing.flush(),
+            Request::Discard { offset, len } => {
+                self.zero(offset, len)?;
+                false
+            }
+            Request::WriteZeroes { offset, len, fua, .. } => {
+                self.zero(offset, len)?;
+                fua
+            }
+        };
+        if durable { self.volume.backing.flush() } else { Ok(()) }
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        let (head, whole, tail) = parts(offset..offset + buf.len() as u64);
+        let backing = &self.volume.backing;
+        for part in [&head, &tail] {
+            if !part.is_empty() {
+                backing.read(part.start / BLOCK * BLOCK, &mut self.page[..])?;
+                let within = (part.start % BLOCK) as usize;
+                let len = (part.end - part.start) as usize;
+                let at = (part.start - offset) as usize;
+                buf[at..at + len].copy_from_slice(&self.page[within..within + len]);
+            }
+        }
+        if whole.is_empty() {
+            return Ok(());
+        }
+        let (from, to) = ((whole.start - offset) as usize, (whole.end - offset) as usize);
+        backing.read(whole.start, &mut buf[from..to])
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
+        let (head, whole, tail) = parts(offset..offset + data.len() as u64);
+        for part in [&head, &tail] {
+            if !part.is_empty() {
+                let within = (part.start % BLOCK) as usize;
+                let from = (part.start - offset) as usize;
+                let bytes = &data[from..from + (part.end - part.start) as usize];
+                let change = |b: &mut [u8; BLOCK_SIZE]| {
+                    b[within..within + bytes.len()].copy_from_slice(bytes)
+                };
+                self.volume.modify(&mut self.page, part.start / BLOCK, change)?;
+            }
+        }
+        if whole.is_empty() {
+            return Ok(());
+        }
+        let _shared = self.volume.share(&whole);
+        let (from, to) = ((whole.start - offset) as usize, (whole.end - offset) as usize);
+        self.volume.backing.write(whole.start, &data[from..to])
+    }
+
+    fn zero(&mut self, offset: u64, len: u64) -> Result<(), DriveError> {
+        let (head, whole, tail) = parts(offset..offset + len);
+        for part in [&head, &tail] {
+            if !part.is_empty() {
+                let within = (part.start % BLOCK) as usize;
+                let end = within + (part.end - part.start) as usize;
+                let change = |b: &mut [u8; BLOCK_SIZE]| b[within..end].fill(0);
+                self.volume.modify(&mut self.page, part.start / BLOCK, change)?;
+            }
+        }
+        if whole.is_empty() {
+            return Ok(());
+        }
+        let _shared = self.volume.share(&whole);
+        self.volume.backing.zero(whole.start, whole.end - whole.start)
+    }
+}
+
+impl Channel for BareChannel {
+    fn submit(&mut self, request: Request<'_>, arrived: Instant) -> Result<(), IoError> {
+        let start = Instant::now();
+        let (kind, offset, len) = Kind::of(&request);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.volume.size());
+        let result = if !inside {
+            self.counters.count_invalid();
+            Err(IoError::OutOfRange)
+        } else if kind == Kind::Discard && !self.volume.discards {
+            Err(IoError::Unsupported)
+        } else {
+            self.serve(request).map_err(|e| IoError::Drive(e.errno))
+        };
+        let waiting = start.saturating_duration_since(arrived);
+        let (failed, serving) = (result.is_err(), start.elapsed());
+        self.counters.count(kind, Outcome { bytes: len, failed, waiting, serving });
+        result
+    }
+}
+
+impl Drop for BareChannel {
+    fn drop(&mut self) {
+        let mut counters = self.volume.counters.lock();
+        counters.1.add(&self.counters);
+        counters.0.retain(|other| !Arc::ptr_eq(other, &self.counters));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_whole_blocks_and_what_is_around_them() {
+        for (range, expected) in [
+            (0..4096, (0..0, 0..4096, 4096..4096)),
+            (100..200, (100..200, 200..200, 200..200)),
+            (100..4096, (100..4096, 4096..4096, 4096..4096)),
+            (100..9000, (100..4096, 4096..8192, 8192..9000)),
+            (4096..5000, (4096..4096, 4096..4096, 4096..5000)),
+            (4000..4200, (4000..4096, 4096..4096, 4096..4200)),
+        ] {
+            assert_eq!(parts(range.clone()), expected, "{range:?}");
+        }
+    }
+}
