@@ -130,22 +130,31 @@ impl Drive {
         self.state.lock().counts
     }
 
-    /// Copies what is durable into a file, sparse where it is zero.
+    /// Makes all durable that is in the cache, as a drive that keeps its power does in time.
+    ///
+    /// # Errors
+    /// The file fails.
+    pub fn settle(&self) -> Result<()> {
+        self.state.lock().flush().context("cannot write to a drive's file")
+    }
+
+    /// Copies what reads would see, from byte `from` on, into a file that is sparse where that is
+    /// zero.
     ///
     /// # Errors
     /// One of the files fails.
-    pub fn save(&self, path: &Path) -> Result<()> {
+    pub fn save(&self, path: &Path, from: u64) -> Result<()> {
         let copy = || -> io::Result<()> {
             let state = self.state.lock();
             let to = File::create(path)?;
-            to.set_len(self.size)?;
+            to.set_len(self.size - from)?;
             let mut piece = vec![0; 1 << 20];
-            let mut at = 0;
+            let mut at = from;
             while at < self.size {
                 let len = piece.len().min(usize::try_from(self.size - at).unwrap_or(usize::MAX));
-                state.file.read_exact_at(&mut piece[..len], at)?;
+                state.read(at, &mut piece[..len])?;
                 if piece[..len].iter().any(|byte| *byte != 0) {
-                    to.write_all_at(&piece[..len], at)?;
+                    to.write_all_at(&piece[..len], at - from)?;
                 }
                 at += len as u64;
             }

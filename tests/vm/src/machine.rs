@@ -157,6 +157,11 @@ impl Machine {
         Err(self.explain(&told.err().unwrap_or(what)))
     }
 
+    /// Stops it where it is: from now on it does nothing.
+    pub fn stop(&self) {
+        self.process.stop();
+    }
+
     /// Cuts its power. Drives forget a part of what was not durable; says what each did.
     ///
     /// # Errors

@@ -1,4 +1,6 @@
-//! Machines by hand: runs a script in one.
+//! Machines by hand: runs a script in one, or what takes too long for a test.
+
+mod pulled;
 
 use clap::{Args, Parser, Subcommand};
 use std::io::Write;
@@ -27,6 +29,9 @@ enum Command {
     /// `ztier` as it was last built. Disks are `/disk/a`, `/disk/b` and so on. What the script
     /// leaves in `/results` comes back, with --results.
     Run(RunArgs),
+    /// Pulls the fast drive of a cache out for good, and says what the slow one alone is worth
+    /// then: for ztier, dm-writecache and bcache, idle and at work.
+    Pulled(pulled::Options),
     /// Says which kernel machines boot; with --renew, after asking for a newer one.
     Kernel {
         /// Ask Debian for a newer one.
@@ -62,6 +67,7 @@ struct RunArgs {
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run(&args),
+        Command::Pulled(options) => pulled::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Kernel { renew } => kernel(renew),
     };
     done.unwrap_or_else(|error| {
@@ -77,6 +83,13 @@ fn kernel(renew: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn lab() -> Result<Lab> {
+    Lab::open(&["ztier"]).map_err(|trouble| match trouble {
+        Trouble::Absent(why) => Error::failure(why).mend("CONTRIBUTING.md says what is needed"),
+        Trouble::Failed(error) => error,
+    })
+}
+
 fn run(args: &RunArgs) -> Result<ExitCode> {
     let script = if args.script.as_os_str() == "-" {
         std::io::read_to_string(std::io::stdin()).context("cannot read the script")?
@@ -84,10 +97,7 @@ fn run(args: &RunArgs) -> Result<ExitCode> {
         std::fs::read_to_string(&args.script)
             .context(format_args!("cannot read {}", args.script.display()))?
     };
-    let lab = Lab::open(&["ztier"]).map_err(|trouble| match trouble {
-        Trouble::Absent(why) => Error::failure(why).mend("see CONTRIBUTING.md"),
-        Trouble::Failed(error) => error,
-    })?;
+    let lab = lab()?;
     let memory = u32::try_from(args.memory >> 20).context("so much memory is not possible")?;
     let mut setup = Setup::new(&lab).memory(memory).cpus(args.cpus);
     let kept = tempfile::Builder::new().prefix("ztier-vm-kept-").tempdir();
