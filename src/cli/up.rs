@@ -4,7 +4,7 @@ use super::meter::Meter;
 use super::{output, status};
 use crate::config::plan::{self, Address};
 use crate::config::size::{exact, human};
-use crate::config::{Amount, Choice, Paths, Plan, Settings, machine, name};
+use crate::config::{Amount, Choice, Paths, Plan, Settings, Usage, Use, machine, name};
 use crate::daemon::{self, Chosen, Found, Ready};
 use crate::error::{Error, Result};
 use crate::volume::Algorithm;
@@ -88,6 +88,16 @@ pub struct Up {
     /// Threads that serve the block device, 1 to 256 [default: the number of CPUs, 2 to 16]
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
+    /// Put a volume in memory to use each time it comes up empty: `swap` makes and enables swap
+    /// space, `ext4` makes a file system and mounts it; `down` undoes it
+    #[arg(long = "use", value_name = "USE", value_parser = word::<Use>(&["swap", "ext4"]))]
+    usage: Option<Use>,
+    /// With --use ext4: where it is mounted; made when missing
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    mount: Option<PathBuf>,
+    /// With --use swap: priority, 0 to 32767; higher is used first [default: 100]
+    #[arg(long, value_name = "N")]
+    priority: Option<i32>,
     /// Stay in the foreground until a signal or `ztier down`
     #[arg(long)]
     foreground: bool,
@@ -181,6 +191,9 @@ impl Up {
             nbd_listen: (!self.nbd_listen.is_empty()).then(|| self.nbd_listen.clone()),
             socket: self.socket.clone(),
             threads: self.threads,
+            usage: self.usage,
+            mount: self.mount.clone(),
+            priority: self.priority,
         };
         if flags.size.is_some() || flags.backing.is_some() || flags.log.is_some() {
             return Ok(flags);
@@ -318,7 +331,15 @@ impl Up {
             ("durable", durable.into()),
         ];
         rows.extend(writeback.map(|text| ("writeback", text)));
+        rows.extend(plan.usage.as_ref().map(|usage| ("use", used_as(usage))));
         output::print(&output::pairs(&rows))
+    }
+}
+
+fn used_as(usage: &Usage) -> String {
+    match usage {
+        Usage::Swap { priority } => format!("swap space of priority {priority}, made anew"),
+        Usage::Ext4 { mount } => format!("ext4, made anew, mounted on {}", mount.display()),
     }
 }
 

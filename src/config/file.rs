@@ -5,6 +5,7 @@
 use super::name;
 use super::plan::{Address, Choice};
 use super::size::Amount;
+use super::usage::Use;
 use crate::error::{Context, Error, Result};
 use crate::volume::Algorithm;
 use serde::{Deserialize, Serialize};
@@ -61,10 +62,19 @@ pub struct Settings {
     /// Threads that serve requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
+    /// What a volume in memory is made into.
+    #[serde(rename = "use", skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Use>,
+    /// Where the file system is mounted that it is made into.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mount: Option<PathBuf>,
+    /// Priority of the swap space that it is made into.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<i32>,
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 15] = [
+pub const KEYS: [&str; 18] = [
     "size",
     "backing",
     "log",
@@ -80,6 +90,9 @@ pub const KEYS: [&str; 15] = [
     "nbd-listen",
     "socket",
     "threads",
+    "use",
+    "mount",
+    "priority",
 ];
 
 /// The largest file that is read, in bytes.
@@ -170,6 +183,9 @@ impl Settings {
             nbd_listen: self.nbd_listen.or(base.nbd_listen),
             socket: self.socket.or(base.socket),
             threads: self.threads.or(base.threads),
+            usage: self.usage.or(base.usage),
+            mount: self.mount.or(base.mount),
+            priority: self.priority.or(base.priority),
         }
     }
 }
@@ -214,6 +230,9 @@ mod tests {
             nbd_listen: Some(vec!["127.0.0.1:10809".parse().unwrap()]),
             socket: Some("/run/x.nbd".into()),
             threads: Some(3),
+            usage: Some(Use::Ext4),
+            mount: Some("/mnt".into()),
+            priority: Some(7),
         }
     }
 

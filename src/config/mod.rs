@@ -9,8 +9,10 @@ pub mod name;
 pub mod paths;
 pub mod plan;
 pub mod size;
+pub mod usage;
 
 pub use file::Settings;
 pub use paths::Paths;
 pub use plan::{Choice, Plan};
 pub use size::Amount;
+pub use usage::{Usage, Use};

@@ -5,6 +5,7 @@ use super::machine;
 use super::name;
 use super::paths::Paths;
 use super::size::{exact, human};
+use super::usage::{self, Usage};
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
 use crate::volume::{self, Algorithm};
@@ -162,6 +163,9 @@ pub struct Plan {
     /// The drive that the volume is, for one that is nothing else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<PathBuf>,
+    /// What a volume in memory is made into.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
 }
 
 /// The durable log of a plan.
@@ -224,13 +228,15 @@ impl Plan {
         };
         check_ram_limit(ram_limit_bytes, size_bytes, segment_bytes)?;
         let threads = check_threads(settings)?;
+        let export = export(volume, settings, kind, paths)?;
         Ok(Self {
             name: volume.to_owned(),
             size_bytes,
             ram_limit_bytes,
             segment_bytes,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
-            export: export(volume, settings, kind, paths)?,
+            usage: usage::resolve(settings, &export)?,
+            export,
             threads,
             log: None,
             backing: None,
@@ -287,6 +293,7 @@ impl Plan {
             )
             .mend("leave out size and ram-limit"));
         }
+        usage::refuse_with_log(settings)?;
         let percent = settings.writeback_threshold.unwrap_or(50);
         check_threshold(percent)?;
         let commit_interval_ms = settings.commit_interval.unwrap_or(one_second());
@@ -326,6 +333,7 @@ impl Plan {
                 ..LogPlan::new(log, backing)
             }),
             backing: None,
+            usage: None,
         })
     }
 
@@ -354,6 +362,7 @@ impl Plan {
             threads: check_threads(settings)?,
             log: None,
             backing: Some(backing),
+            usage: None,
         })
     }
 }

@@ -5,6 +5,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
+/// How long the service manager shall wait for the next sign of life, in microseconds.
+const EXTEND_US: u32 = 20_000_000;
+
+/// Tells what is going on, and that it may take longer.
+pub fn extend(status: &str) {
+    send(&format!("STATUS={status}\nEXTEND_TIMEOUT_USEC={EXTEND_US}\n"));
+}
+
 /// Sends `message` (lines of `KEY=value`) to `NOTIFY_SOCKET`, if there is one. A service manager
 /// that does not listen is no reason to fail.
 pub fn send(message: &str) {

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 const TELL: Duration = Duration::from_millis(100);
 /// How often the service manager is told.
 const NOTIFY: Duration = Duration::from_secs(1);
-/// How long the service manager shall wait for the next sign of life, in microseconds.
-const EXTEND_US: u32 = 20_000_000;
 
 /// The opening of a log.
 pub(super) struct Opening<'a> {
@@ -31,7 +29,7 @@ impl<'a> Opening<'a> {
             (self.told)(&step.to_string());
         }
         if due(&self.notified, NOTIFY, now) {
-            notify::send(&format!("STATUS={step}\nEXTEND_TIMEOUT_USEC={EXTEND_US}\n"));
+            notify::extend(&step.to_string());
         }
     }
 }

@@ -7,11 +7,11 @@ use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
 use super::{log, notify, relog, serve};
 use crate::config::paths::VolumeFiles;
-use crate::config::{Paths, Plan, plan, size};
+use crate::config::{Paths, Plan, Usage, plan, size};
 use crate::control::{Handler, LogChange, NewLog, Request, Server, Status, Version};
 use crate::durable;
 use crate::error::{Context, Error, Result};
-use crate::export::{Export, Leftover};
+use crate::export::{Export, Leftover, usage};
 use crate::media::Memory;
 use crate::stats::Stats;
 use crate::volume::{self, Device, Serving, Volume};
@@ -98,7 +98,7 @@ pub fn run(
     ready: impl FnOnce(&Ready) -> Result<()>,
 ) -> Result<End> {
     let Order { plan, paths, patience, foreground } = order;
-    serve::prepare(&plan);
+    serve::prepare(&plan)?;
     paths.prepare()?;
     let files = paths.volume(&plan.name);
     let (events, inbox) = mpsc::channel();
@@ -218,6 +218,7 @@ impl Bringing<'_> {
             records: paths.state.clone(),
             next: Mutex::new(None),
         });
+        running.begin_use(self.told)?;
         let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
         Ok((running, server))
     }
@@ -248,7 +249,7 @@ fn create(
         lock_memory: plan.export.is_block_device(),
     };
     match Volume::create_in(&options, memory) {
-        Err(e) if options.lock_memory => {
+        Err(e) if options.lock_memory && !carries_swap(plan) => {
             // Without the right to lock memory the device is good for everything else.
             options.lock_memory = false;
             let volume = Volume::create_in(&options, memory)?;
@@ -257,6 +258,10 @@ fn create(
         }
         created => Ok((created?, Vec::new())),
     }
+}
+
+fn carries_swap(plan: &Plan) -> bool {
+    matches!(plan.usage, Some(Usage::Swap { .. }))
 }
 
 fn open_log(
@@ -348,8 +353,12 @@ impl Running {
         }
     }
 
-    /// Stops the export. `force`: also when somebody holds the device.
+    /// Ends the device's use and stops the export. `force`: also when somebody holds the device.
     fn stop(&self, force: bool) -> Result<()> {
+        match self.end_use() {
+            Err(e) if force => log::line(&format!("forced: {e}")),
+            ended => ended?,
+        }
         let mut slot = self.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
         match export.stop() {
@@ -453,7 +462,10 @@ impl Running {
 
     fn down(&self, discard: bool, force: bool) -> Result<()> {
         let name = &self.name;
-        let holders = if force { Vec::new() } else { self.holders_that_stay()? };
+        let usage = self.state.lock().plan.usage.clone();
+        // A use of our own is ended below; who else holds the device then is found there.
+        let look = !force && usage.is_none();
+        let holders = if look { self.holders_that_stay()? } else { Vec::new() };
         if !holders.is_empty() {
             return Err(Error::failure(format!(
                 "volume `{name}` is in use: {}",
@@ -462,7 +474,9 @@ impl Running {
             .mend("end that first, or take it away with --force"));
         }
         let volatile = self.volume.volatile_bytes();
-        if volatile > 0 && !discard {
+        // What is swapped out goes back to memory, and nothing is lost.
+        let swap = matches!(usage, Some(Usage::Swap { .. }));
+        if volatile > 0 && !discard && !swap {
             return Err(Error::failure(format!(
                 "volume `{name}` holds {} that exist nowhere else",
                 size::human(volatile)
@@ -470,6 +484,28 @@ impl Running {
             .mend("copy what you need, then add --discard"));
         }
         self.stop(force)
+    }
+
+    /// Puts the device to the use that its owner gave it.
+    fn begin_use(&self, told: &dyn Fn(&str)) -> Result<()> {
+        let told = |what: &str| {
+            notify::extend(what);
+            told(what);
+        };
+        let Some((usage, device)) = self.usage()? else { return Ok(()) };
+        usage::begin(&usage, &device, self.volume.volatile_bytes() == 0, &told)
+    }
+
+    /// Takes the device out of that use again.
+    fn end_use(&self) -> Result<()> {
+        let Some((usage, device)) = self.usage()? else { return Ok(()) };
+        usage::end(&usage, &device)
+    }
+
+    fn usage(&self) -> Result<Option<(Usage, PathBuf)>> {
+        let Some(usage) = self.state.lock().plan.usage.clone() else { return Ok(None) };
+        let device = self.export()?.as_ref().and_then(|e| e.endpoints().into_iter().next());
+        Ok(device.map(|device| (usage, device.into())))
     }
 
     fn set(&self, size: Option<u64>, ram_limit: Option<u64>, log: LogChange) -> Result<()> {

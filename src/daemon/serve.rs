@@ -1,7 +1,7 @@
 //! Where a plan's export is chosen and started: the one place that knows all front-ends.
 
 use crate::config::plan::Kind;
-use crate::config::{Choice, Paths, Plan, Settings, plan};
+use crate::config::{Choice, Paths, Plan, Settings, Usage, plan};
 use crate::error::{Error, Result};
 use crate::export::ublk::{self, Ublk};
 use crate::export::{Export, Leftover, nbd};
@@ -71,11 +71,20 @@ fn best() -> Chosen {
 }
 
 /// Prepares this process for the plan's export. Comes before the first thread.
-pub fn prepare(plan: &Plan) {
-    if plan.export.is_block_device() {
-        let prepared = crate::export::reclaim::prepare_for_reclaim();
-        super::log::line(&format!("prepared for memory pressure: {prepared}"));
+///
+/// # Errors
+/// The volume shall carry swap, and this process is not allowed what that needs.
+pub fn prepare(plan: &Plan) -> Result<()> {
+    if !plan.export.is_block_device() {
+        return Ok(());
     }
+    let prepared = crate::export::reclaim::prepare_for_reclaim();
+    super::log::line(&format!("prepared for memory pressure: {prepared}"));
+    if prepared.swap_safe() || !matches!(plan.usage, Some(Usage::Swap { .. })) {
+        return Ok(());
+    }
+    Err(Error::failure(format!("this process must not carry swap: {prepared}"))
+        .mend("run as root with CAP_SYS_RESOURCE"))
 }
 
 /// What starting the plan's export will put into the system, in the order of removal.

@@ -8,7 +8,7 @@ use super::keeper::{self, Kept};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan};
 use crate::error::{Context, Error, Result};
-use crate::export::Leftover;
+use crate::export::{Leftover, usage};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -178,7 +178,10 @@ pub(super) fn clean_leftovers(
     which: impl Fn(&Leftover) -> bool,
 ) -> Result<Vec<String>> {
     let leftovers = match State::read(files) {
-        Ok(state) => state.map(|state| state.leftovers).unwrap_or_default(),
+        Ok(state) => {
+            state.as_ref().map_or(Ok(()), end_use)?;
+            state.map(|state| state.leftovers).unwrap_or_default()
+        }
         Err(e) => return Ok(vec![format!("its unreadable state file ({e})")]),
     };
     let mut removed = Vec::new();
@@ -189,6 +192,17 @@ pub(super) fn clean_leftovers(
         }
     }
     Ok(removed)
+}
+
+/// Ends the use of a device that nobody serves any more.
+fn end_use(state: &State) -> Result<()> {
+    let Some(usage) = &state.plan.usage else { return Ok(()) };
+    for leftover in state.leftovers.iter().filter(|leftover| leftover.exists()) {
+        if let Leftover::Loop { device, .. } = leftover {
+            usage::end(usage, device)?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes the volume's files from the run directory, the lock last.

@@ -5,7 +5,7 @@
 //! dead or slow server can't stop the search. What a process in another mount namespace mounted is
 //! found through its own mount table.
 
-use super::mounts::{MountEntry, mounts, mounts_in, swaps};
+use super::mounts::{MountEntry, mounted_on, mounts, mounts_in, swaps};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::linux::fs::MetadataExt;
@@ -25,7 +25,7 @@ pub(super) fn of_block_device(device: &Path) -> Vec<String> {
     if held.is_empty() {
         held.extend(foreign_mounts(device, number));
     }
-    if swaps().iter().any(|s| s == device || (number.is_some() && device_number(s) == number)) {
+    if is_swap(device) {
         held.insert("swap".to_owned());
     }
     if let Some(name) = device.file_name() {
@@ -39,6 +39,17 @@ pub(super) fn of_block_device(device: &Path) -> Vec<String> {
             || (number.is_some() && link.starts_with("/dev") && device_number(link) == number)
     }));
     held.into_iter().collect()
+}
+
+/// Whether the kernel swaps to `device`.
+pub(super) fn is_swap(device: &Path) -> bool {
+    let number = device_number(device);
+    swaps().iter().any(|s| s == device || (number.is_some() && device_number(s) == number))
+}
+
+/// Whether what is mounted on `point` is on `device`.
+pub(super) fn mounted_at(device: &Path, point: &Path) -> bool {
+    mounted_on(point).is_some_and(|m| is_mount_of(&m, device, device_number(device)))
 }
 
 /// Everything that holds the file `file` open, besides this process and the loop device `ours`.

@@ -15,6 +15,7 @@ mod mounts;
 pub mod nbd;
 pub mod reclaim;
 pub mod ublk;
+pub mod usage;
 
 pub use check::Check;
 

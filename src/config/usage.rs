@@ -1,0 +1,93 @@
+//! What a volume in memory is made into each time it comes up empty: swap, or a file system.
+//!
+//! Invariant: only a volume without a backing store has a [`Usage`], so nothing that lasts is ever
+//! overwritten by one.
+
+use super::file::Settings;
+use super::plan::Export;
+use crate::error::{Error, Result};
+pub use crate::export::usage::Usage;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// The priority of swap that nobody gave one: above what the kernel gives disks by itself.
+pub const DEFAULT_PRIORITY: i32 = 100;
+/// The highest priority that the kernel knows.
+const HIGHEST_PRIORITY: i32 = 32767;
+
+/// What somebody says about the use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Use {
+    /// Swap space.
+    Swap,
+    /// An ext4 file system.
+    Ext4,
+}
+
+/// The use that `settings` ask for, if any, of a volume that is offered by `export`.
+///
+/// # Errors
+/// The settings contradict each other, or nothing can be mounted over NBD.
+pub(super) fn resolve(settings: &Settings, export: &Export) -> Result<Option<Usage>> {
+    let usage = match settings.usage {
+        None => return refuse_rest(settings).map(|()| None),
+        Some(Use::Swap) => {
+            refuse("mount", settings.mount.is_some(), "use = \"ext4\"")?;
+            Usage::Swap { priority: priority(settings)? }
+        }
+        Some(Use::Ext4) => {
+            refuse("priority", settings.priority.is_some(), "use = \"swap\"")?;
+            Usage::Ext4 { mount: mount(settings.mount.as_deref())? }
+        }
+    };
+    if !export.is_block_device() {
+        return Err(Error::usage("use needs a block device, and NBD is none")
+            .mend("use --export ublk or fuse, as root"));
+    }
+    Ok(Some(usage))
+}
+
+/// Refuses a use for a volume with a log, whose backing store would be overwritten.
+///
+/// # Errors
+/// There is one.
+pub(super) fn refuse_with_log(settings: &Settings) -> Result<()> {
+    if settings.usage.is_none() {
+        return refuse_rest(settings);
+    }
+    Err(Error::usage("use makes the volume anew, which would destroy what its backing store has")
+        .mend("leave out use; make the file system once, and list it in /etc/fstab"))
+}
+
+fn refuse_rest(settings: &Settings) -> Result<()> {
+    refuse("mount", settings.mount.is_some(), "use = \"ext4\"")?;
+    refuse("priority", settings.priority.is_some(), "use = \"swap\"")
+}
+
+fn refuse(key: &str, given: bool, with: &str) -> Result<()> {
+    if !given {
+        return Ok(());
+    }
+    Err(Error::usage(format!("{key} is for {with}"))
+        .mend(format!("leave out {key}, or give {with}")))
+}
+
+fn priority(settings: &Settings) -> Result<i32> {
+    let priority = settings.priority.unwrap_or(DEFAULT_PRIORITY);
+    if (0..=HIGHEST_PRIORITY).contains(&priority) {
+        return Ok(priority);
+    }
+    Err(Error::usage(format!("priority {priority} is none that swap can have"))
+        .mend(format!("give 0 to {HIGHEST_PRIORITY}")))
+}
+
+fn mount(point: Option<&Path>) -> Result<PathBuf> {
+    match point {
+        Some(point) if point.is_absolute() && point.parent().is_some() => Ok(point.to_owned()),
+        Some(point) => Err(Error::usage(format!("{} can't be mounted on", point.display()))
+            .mend("let mount begin with /, like /var/cache/fast")),
+        None => Err(Error::usage("use = \"ext4\" needs a place to be mounted on")
+            .mend("add mount, like mount = \"/var/cache/fast\"")),
+    }
+}

@@ -1,0 +1,206 @@
+//! Putting a block device to the use that its owner gave it, and taking it out of that again: swap,
+//! or a mounted file system.
+//!
+//! Invariants: a device that holds anything is never made anew; only what is on the device is
+//! ended; each program has a limit on its time.
+
+use super::holders::{is_swap, mounted_at};
+use super::mounts::mounted_on;
+use crate::error::{Context, Error, Result};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// What a device is put to, with all that this needs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Usage {
+    /// Swap space.
+    Swap {
+        /// Higher ones are used first.
+        priority: i32,
+    },
+    /// An ext4 file system.
+    Ext4 {
+        /// Where it is mounted.
+        mount: PathBuf,
+    },
+}
+
+/// How long a program may take to make something or to take it into use.
+const BEGIN: Duration = Duration::from_secs(120);
+/// How long a program may take to end a use: below what `ztier down` waits for.
+const END: Duration = Duration::from_secs(50);
+/// How often whoever waits hears that it goes on.
+const TELL: Duration = Duration::from_secs(1);
+/// How often a program is looked after.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Where programs of the system are, if `PATH` lacks them.
+const DIRS: [&str; 3] = ["", "/usr/sbin/", "/sbin/"];
+
+/// Takes `device` into use; made anew if it is `empty`, else with what it has from before. `told`
+/// hears now and then what is going on.
+///
+/// # Errors
+/// A program is missing or fails, the place is taken, or it takes too long.
+pub fn begin(usage: &Usage, device: &Path, empty: bool, told: &dyn Fn(&str)) -> Result<()> {
+    let run = |program: &str, args: &[&str]| run(program, args, device, BEGIN, told);
+    match usage {
+        Usage::Swap { priority } => {
+            if empty {
+                run("mkswap", &[])?;
+            } else if is_swap(device) {
+                return Ok(());
+            }
+            // Pages that are not needed any more are discarded, or their memory would never return.
+            run("swapon", &["--discard=pages", "--priority", &priority.to_string()])
+        }
+        Usage::Ext4 { mount } => {
+            if mounted_at(device, mount) {
+                return Ok(());
+            }
+            refuse_taken(mount)?;
+            if empty {
+                // What is gone after a crash needs no journal, and nobody's reserve.
+                run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", "-m", "0"])?;
+            }
+            fs::create_dir_all(mount).context(format!("cannot make {}", mount.display()))?;
+            let point = mount.to_string_lossy();
+            run("mount", &["-t", "ext4", "-o", "discard", "--target", &point, "--source"])
+        }
+    }
+}
+
+/// Takes `device` out of use. What is not in use is left alone without an error.
+///
+/// # Errors
+/// The file system is busy, memory lacks room for what is swapped out, or it takes too long; then
+/// the device is still in use.
+pub fn end(usage: &Usage, device: &Path) -> Result<()> {
+    let quiet = |_: &str| {};
+    match usage {
+        Usage::Swap { .. } if is_swap(device) => run("swapoff", &[], device, END, &quiet)
+            .map_err(|e| e.mend("end some programs, so that what is swapped out has room")),
+        Usage::Ext4 { mount } if mounted_at(device, mount) => {
+            run("umount", &[], mount, END, &quiet).map_err(|e| e.mend("end what uses it"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn refuse_taken(point: &Path) -> Result<()> {
+    match mounted_on(point) {
+        None => Ok(()),
+        Some(entry) => Err(Error::failure(format!(
+            "{} is mounted on {} already",
+            entry.source.display(),
+            point.display()
+        ))
+        .mend("unmount it first, or give another place")),
+    }
+}
+
+/// Runs `program` with `args` and `last` to its good end, within `limit`.
+fn run(
+    program: &str,
+    args: &[&str],
+    last: &Path,
+    limit: Duration,
+    told: &dyn Fn(&str),
+) -> Result<()> {
+    let what = || format!("{program} {}", last.display());
+    told(&what());
+    let mut child = start(program, args, last)?;
+    let begun = Instant::now();
+    let mut tell = TELL;
+    let status = loop {
+        if let Some(status) = child.try_wait().context(what())? {
+            break status;
+        }
+        if begun.elapsed() >= limit {
+            child.kill().context(what())?;
+            let seconds = limit.as_secs();
+            return Err(Error::failure(format!("{} takes longer than {seconds} s", what())));
+        }
+        if begun.elapsed() >= tell {
+            told(&what());
+            tell += TELL;
+        }
+        std::thread::sleep(LOOK);
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let mut said = String::new();
+    if let Some(errors) = &mut child.stderr {
+        // What it said is a help; that it failed is known without it.
+        let _ = errors.take(4 << 10).read_to_string(&mut said);
+    }
+    Err(Error::failure(format!("{} failed ({status}): {}", what(), said.trim())))
+}
+
+fn start(program: &str, args: &[&str], last: &Path) -> Result<Child> {
+    for dir in DIRS {
+        let started = Command::new(format!("{dir}{program}"))
+            .args(args)
+            .arg(last)
+            .env("LC_ALL", "C")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        match started {
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            done => return done.context(format!("cannot run {program}")),
+        }
+    }
+    Err(Error::failure(format!("there is no {program}")).mend(match program {
+        "mkfs.ext4" => "install e2fsprogs",
+        _ => "install util-linux",
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn programs_are_bounded_and_their_errors_told() {
+        let told = std::cell::Cell::new(0);
+        let tell = |_: &str| told.set(told.get() + 1);
+        let run = |program: &str, args: &[&str], limit| {
+            run(program, args, Path::new("3"), Duration::from_millis(limit), &tell)
+        };
+        let begun = Instant::now();
+        let late = run("sleep", &[], 1200).unwrap_err().to_string();
+        assert!(late.contains("sleep 3 takes longer than 1 s"), "{late}");
+        assert!(begun.elapsed() < Duration::from_millis(2900) && told.get() == 2);
+        run("test", &["3", "-eq"], 20_000).unwrap();
+    }
+
+    #[test]
+    fn what_is_missing_or_fails_is_named() {
+        let path = Path::new("/nonexistent");
+        let quiet = |_: &str| {};
+        let run = |program: &str| run(program, &[], path, BEGIN, &quiet).unwrap_err().to_string();
+        let failed = run("ls");
+        assert!(
+            failed.contains("ls /nonexistent failed") && failed.contains("No such"),
+            "{failed}"
+        );
+        let missing = run("mkfs.none");
+        assert_eq!(missing, "there is no mkfs.none; install util-linux");
+    }
+
+    #[test]
+    fn a_taken_place_is_refused() {
+        let error = refuse_taken(Path::new("/proc")).unwrap_err().to_string();
+        assert!(error.contains("is mounted on /proc already"), "{error}");
+        refuse_taken(Path::new("/nonexistent")).unwrap();
+    }
+}

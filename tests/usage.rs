@@ -1,0 +1,137 @@
+//! Volumes that are put to use by themselves: swap space and a mounted file system, made anew when
+//! they come up empty and ended by `down`.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod support {
+    pub mod sandbox;
+    pub mod shell;
+}
+
+use std::fs;
+use std::path::PathBuf;
+use support::sandbox::Sandbox;
+use support::shell::missing;
+
+/// Whether block devices can't be made here; says why.
+fn no_block_device(sandbox: &Sandbox) -> bool {
+    let plan = sandbox.ztier(&["up", "vol", "--size", "1M", "--export", "fuse", "--dry-run"]);
+    if plan.status != 0 {
+        println!("skipped: {}", plan.err.trim());
+    }
+    plan.status != 0
+}
+
+/// The line of a table of the kernel that names `what`.
+fn line_of(table: &str, what: &str) -> Option<String> {
+    let text = fs::read_to_string(table).unwrap();
+    text.lines().find(|line| line.split_whitespace().any(|w| w == what)).map(str::to_owned)
+}
+
+/// A name that no other test has, since all of them share `/dev/ztier`.
+fn name(what: &str) -> String {
+    format!("use-{what}-{}", std::process::id())
+}
+
+#[test]
+fn ext4_is_made_mounted_and_ended() {
+    let sandbox = Sandbox::new();
+    if no_block_device(&sandbox) || missing(&["mkfs.ext4"]) {
+        return;
+    }
+    let name = name("ext4");
+    let point = sandbox.path().join("a place");
+    let at = point.to_str().unwrap();
+    let up = [
+        "up", &name, "--size", "64M", "--export", "fuse", "--use", "ext4", "--mount", at, "--save",
+    ];
+    sandbox.ztier(&up).ok();
+    let mounted = line_of("/proc/mounts", &at.replace(' ', "\\040")).unwrap();
+    assert!(mounted.contains(" ext4 ") && mounted.contains("discard"), "{mounted}");
+    fs::write(point.join("file"), "content").unwrap();
+
+    sandbox.ztier(&["down", &name]).refused(1, &["exist nowhere else", "--discard"]);
+    let held = fs::File::open(point.join("file")).unwrap();
+    sandbox
+        .ztier(&["down", &name, "--discard"])
+        .refused(1, &["umount", "busy", "end what uses it"]);
+    assert_eq!(fs::read_to_string(point.join("file")).unwrap(), "content");
+    drop(held);
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+    assert_eq!(fs::read_dir(&point).unwrap().count(), 0);
+
+    // From its file, and with nothing of before.
+    sandbox.ztier(&["up", &name]).ok();
+    assert!(!point.join("file").exists() && point.join("lost+found").exists());
+    // The place is taken now.
+    let second = format!("{name}-2");
+    let up = ["up", &second, "--size", "64M", "--use", "ext4", "--mount", at];
+    sandbox.ztier(&up).refused(1, &["is mounted on", "already"]);
+    assert!(!sandbox.run_dir().join(format!("{second}.json")).exists());
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+}
+
+#[test]
+fn what_a_dead_daemon_had_mounted_is_unmounted_by_the_next() {
+    let sandbox = Sandbox::new();
+    if no_block_device(&sandbox) || missing(&["mkfs.ext4"]) {
+        return;
+    }
+    let name = name("dead");
+    let point = sandbox.path().join("mnt");
+    let at = point.to_str().unwrap();
+    let up = ["up", &name, "--size", "64M", "--export", "fuse", "--use", "ext4", "--mount", at];
+    sandbox.ztier(&up).ok();
+    fs::write(point.join("file"), "content").unwrap();
+    sandbox.kill(&name);
+    sandbox.ztier(&up).ok();
+    let text = fs::read_to_string("/proc/mounts").unwrap();
+    assert_eq!(text.lines().filter(|l| l.contains(at)).count(), 1, "{text}");
+    fs::write(point.join("file"), "content").unwrap();
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+}
+
+#[test]
+fn swap_is_made_enabled_and_ended() {
+    let sandbox = Sandbox::new();
+    if no_block_device(&sandbox) || missing(&["mkswap", "swapon"]) {
+        return;
+    }
+    let name = name("swap");
+    let up = ["up", &name, "--size", "16M", "--export", "fuse", "--use", "swap", "--priority", "7"];
+    let done = sandbox.ztier(&up);
+    if done.status != 0 && done.err.contains("must not carry swap") {
+        println!("skipped: {}", done.err.trim());
+        return;
+    }
+    let device = PathBuf::from(done.ok().trim());
+    let device = fs::canonicalize(device).unwrap();
+    let swap = line_of("/proc/swaps", device.to_str().unwrap()).unwrap();
+    assert_eq!(swap.split_whitespace().last(), Some("7"), "{swap}");
+    assert!(sandbox.status(&name)["holders"].to_string().contains("swap"));
+    // What is swapped out comes back to memory, so nothing is given up.
+    sandbox.ztier(&["down", &name]).ok();
+    assert_eq!(line_of("/proc/swaps", device.to_str().unwrap()), None);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let sandbox = Sandbox::new();
+    let sized = |more: &[&str]| {
+        sandbox.ztier(&[&["up", "vol", "--size", "64M", "--dry-run"], more].concat())
+    };
+    sized(&["--use", "ext4"]).refused(2, &["needs a place", "mount = "]);
+    sized(&["--use", "ext4", "--mount", "x"]).refused(2, &["begin with /"]);
+    sized(&["--use", "swap", "--mount", "/x"]).refused(2, &["mount is for use = \"ext4\""]);
+    sized(&["--mount", "/x"]).refused(2, &["mount is for use = \"ext4\""]);
+    sized(&["--priority", "3"]).refused(2, &["priority is for use = \"swap\""]);
+    sized(&["--use", "swap", "--priority", "99999"]).refused(2, &["99999", "0 to 32767"]);
+    sized(&["--use", "swap", "--export", "nbd"])
+        .refused(2, &["block device", "--export ublk or fuse"]);
+    let (log, backing) = (sandbox.path().join("log"), sandbox.path().join("backing"));
+    for file in [&log, &backing] {
+        fs::File::create(file).unwrap().set_len(64 << 20).unwrap();
+    }
+    let (log, backing) = (log.to_str().unwrap(), backing.to_str().unwrap());
+    let up = ["up", "vol", "--log", log, "--backing", backing, "--use", "ext4", "--mount", "/x"];
+    sandbox.ztier(&up).refused(2, &["would destroy what its backing store has", "/etc/fstab"]);
+}
