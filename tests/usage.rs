@@ -71,7 +71,7 @@ fn ext4_is_made_mounted_and_ended() {
 }
 
 #[test]
-fn what_a_dead_daemon_had_mounted_is_unmounted_by_the_next() {
+fn what_is_in_it_outlives_the_daemon() {
     let sandbox = Sandbox::new();
     if no_block_device(&sandbox) || missing(&["mkfs.ext4"]) {
         return;
@@ -81,13 +81,24 @@ fn what_a_dead_daemon_had_mounted_is_unmounted_by_the_next() {
     let at = point.to_str().unwrap();
     let up = ["up", &name, "--size", "64M", "--export", "fuse", "--use", "ext4", "--mount", at];
     sandbox.ztier(&up).ok();
-    fs::write(point.join("file"), "content").unwrap();
+    let file = point.join("file");
+    fs::write(&file, "content").unwrap();
+    sandbox.ztier(&["restart", &name]).ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "content");
+    let held = fs::File::open(&file).unwrap();
+    sandbox.ztier(&["restart", &name]).refused(1, &["umount", "busy"]);
+    held.sync_all().unwrap();
+    drop(held);
+    // What the dead daemon had mounted is unmounted by the next, checked, and mounted again.
     sandbox.kill(&name);
     sandbox.ztier(&up).ok();
     let text = fs::read_to_string("/proc/mounts").unwrap();
     assert_eq!(text.lines().filter(|l| l.contains(at)).count(), 1, "{text}");
-    fs::write(point.join("file"), "content").unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "content");
+    fs::write(&file, "other").unwrap();
+    sandbox.kill(&name);
     sandbox.ztier(&["down", &name, "--discard"]).ok();
+    assert!(!file.exists());
 }
 
 #[test]

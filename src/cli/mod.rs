@@ -17,6 +17,7 @@ mod sampler;
 mod set;
 mod stats;
 mod status;
+mod udev;
 mod up;
 
 use crate::config::{Paths, name};
@@ -41,7 +42,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Up(up::Up),
+    Up(Box<up::Up>),
     Down(down::Down),
     Drain(drain::Drain),
     Restart(restart::Restart),
@@ -56,6 +57,7 @@ enum Command {
     Estimate(estimate::Estimate),
     Man(pages::Man),
     Completions(pages::Completions),
+    Udev(udev::Udev),
     /// The daemon of one volume; started by `up`.
     #[command(hide = true)]
     Daemon {
@@ -93,6 +95,7 @@ pub fn main() -> ExitCode {
         Command::Estimate(estimate) => estimate.run(),
         Command::Man(man) => man.run(),
         Command::Completions(completions) => completions.run(),
+        Command::Udev(udev) => udev.run(),
         Command::Daemon { name, again: true } => daemon::again_main(&name),
         Command::Daemon { .. } => daemon::detached_main(),
         Command::Keeper { .. } => daemon::keeper::main(),

@@ -13,6 +13,7 @@ use clap::{Args, ValueHint};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Make a volume and offer it as a block device or over NBD
 ///
@@ -98,6 +99,9 @@ pub struct Up {
     /// With --use swap: priority, 0 to 32767; higher is used first [default: 100]
     #[arg(long, value_name = "N")]
     priority: Option<i32>,
+    /// With a log: wait so long for its drives to appear
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
+    wait: u32,
     /// Stay in the foreground until a signal or `ztier down`
     #[arg(long)]
     foreground: bool,
@@ -130,6 +134,7 @@ impl Up {
         name::check(&self.name).map_err(Error::usage)?;
         let paths = Paths::of_this_user()?;
         let settings = self.settings(&paths)?;
+        self.await_drives(&settings)?;
         let chosen = daemon::choose(&settings)?;
         let mut plan = Plan::resolve(&self.name, &settings, chosen.kind, &paths)?;
         if let Some(log) = &mut plan.log {
@@ -210,6 +215,22 @@ impl Up {
             Some(near) => error.mend(format!("add --size, or did you mean `{near}`?")),
             None => error.mend("add --size, like --size 3G"),
         })
+    }
+
+    /// Waits until the drives are there.
+    fn await_drives(&self, settings: &Settings) -> Result<()> {
+        let end = Instant::now() + Duration::from_secs(self.wait.into());
+        for drive in [&settings.backing, &settings.log].into_iter().flatten() {
+            while self.wait > 0 && !drive.exists() {
+                if Instant::now() >= end {
+                    let (drive, seconds) = (drive.display(), self.wait);
+                    return Err(Error::failure(format!("{drive} is not there after {seconds} s"))
+                        .mend("look for it with `lsblk`, or give its name of today"));
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        Ok(())
     }
 
     fn refuse_second(&self, paths: &Paths) -> Result<()> {

@@ -5,7 +5,7 @@ use super::keeper::{Keeper, Kept};
 use super::opening::Opening;
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
-use super::{log, notify, relog, serve};
+use super::{events, log, notify, relog, serve};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage, plan, size};
 use crate::control::{Handler, LogChange, NewLog, Request, Server, Status, Version};
@@ -191,6 +191,7 @@ impl Bringing<'_> {
             plan,
         };
         state.write(files)?;
+        events::look_again(state.plan.log.as_ref());
         let before: Vec<Leftover> =
             state.leftovers.iter().filter(|l| l.exists()).cloned().collect();
         let device = Arc::clone(&volume) as Arc<dyn Device>;
@@ -394,11 +395,22 @@ impl Running {
     /// Leaves the volume to a daemon that is about to start, with another log if one is given.
     /// `force`: also when its device can't wait and somebody holds it.
     fn restart(&self, force: bool, log: Option<NewLog>) -> Result<()> {
-        let Some(log) = log else { return self.make_way(force) };
-        let next = relog::plan(&self.state.lock().plan, &log, &self.records)?;
-        self.make_way(force)?;
-        relog::drain(&*self.volume)?;
-        *self.next.lock() = Some(next);
+        let plan = |log| relog::plan(&self.state.lock().plan, &log, &self.records);
+        let next = log.map(plan).transpose()?;
+        if !self.waits() {
+            // The next daemon begins it again, with what is there.
+            self.end_use()?;
+        }
+        if let Err(e) = self.make_way(force) {
+            if let Err(second) = self.begin_use(&|_| {}) {
+                log::line(&second.to_string());
+            }
+            return Err(e);
+        }
+        if next.is_some() {
+            relog::drain(&*self.volume)?;
+            *self.next.lock() = next;
+        }
         Ok(())
     }
 
@@ -442,10 +454,12 @@ impl Running {
         if end != End::Down {
             return log::line(&format!("{name} waits for its next daemon"));
         }
+        let plan = self.state.lock().plan.clone();
         match state::clean(lock, &self.files) {
             Ok(_) => log::line(&format!("{name} is down")),
             Err(e) => log::line(&e.to_string()),
         }
+        events::look_again(plan.log.as_ref());
     }
 
     /// Who holds the device, and still does in a moment.

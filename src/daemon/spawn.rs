@@ -222,8 +222,15 @@ pub fn follow(end: End, name: &str) -> Result<()> {
     if end != End::Again {
         return Ok(());
     }
-    let error = Command::new(installed()).arg0("ztier").args(["daemon", name, "--again"]).exec();
+    let error = Command::new(installed()).arg0(shown_as()).args(["daemon", name, "--again"]).exec();
     Err(error).context(format!("cannot start the next daemon of volume `{name}`"))
+}
+
+/// What processes of this one are called in lists: as it is, `ztier` or `@ztier`. A service manager
+/// spares what begins with `@` when it kills all processes at shutdown.
+pub(super) fn shown_as() -> &'static str {
+    let spared = std::env::args_os().next().is_some_and(|name| name.as_bytes().starts_with(b"@"));
+    if spared { "@ztier" } else { "ztier" }
 }
 
 /// The file that this program was started from; if it was replaced meanwhile, its replacement.

@@ -8,7 +8,7 @@
 
 use super::Leftover;
 use super::holders::{backing_file, of_block_device};
-use super::link::is_device_of_ours;
+use super::link::{device_of, is_device_of_ours};
 use super::loopdev;
 use super::mounts::{mounted_on, mounts, ours_on};
 use super::ublk;
@@ -32,7 +32,7 @@ impl Leftover {
     pub fn waits(&self) -> bool {
         match self {
             Self::Ublk { mark, .. } => ublk::find(*mark).is_some(),
-            Self::Link(path) => fs::read_link(path).is_ok_and(|to| ublk::is_there(&to)),
+            Self::Link(path) => device_of(path).is_some_and(|to| ublk::is_there(&to)),
             _ => false,
         }
     }
@@ -43,7 +43,7 @@ impl Leftover {
             Self::Loop { device, backing } => backing_file(device).as_deref() == Some(backing),
             Self::Mount(point) => ours_on(point),
             Self::Ublk { mark, .. } => ublk::find(*mark).is_some(),
-            Self::Link(path) => fs::read_link(path).is_ok_and(|to| is_device_of_ours(&to)),
+            Self::Link(path) => device_of(path).is_some_and(|to| is_device_of_ours(&to)),
             Self::Socket(path) => {
                 fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
             }

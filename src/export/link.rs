@@ -4,10 +4,11 @@
 
 use super::Leftover;
 use crate::error::{Context, Error, Result};
+use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Refuses what somebody else has put where the link goes. `alive` says whether the device that an
 /// old link leads to is still in use.
@@ -17,7 +18,7 @@ pub(super) fn refuse_taken(link: &Path, alive: impl FnOnce(&Path) -> bool) -> Re
         return Err(Error::failure(format!("{} exists and is no link of ours", link.display()))
             .mend("remove it or use another name"));
     }
-    if fs::read_link(link).is_ok_and(|to| alive(&to)) {
+    if device_of(link).is_some_and(|to| alive(&to)) {
         return Err(Error::failure(format!("{} is in use by another device", link.display()))
             .mend("take that down first or use another name"));
     }
@@ -33,19 +34,23 @@ pub(super) fn make(device: &Path, link: &Path) -> Result<()> {
             .create(dir)
             .context(format!("cannot make {}", dir.display()))?;
     }
-    match symlink(device, link) {
-        // A dangling or stale link of ours (checked when starting).
-        Err(e) if e.kind() == ErrorKind::AlreadyExists => {
-            fs::remove_file(link).and_then(|()| symlink(device, link))
-        }
-        done => done,
+    if device_of(link).is_some_and(|to| to == device) {
+        return Ok(()); // udev was faster
+    }
+    // In one step: udev may make the same link meanwhile. No volume has a name that begins so.
+    let mut new = OsString::from(".new.");
+    new.push(link.file_name().unwrap_or_default());
+    let new = link.with_file_name(new);
+    match fs::remove_file(&new) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
+        _ => symlink(device, &new).and_then(|()| fs::rename(&new, link)),
     }
     .context(format!("cannot link {}", link.display()))
 }
 
 /// Removes the link while it is still ours; an administrator may have put something else there.
 pub(super) fn remove(device: &Path, link: &Path) {
-    if fs::read_link(link).is_ok_and(|to| to == device) {
+    if device_of(link).is_some_and(|to| to == device) {
         let _ = fs::remove_file(link); // a dangling link harms nobody
     }
 }
@@ -55,6 +60,12 @@ pub(super) fn remove_directory(link: &Path) {
     if let Some(dir) = link.parent() {
         let _ = fs::remove_dir(dir);
     }
+}
+
+/// The device that a link leads to, made by us (`/dev/loop3`) or by udev (`../loop3`).
+pub(super) fn device_of(link: &Path) -> Option<PathBuf> {
+    let to = fs::read_link(link).ok()?;
+    Some(to.strip_prefix("..").map_or_else(|_| to.clone(), |name| Path::new("/dev").join(name)))
 }
 
 /// Whether `path` is a device of a kind that front-ends link: `/dev/loop3`, `/dev/ublkb0`.
@@ -94,6 +105,10 @@ mod tests {
         assert!(taken.to_string().contains("in use by another"), "{taken}");
         remove(Path::new("/dev/ublkb78"), &link);
         assert!(link.is_symlink());
+        remove(device, &link);
+        assert!(!link.is_symlink());
+        symlink("../ublkb77", &link).unwrap();
+        refuse_taken(&link, |_| false).unwrap();
         remove(device, &link);
         assert!(!link.is_symlink());
         remove_directory(&link);

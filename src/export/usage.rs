@@ -67,6 +67,9 @@ pub fn begin(usage: &Usage, device: &Path, empty: bool, told: &dyn Fn(&str)) -> 
             if empty {
                 // What is gone after a crash needs no journal, and nobody's reserve.
                 run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", "-m", "0"])?;
+            } else {
+                // Its device may have gone away below it, while the memory was kept.
+                run("e2fsck", &["-p"])?;
             }
             fs::create_dir_all(mount).context(format!("cannot make {}", mount.display()))?;
             let point = mount.to_string_lossy();
@@ -132,7 +135,8 @@ fn run(
         }
         std::thread::sleep(LOOK);
     };
-    if status.success() {
+    // By 1, e2fsck says that it corrected something.
+    if status.success() || (program == "e2fsck" && status.code() == Some(1)) {
         return Ok(());
     }
     let mut said = String::new();
@@ -159,7 +163,7 @@ fn start(program: &str, args: &[&str], last: &Path) -> Result<Child> {
         }
     }
     Err(Error::failure(format!("there is no {program}")).mend(match program {
-        "mkfs.ext4" => "install e2fsprogs",
+        "mkfs.ext4" | "e2fsck" => "install e2fsprogs",
         _ => "install util-linux",
     }))
 }

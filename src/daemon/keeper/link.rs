@@ -2,6 +2,7 @@
 
 use super::wire::{bound, receive, send, unbound};
 use super::{Answer, Manifest, Say};
+use crate::daemon::spawn::shown_as;
 use crate::error::{Context, Error, Result};
 use crate::media::Memory;
 use parking_lot::Mutex;
@@ -190,7 +191,7 @@ impl Watch {
         let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (ours, theirs) = socketpair(kind.0, kind.1, kind.2, None).context(what())?;
         let mut child = Command::new("/proc/self/exe")
-            .arg0("ztier")
+            .arg0(shown_as())
             .args(["keeper", volume])
             .current_dir("/")
             .stdin(theirs)

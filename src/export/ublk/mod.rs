@@ -18,7 +18,7 @@ mod remove;
 
 pub use doctor::{available, probe};
 pub(super) use node::is_there;
-pub(super) use remove::{find, remove};
+pub(crate) use remove::{find, remove};
 
 use super::{Export, Leftover, holders, link, loopdev};
 use crate::error::{Context, Error, Result};

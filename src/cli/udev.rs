@@ -1,0 +1,173 @@
+//! `ztier udev`: what a block device is to the volumes of this machine, for the rules of udev.
+//!
+//! Invariants: no daemon is asked, and nothing is looked at that could hang (only files of ours,
+//! `/sys`, and nodes below `/dev`); whatever can't be read makes a device nobody's, not an error.
+
+use super::output;
+use crate::config::{Paths, Settings};
+use crate::daemon::{self, Found};
+use crate::error::Result;
+use crate::export::{Leftover, ublk};
+use clap::{Args, ValueHint};
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Print what a block device is to the volumes, as properties for udev
+#[derive(Args)]
+#[command(hide = true)]
+pub struct Udev {
+    /// The device [default: that of the event, as udev puts it into the environment]
+    #[arg(value_hint = ValueHint::FilePath)]
+    device: Option<PathBuf>,
+}
+
+impl Udev {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        let given = self.device.or_else(|| std::env::var_os("DEVNAME").map(PathBuf::from));
+        let Some(device) = given else { return Ok(()) };
+        let links = std::env::var("DEVLINKS").unwrap_or_default();
+        let device = Device::of(&device, &links);
+        let paths = Paths::of_this_user()?;
+        if let Some(name) = device.volume(&paths) {
+            return output::print(&format!("ZTIER_VOLUME={name}\n"));
+        }
+        match device.below(&paths) {
+            Some((name, role)) => {
+                output::print(&format!("ZTIER_BELOW={name}\nZTIER_ROLE={role}\n"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A block device, by all its names.
+struct Device {
+    /// As the kernel calls it: `loop0`, `sda1`.
+    kernel: PathBuf,
+    /// Its paths, and those of the disk that it is a partition of.
+    names: BTreeSet<PathBuf>,
+    /// The numbers of the same.
+    numbers: BTreeSet<u64>,
+}
+
+impl Device {
+    /// The device `path`, which has `links` besides.
+    fn of(path: &Path, links: &str) -> Self {
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let kernel = PathBuf::from(path.file_name().unwrap_or_default());
+        let mut names: BTreeSet<PathBuf> = links.split_whitespace().map(PathBuf::from).collect();
+        names.extend(disk_of(&kernel).map(|disk| Path::new("/dev").join(disk)));
+        names.insert(path);
+        let numbers = names.iter().filter_map(|name| number(name)).collect();
+        Self { kernel, names, numbers }
+    }
+
+    fn is(&self, path: &Path) -> bool {
+        self.names.contains(path) || number(path).is_some_and(|n| self.numbers.contains(&n))
+    }
+
+    /// The volume whose device this is: told from its first event on by the file behind a loop
+    /// device, or the mark that the ublk driver has of it.
+    fn volume(&self, paths: &Paths) -> Option<String> {
+        if let Some(number) = self.kernel.to_str()?.strip_prefix("ublkb") {
+            let number = number.parse().ok()?;
+            return daemon::names(paths).into_iter().find(|name| has_ublk(paths, name, number));
+        }
+        let run = fs::canonicalize(&paths.run).ok()?;
+        let file = Path::new("/sys/block").join(&self.kernel).join("loop/backing_file");
+        let file = fs::read_to_string(file).ok()?;
+        let name = served(Path::new(file.trim_end_matches('\n')), &run)?;
+        Some(name.to_owned())
+    }
+
+    /// The volume that has this as a drive, and as which: of those that are up, and of those that
+    /// may come up.
+    fn below(&self, paths: &Paths) -> Option<(String, &'static str)> {
+        let role = |log: Option<&Path>, backing: Option<&Path>| match (log, backing) {
+            (Some(log), _) if self.is(log) => Some("log"),
+            (_, Some(backing)) if self.is(backing) => Some("backing"),
+            _ => None,
+        };
+        for name in daemon::names(paths) {
+            if let Found::Up(Some(state)) | Found::Dead(state) = daemon::find(paths, &name)
+                && let Some(log) = &state.plan.log
+                && let Some(role) = role(Some(&log.log), Some(&log.backing))
+            {
+                return Some((name, role));
+            }
+        }
+        for name in Paths::names_in(&paths.config, "toml") {
+            if let Ok(Some(kept)) = Settings::load(&paths.settings(&name))
+                && let Some(role) = role(kept.log.as_deref(), kept.backing.as_deref())
+            {
+                return Some((name, role));
+            }
+        }
+        None
+    }
+}
+
+/// Whether the device of the volume `name` is the ublk device `number`.
+fn has_ublk(paths: &Paths, name: &str, number: u32) -> bool {
+    let (Found::Up(Some(state)) | Found::Dead(state)) = daemon::find(paths, name) else {
+        return false;
+    };
+    state.leftovers.iter().any(|left| match left {
+        Leftover::Ublk { mark, .. } => ublk::find(*mark) == Some(number),
+        _ => false,
+    })
+}
+
+/// The disk of a partition.
+fn disk_of(kernel: &Path) -> Option<PathBuf> {
+    let place = fs::canonicalize(Path::new("/sys/class/block").join(kernel)).ok()?;
+    if !place.join("partition").exists() {
+        return None;
+    }
+    place.parent()?.file_name().map(PathBuf::from)
+}
+
+/// The number of a block device; of nothing that is not below `/dev`.
+fn number(path: &Path) -> Option<u64> {
+    let meta = path.starts_with("/dev").then(|| fs::metadata(path).ok())??;
+    meta.file_type().is_block_device().then(|| meta.rdev())
+}
+
+/// The volume whose file this is: `RUN/NAME.fuse/NAME`.
+fn served<'a>(file: &'a Path, run: &Path) -> Option<&'a str> {
+    let name = file.file_name()?.to_str()?;
+    let point = file.strip_prefix(run).ok()?.parent()?;
+    (point.to_str()? == format!("{name}.fuse")).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_file_of_a_volume_names_it() {
+        let run = Path::new("/run/ztier");
+        assert_eq!(served(Path::new("/run/ztier/a.b.fuse/a.b"), run), Some("a.b"));
+        for other in ["/run/ztier/a.fuse/b", "/run/ztier/a.fuse/x/a", "/run/a.fuse/a", "/a", "/"] {
+            assert_eq!(served(Path::new(other), run), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn drives_are_known_by_any_of_their_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths { run: dir.path().into(), config: dir.path().into(), state: "/x".into() };
+        let settings = "log = \"/dev/disk/by-id/fast\"\nbacking = \"/dev/slow\"\n";
+        fs::write(dir.path().join("vol.toml"), settings).unwrap();
+        fs::write(dir.path().join("bad.toml"), "size = ").unwrap();
+        let below = |path: &str, links| Device::of(Path::new(path), links).below(&paths);
+        assert_eq!(below("/dev/slow", ""), Some(("vol".into(), "backing")));
+        assert_eq!(below("/dev/x", "/dev/a /dev/disk/by-id/fast"), Some(("vol".into(), "log")));
+        assert_eq!(below("/dev/x", ""), None);
+        assert_eq!(Device::of(Path::new("/dev/x"), "").volume(&paths), None);
+    }
+}

@@ -1,0 +1,20 @@
+//! Having udev look again at the drives of a volume, whose meaning changes when it comes up and
+//! when it goes: `etc/udev/61-ztier.rules` hides what is below a volume.
+
+use crate::config::plan::LogPlan;
+use rustix::fs::{major, minor};
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+
+/// Sends an event for each drive that is a block device. Without udev, or the right to, nothing
+/// depends on it.
+pub fn look_again(log: Option<&LogPlan>) {
+    for drive in log.iter().flat_map(|log| [&log.backing, &log.log]) {
+        let Ok(meta) = fs::metadata(drive) else { continue };
+        if meta.file_type().is_block_device() {
+            let number = meta.rdev();
+            let file = format!("/sys/dev/block/{}:{}/uevent", major(number), minor(number));
+            let _ = fs::write(file, "change");
+        }
+    }
+}
