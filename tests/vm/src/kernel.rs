@@ -90,6 +90,11 @@ impl Kernel {
     }
 }
 
+/// Where Debian's packages come from.
+pub(crate) fn mirror() -> String {
+    std::env::var("ZTIER_VM_MIRROR").unwrap_or_else(|_| "http://deb.debian.org/debian".to_owned())
+}
+
 /// apt-get with lists and packages of its own.
 struct Apt {
     options: Vec<String>,
@@ -105,8 +110,7 @@ impl Apt {
         let home = cache.path("apt");
         fs::create_dir_all(home.join("lists/partial")).context("cannot make apt's directory")?;
         fs::create_dir_all(home.join("cache/archives/partial")).context("cannot make another")?;
-        let mirror = std::env::var("ZTIER_VM_MIRROR")
-            .unwrap_or_else(|_| "http://deb.debian.org/debian".to_owned());
+        let mirror = mirror();
         let keys =
             if Path::new(KEYS).exists() { format!(" signed-by={KEYS}") } else { String::new() };
         let source = home.join("sources.list");

@@ -14,6 +14,7 @@
 
 pub mod cache;
 pub mod command;
+pub mod debian;
 pub mod drive;
 pub mod image;
 pub mod initramfs;
@@ -23,6 +24,7 @@ pub mod line;
 pub mod machine;
 pub mod process;
 pub mod programs;
+pub mod reboots;
 pub mod setup;
 pub mod wire;
 

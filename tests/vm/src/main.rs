@@ -32,6 +32,16 @@ enum Command {
     /// Pulls the fast drive of a cache out for good, and says what the slow one alone is worth
     /// then: for ztier, dm-writecache and bcache, idle and at work.
     Pulled(pulled::Options),
+    /// Reboots a Debian with systemd again and again that has ext4, LVM, LUKS and swap on volumes;
+    /// takes minutes a round. Makes that Debian the first time, which needs root and debootstrap.
+    Reboots {
+        /// How often.
+        #[arg(long, value_name = "N", default_value_t = 10)]
+        rounds: u32,
+        /// How volumes are exported.
+        #[arg(long, value_name = "EXPORT", default_value = "auto")]
+        export: String,
+    },
     /// Says which kernel machines boot; with --renew, after asking for a newer one.
     Kernel {
         /// Ask Debian for a newer one.
@@ -68,6 +78,10 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run(args) => run(&args),
         Command::Pulled(options) => pulled::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Reboots { rounds, export } => lab().and_then(|lab| {
+            ztier_vm::reboots::reboots(&lab, rounds, &export, std::io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }),
         Command::Kernel { renew } => kernel(renew),
     };
     done.unwrap_or_else(|error| {
