@@ -93,8 +93,10 @@ impl Device {
         };
         for name in daemon::names(paths) {
             if let Found::Up(Some(state)) | Found::Dead(state) = daemon::find(paths, &name)
-                && let Some(log) = &state.plan.log
-                && let Some(role) = role(Some(&log.log), Some(&log.backing))
+                && let plan = &state.plan
+                && let backing = plan.log.as_ref().map(|log| &log.backing).or(plan.backing.as_ref())
+                && let log = plan.log.as_ref().map(|log| log.log.as_path())
+                && let Some(role) = role(log, backing.map(PathBuf::as_path))
             {
                 return Some((name, role));
             }

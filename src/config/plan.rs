@@ -345,6 +345,7 @@ impl Plan {
         (backing, paths): (PathBuf, &Paths),
     ) -> Result<Self> {
         refuse_of_log(settings)?;
+        usage::refuse_with_log(settings)?;
         let memory = settings.size.is_some() || settings.ram_limit.is_some();
         if memory || settings.segment.is_some() || settings.algorithm.is_some() {
             return Err(Error::usage(

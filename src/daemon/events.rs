@@ -1,15 +1,16 @@
 //! Having udev look again at the drives of a volume, whose meaning changes when it comes up and
 //! when it goes: `etc/udev/61-ztier.rules` hides what is below a volume.
 
-use crate::config::plan::LogPlan;
+use crate::config::Plan;
 use rustix::fs::{major, minor};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 /// Sends an event for each drive that is a block device. Without udev, or the right to, nothing
 /// depends on it.
-pub fn look_again(log: Option<&LogPlan>) {
-    for drive in log.iter().flat_map(|log| [&log.backing, &log.log]) {
+pub fn look_again(plan: &Plan) {
+    let logged = plan.log.iter().flat_map(|log| [&log.backing, &log.log]);
+    for drive in logged.chain(&plan.backing) {
         let Ok(meta) = fs::metadata(drive) else { continue };
         if meta.file_type().is_block_device() {
             let number = meta.rdev();

@@ -191,7 +191,7 @@ impl Bringing<'_> {
             plan,
         };
         state.write(files)?;
-        events::look_again(state.plan.log.as_ref());
+        events::look_again(&state.plan);
         let before: Vec<Leftover> =
             state.leftovers.iter().filter(|l| l.exists()).cloned().collect();
         let device = Arc::clone(&volume) as Arc<dyn Device>;
@@ -395,26 +395,30 @@ impl Running {
     /// Leaves the volume to a daemon that is about to start, with another log if one is given.
     /// `force`: also when its device can't wait and somebody holds it.
     fn restart(&self, force: bool, log: Option<NewLog>) -> Result<()> {
-        let plan = |log| relog::plan(&self.state.lock().plan, &log, &self.records);
-        let next = log.map(plan).transpose()?;
-        if !self.waits() {
-            // The next daemon begins it again, with what is there.
-            self.end_use()?;
-        }
-        if let Err(e) = self.make_way(force) {
-            if let Err(second) = self.begin_use(&|_| {}) {
-                log::line(&second.to_string());
-            }
-            return Err(e);
-        }
-        if next.is_some() {
-            relog::drain(&*self.volume)?;
-            *self.next.lock() = next;
-        }
+        let Some(log) = log else { return self.make_way(force) };
+        let next = relog::plan(&self.state.lock().plan, &log, &self.records)?;
+        self.make_way(force)?;
+        relog::drain(&*self.volume)?;
+        *self.next.lock() = Some(next);
         Ok(())
     }
 
+    /// Ends the use of a device that can't wait, which the next daemon begins again, and leaves.
     fn make_way(&self, force: bool) -> Result<()> {
+        if self.waits() {
+            return self.let_go(force);
+        }
+        self.end_use()?;
+        let left = self.let_go(force);
+        if left.is_err()
+            && let Err(e) = self.begin_use(&|_| {})
+        {
+            log::line(&e.to_string());
+        }
+        left
+    }
+
+    fn let_go(&self, force: bool) -> Result<()> {
         let holders = if force || self.waits() { Vec::new() } else { self.holders_that_stay()? };
         if holders.is_empty() {
             return self.leave().or_else(|e| if force { self.stop(true) } else { Err(e) });
@@ -459,7 +463,7 @@ impl Running {
             Ok(_) => log::line(&format!("{name} is down")),
             Err(e) => log::line(&e.to_string()),
         }
-        events::look_again(plan.log.as_ref());
+        events::look_again(&plan);
     }
 
     /// Who holds the device, and still does in a moment.
