@@ -28,6 +28,8 @@ const BLKDISCARD: Opcode = opcode::none(0x12, 119);
 
 /// How long a process that holds a drive gets to let go of it.
 const BUSY_WAIT: Duration = Duration::from_secs(1);
+/// The same of one that is known to be dead: what it had asked of a drive has to end first.
+const DEAD_WAIT: Duration = Duration::from_secs(10);
 
 /// Bytes moved at a time through memory of our own.
 const BOUNCE: usize = 256 << 10;
@@ -92,7 +94,21 @@ impl FileDrive {
     /// It is missing, something else than a device or file, held by somebody (who is named, if
     /// visible), read-only, forbidden, smaller than a block, or has sectors above [`ALIGN`].
     pub fn open(path: &Path, access: Access) -> Result<Self> {
-        let deadline = Instant::now() + BUSY_WAIT;
+        Self::open_within(path, access, BUSY_WAIT)
+    }
+
+    /// The same to have it for oneself. If `another` had it, who is dead, its last requests get
+    /// time to end.
+    ///
+    /// # Errors
+    /// See [`FileDrive::open`].
+    pub fn take(path: &Path, another: bool) -> Result<Self> {
+        let patience = if another { DEAD_WAIT } else { BUSY_WAIT };
+        Self::open_within(path, Access::Exclusive, patience)
+    }
+
+    fn open_within(path: &Path, access: Access, patience: Duration) -> Result<Self> {
+        let deadline = Instant::now() + patience;
         loop {
             let holder = match Self::attempt(path, access) {
                 Ok(drive) => return Ok(drive),

@@ -68,12 +68,13 @@ impl Pair {
         Ok(())
     }
 
-    fn claim(&self) -> Result<Claimed> {
+    /// Takes the drives; `another` process may have had them until it died.
+    fn claim(&self, another: bool) -> Result<Claimed> {
         self.refuse_same()?;
-        let backing = FileDrive::open(&self.backing, Access::Exclusive)?;
+        let backing = FileDrive::take(&self.backing, another)?;
         let book = Book::of(&self.state, &backing);
         let record = book.load()?;
-        let log = FileDrive::open(&self.log, Access::Exclusive).map_err(|e| match &record {
+        let log = FileDrive::take(&self.log, another).map_err(|e| match &record {
             Some(record) if record.dirty && std::fs::File::open(&self.log).is_err() => {
                 self.lacks(record, &e.to_string())
             }
@@ -133,7 +134,7 @@ impl Pair {
     /// # Errors
     /// A drive can't be used, or holds something that may not be overwritten.
     pub fn format(&self) -> Result<()> {
-        let claimed = self.claim()?;
+        let claimed = self.claim(false)?;
         self.may_overwrite(&claimed.log)?;
         if let Some(record) = claimed.record.as_ref().filter(|r| r.dirty && !self.force) {
             let (backing, log) = (self.backing.display(), record.log.display());
@@ -196,20 +197,22 @@ impl Pair {
         told: &dyn Fn(Step),
     ) -> Result<Opened> {
         let kept = Kept::new(memory)?;
-        let keeps = !kept.is_empty();
-        self.open_kept(options, kept, told).map_err(|e| match keeps {
-            true => Error::failure(format!("what was not durable stays in memory, but {e}")),
-            false => e,
+        let (keeps, claimed) = (!kept.is_empty(), self.claim(memory.is_inherited()));
+        claimed.and_then(|claimed| self.open_kept(claimed, options, kept, told)).map_err(|e| {
+            match keeps {
+                true => Error::failure(format!("what was not durable stays in memory, but {e}")),
+                false => e,
+            }
         })
     }
 
     fn open_kept(
         &self,
+        claimed: Claimed,
         options: LogOptions,
         mut kept: Kept,
         told: &dyn Fn(Step),
     ) -> Result<Opened> {
-        let claimed = self.claim()?;
         let look = || durable::inspect_telling(&claimed.log, options.accept_loss, false, told);
         let (mut found, abandoned) = self.settle(&claimed, &kept, &look)?;
         if abandoned.is_some() {

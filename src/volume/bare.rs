@@ -53,7 +53,7 @@ impl BareVolume {
             ))
             .mend("go on with that log, or give it up with `ztier down NAME --discard`"));
         }
-        let drive = FileDrive::open(backing, Access::Exclusive)?;
+        let drive = FileDrive::take(backing, memory.is_inherited())?;
         match Book::of(state, &drive).load()? {
             Some(record) if record.dirty => Err(Error::failure(format!(
                 "{} lacks what its log on {} holds",
