@@ -117,6 +117,11 @@ pub trait Device: Send + Sync + 'static {
         true
     }
 
+    /// Whether requests may wait for a drive, so that it pays to have several under way.
+    fn waits(&self) -> bool {
+        false
+    }
+
     /// A way in for one thread: made when the thread starts, kept, never shared.
     fn channel(self: Arc<Self>) -> Box<dyn Channel>;
 

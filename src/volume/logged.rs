@@ -229,6 +229,10 @@ impl Device for LogVolume {
         self.discards
     }
 
+    fn waits(&self) -> bool {
+        true
+    }
+
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         let counters = Arc::new(Counters::default());
         self.counters.lock().0.push(Arc::clone(&counters));

@@ -9,7 +9,9 @@
 mod abi;
 mod control;
 mod crew;
+mod desk;
 mod doctor;
+mod lane;
 mod memory;
 mod node;
 mod params;
@@ -245,6 +247,7 @@ impl Ublk {
             max_io: info.max_io_bytes as usize,
             user_copy: info.flags & abi::F_USER_COPY != 0,
             plain: control.plain(),
+            helpers: if device.waits() { helpers(info.queues) } else { 0 },
         };
         if !recovering {
             control
@@ -315,6 +318,12 @@ impl Ublk {
         self.there = false;
         Ok(())
     }
+}
+
+/// Threads that each of so many queues has beside its own, where requests wait for drives: drives
+/// want many under way.
+fn helpers(queues: u16) -> usize {
+    (16 / usize::from(queues.max(1))).max(2)
 }
 
 /// What the kernel is told of the volume.

@@ -1,22 +1,28 @@
 //! One queue of the device and the thread that serves it.
 //!
-//! Invariants: a request is served on the thread that received it, through a [`Channel`] of that
-//! thread, without a lock and without an allocation; every request that was taken is answered,
-//! failures with their negative errno; a flush is carried out after all that came with it.
+//! Invariants: a request is served on the thread that received it, through a channel of that
+//! thread, without a lock and without an allocation, unless the volume has drives that it may wait
+//! for; every request that was taken is answered, failures with their negative errno; a flush
+//! begins after all that came with it is served.
 
 use super::abi::{self, IoCommand};
-use super::memory::{Buffers, Descriptors};
+use super::desk::{self, Desk};
+use super::lane::Lane;
+use super::memory::Descriptors;
 use super::params::Asked;
-use crate::volume::{Channel, Device, IoError, Request};
+use crate::volume::Device;
 use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Completion of the wait for the bell.
 const BELL: u64 = u64::MAX;
+
+/// Completion of the wait for what the desk has done.
+const NEWS: u64 = u64::MAX - 1;
 
 /// Answers are handed to the kernel at the latest when requests of so many bytes were served: users
 /// go on while the rest is served.
@@ -38,31 +44,37 @@ pub(super) struct Shape {
     pub user_copy: bool,
     /// Commands are plain numbers, as before Linux 6.4.
     pub plain: bool,
+    /// Threads that each queue has beside its own for what waits for a drive.
+    pub helpers: usize,
 }
 
 /// What the kernel will be told of a request.
-struct Answer {
-    tag: u16,
-    result: i32,
+pub(super) struct Answer {
+    pub tag: u16,
+    pub result: i32,
 }
 
 /// A queue on its thread.
 pub(super) struct Queue {
     id: u16,
     shape: Shape,
-    node: Arc<OwnedFd>,
     bell: Arc<OwnedFd>,
     ring: IoUring,
     descriptors: Descriptors,
-    buffers: Buffers,
-    channel: Box<dyn Channel>,
+    lane: Lane,
+    desk: Option<Desk>,
     /// Tags that were delivered and not yet served.
     batch: Vec<u16>,
-    /// Answers that wait for a flush.
+    /// Answers that wait for a flush, and those that the desk's flush is for.
     held: Vec<Answer>,
+    covered: Vec<Answer>,
+    /// What the desk has done.
+    done: Vec<Answer>,
+    at_desk: usize,
     /// Tags that the kernel will still deliver something for.
     live: u16,
     rung: bool,
+    news: bool,
     _guard: Guard,
 }
 
@@ -76,35 +88,43 @@ impl Queue {
         device: Arc<dyn Device>,
     ) -> rustix::io::Result<Self> {
         let depth = usize::from(shape.depth);
-        let ring = ring(u32::from(shape.depth) + 1).map_err(|e| errno_of(&e))?;
+        let ring = ring(u32::from(shape.depth) + 2).map_err(|e| errno_of(&e))?;
         ring.submitter().register_files(&[node.as_raw_fd()]).map_err(|e| errno_of(&e))?;
         let descriptors = Descriptors::map(&*node, id, shape.depth)?;
-        let buffers = Buffers::new(if shape.user_copy { 1 } else { depth }, shape.max_io)?;
-        let mut channel = device.channel();
-        channel.count_buffers(buffers.len() as u64);
+        let lane = || Lane::new(id, shape, Arc::clone(&node), Arc::clone(&device));
+        let mut desk = None;
+        // Where the kernel moves data, it does so to memory that the queue's thread has.
+        if shape.helpers > 0 && shape.user_copy {
+            let lanes = (0..shape.helpers).map(|_| lane()).collect::<Result<_, _>>()?;
+            desk = Some(Desk::open(id, shape.depth, lanes).map_err(|e| errno_of(&e))?);
+        }
         let mut queue = Self {
             id,
             shape,
-            node,
             bell,
             ring,
             descriptors,
-            buffers,
-            channel,
+            lane: lane()?,
+            desk,
             batch: Vec::with_capacity(depth),
             held: Vec::with_capacity(depth),
+            covered: Vec::with_capacity(depth),
+            done: Vec::with_capacity(depth + 1),
+            at_desk: 0,
             live: shape.depth,
             rung: false,
+            news: false,
             _guard: Guard,
         };
-        let poll = opcode::PollAdd::new(Fd(queue.bell.as_raw_fd()), libc::POLLIN as u32).build();
-        queue.push(&poll.user_data(BELL));
+        let poll = poll(queue.bell.as_fd(), BELL);
+        queue.push(&poll);
+        queue.listen();
         for tag in 0..shape.depth {
             queue.command(abi::fetch(shape.plain), tag, 0);
         }
         queue.ring.submit().map_err(|e| errno_of(&e))?;
         // A fetch that the kernel refuses has failed by now.
-        let refused = queue.ring.completion().find(|c| c.user_data() != BELL && c.result() < 0);
+        let refused = queue.ring.completion().find(|c| c.user_data() < NEWS && c.result() < 0);
         match refused {
             Some(completion) => Err(Errno::from_raw_os_error(-completion.result())),
             None => Ok(queue),
@@ -116,13 +136,18 @@ impl Queue {
     pub(super) fn serve(mut self) -> Remains {
         while self.live > 0 && !self.rung {
             self.wait(None);
+            self.take_done();
             self.serve_batch();
+        }
+        if let Some(desk) = self.desk.take() {
+            desk.close(&mut self.done);
+            self.answer_done();
         }
         if self.live > 0 {
             self.go_quiet();
         }
-        let Self { ring, buffers, node, .. } = self;
-        Remains { _ring: ring, _buffers: buffers, _node: node }
+        let Self { ring, lane, .. } = self;
+        Remains { _ring: ring, _lane: lane }
     }
 
     /// Hands over the last answers and takes no more requests, until none has come for a moment:
@@ -163,6 +188,7 @@ impl Queue {
         for completion in self.ring.completion() {
             match (completion.user_data(), completion.result()) {
                 (BELL, _) => self.rung = true,
+                (NEWS, _) => self.news = true,
                 (tag, 0) => self.batch.push(tag as u16),
                 // The device is being stopped, or recovered by somebody else.
                 _ => self.live = self.live.saturating_sub(1),
@@ -173,10 +199,17 @@ impl Queue {
     fn serve_batch(&mut self) {
         let arrived = Instant::now();
         let mut served = 0;
+        // Who asks for one thing at a time is served sooner without a hand-over.
+        let alone = self.at_desk == 0 && self.batch.len() == 1;
         for at in 0..self.batch.len() {
             let tag = self.batch[at];
             let asked = Asked::of(&self.descriptors.get(tag));
-            let result = self.serve_one(tag, asked, arrived);
+            if let (Asked::Read { .. }, Some(desk), false) = (asked, &self.desk, alone) {
+                desk.serve(tag, asked, arrived);
+                self.at_desk += 1;
+                continue;
+            }
+            let result = self.lane.serve(tag, asked, arrived);
             match (asked, result) {
                 (Asked::Flush | Asked::Write { fua: true, .. }, 0..)
                 | (Asked::WriteZeroes { fua: true, .. }, 0..) => {
@@ -194,15 +227,55 @@ impl Queue {
         self.flush(arrived);
     }
 
-    /// Makes durable what waits for it: one flush is for all of them.
+    /// Makes durable what waits for it: one flush is for all of them. At a desk, what comes during
+    /// a flush waits for its end, and for the next.
     fn flush(&mut self, arrived: Instant) {
-        if self.held.is_empty() {
+        if self.held.is_empty() || !self.covered.is_empty() {
             return;
         }
+        std::mem::swap(&mut self.held, &mut self.covered);
+        if let Some(desk) = &self.desk {
+            self.at_desk += 1;
+            return desk.flush(arrived);
+        }
         self.hand_over();
-        let flushed = self.channel.submit(Request::Flush, arrived);
-        while let Some(Answer { tag, result }) = self.held.pop() {
-            self.answer(tag, flushed.map_or_else(failure, |()| result));
+        let flushed = self.lane.flush(arrived);
+        self.end_flush(flushed);
+    }
+
+    fn end_flush(&mut self, flushed: i32) {
+        while let Some(Answer { tag, result }) = self.covered.pop() {
+            self.answer(tag, if flushed < 0 { flushed } else { result });
+        }
+    }
+
+    /// Takes back what the desk has done, if it said so.
+    fn take_done(&mut self) {
+        if !std::mem::take(&mut self.news) {
+            return;
+        }
+        if let Some(desk) = &self.desk {
+            desk.collect(&mut self.done);
+        }
+        self.answer_done();
+        self.listen();
+    }
+
+    fn answer_done(&mut self) {
+        while let Some(Answer { tag, result }) = self.done.pop() {
+            self.at_desk -= 1;
+            match tag {
+                desk::FLUSH => self.end_flush(result),
+                _ => self.answer(tag, result),
+            }
+        }
+    }
+
+    /// Has the desk's news told by the ring.
+    fn listen(&mut self) {
+        if let Some(desk) = &self.desk {
+            let poll = poll(desk.news(), NEWS);
+            self.push(&poll);
         }
     }
 
@@ -213,46 +286,12 @@ impl Queue {
         }
     }
 
-    /// Serves a request, except for making it durable; the bytes that were moved, or an errno.
-    fn serve_one(&mut self, tag: u16, asked: Asked, arrived: Instant) -> i32 {
-        let data = abi::data_at(self.id, tag);
-        let slot = if self.shape.user_copy { 0 } else { usize::from(tag) };
-        let Self { channel, buffers, node, shape, .. } = self;
-        let done = match asked {
-            Asked::Read { offset, len } => {
-                let Some(buf) = buffers.get(slot, len) else { return -libc::EINVAL };
-                match channel.submit(Request::Read { offset, buf }, arrived) {
-                    Ok(()) if shape.user_copy => return give(node, buf, data),
-                    done => done,
-                }
-            }
-            Asked::Write { offset, len, .. } => {
-                let Some(buf) = buffers.get(slot, len) else { return -libc::EINVAL };
-                if shape.user_copy
-                    && let Err(e) = take(node, buf, data)
-                {
-                    return -e.raw_os_error();
-                }
-                channel.submit(Request::Write { offset, data: buf, fua: false }, arrived)
-            }
-            Asked::Flush => Ok(()),
-            Asked::Discard { offset, len } => {
-                channel.submit(Request::Discard { offset, len }, arrived)
-            }
-            Asked::WriteZeroes { offset, len, no_hole, .. } => {
-                channel.submit(Request::WriteZeroes { offset, len, no_hole, fua: false }, arrived)
-            }
-            Asked::Unknown => Err(IoError::Unsupported),
-        };
-        done.map_or_else(failure, |()| asked.moved())
-    }
-
     fn answer(&mut self, tag: u16, result: i32) {
         self.command(abi::commit_and_fetch(self.shape.plain), tag, result);
     }
 
     fn command(&mut self, operation: u32, tag: u16, result: i32) {
-        let addr = if self.shape.user_copy { 0 } else { self.buffers.address(usize::from(tag)) };
+        let addr = self.lane.address(tag);
         let command = IoCommand { queue: self.id, tag, result, addr };
         let entry = opcode::UringCmd16::new(Fixed(0), operation).cmd(command.bytes()).build();
         self.push(&entry.user_data(u64::from(tag)));
@@ -263,7 +302,7 @@ impl Queue {
         // the ring, and which nobody touches from the answer on until the tag is delivered again.
         // Descriptors live as long as `self`.
         let pushed = unsafe { self.ring.submission().push(entry) };
-        // There is one place for each tag and one for the bell.
+        // There is one place for each tag, one for the bell and one for the desk.
         assert!(pushed.is_ok(), "the submission queue of ublk queue {} is full", self.id);
     }
 }
@@ -273,12 +312,11 @@ impl Queue {
 /// (seen with 6.12) may give one back twice, and crash.
 pub(super) struct Remains {
     _ring: IoUring,
-    _buffers: Buffers,
-    _node: Arc<OwnedFd>,
+    _lane: Lane,
 }
 
 /// Ends the process when its thread panics.
-struct Guard;
+pub(super) struct Guard;
 
 impl Drop for Guard {
     fn drop(&mut self) {
@@ -300,36 +338,10 @@ fn ring(entries: u32) -> std::io::Result<IoUring> {
     best.or_else(|_| IoUring::new(entries))
 }
 
-/// Moves the data of a read into the request; the bytes moved, or an errno.
-fn give(node: &OwnedFd, buf: &[u8], at: u64) -> i32 {
-    let mut done = 0;
-    while done < buf.len() {
-        match rustix::io::pwrite(node, &buf[done..], at + done as u64) {
-            Ok(0) => return -libc::EIO,
-            Ok(n) => done += n,
-            Err(Errno::INTR) => {}
-            Err(e) => return -e.raw_os_error(),
-        }
-    }
-    i32::try_from(done).unwrap_or(-libc::EINVAL)
-}
-
-/// Moves the data of a write out of the request.
-fn take(node: &OwnedFd, buf: &mut [u8], at: u64) -> rustix::io::Result<()> {
-    let mut done = 0;
-    while done < buf.len() {
-        match rustix::io::pread(node, &mut buf[done..], at + done as u64) {
-            Ok(0) => return Err(Errno::IO),
-            Ok(n) => done += n,
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
-}
-
-fn failure(e: IoError) -> i32 {
-    -e.errno()
+/// Waits for `fd` to be readable; completes as `data`.
+fn poll(fd: BorrowedFd<'_>, data: u64) -> squeue::Entry {
+    let fd = Fd(fd.as_raw_fd());
+    opcode::PollAdd::new(fd, libc::POLLIN as u32).build().user_data(data)
 }
 
 fn errno_of(e: &std::io::Error) -> Errno {

@@ -1,0 +1,206 @@
+//! Threads beside a queue's own, for requests that wait for a drive: reads and flushes of a volume
+//! that has drives. The queue goes on meanwhile.
+//!
+//! Invariants: every job that was handed in comes back, at the latest when the desk is closed;
+//! handing in and taking back allocate nothing.
+
+use super::lane::Lane;
+use super::params::Asked;
+use super::queue::{Answer, Guard};
+use parking_lot::{Condvar, Mutex};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// The tag under which a flush comes back: no request has it.
+pub(super) const FLUSH: u16 = u16::MAX;
+
+struct Job {
+    tag: u16,
+    asked: Asked,
+    arrived: Instant,
+}
+
+struct Jobs {
+    waiting: VecDeque<Job>,
+    closed: bool,
+}
+
+struct Board {
+    jobs: Mutex<Jobs>,
+    work: Condvar,
+    done: Mutex<Vec<Answer>>,
+    /// Readable when something is done.
+    news: OwnedFd,
+}
+
+/// The threads, and the way to them.
+pub(super) struct Desk {
+    board: Arc<Board>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Desk {
+    /// A desk of one thread for each lane, for up to `depth` requests and a flush at once.
+    pub(super) fn open(queue: u16, depth: u16, lanes: Vec<Lane>) -> std::io::Result<Self> {
+        let most = usize::from(depth) + 1;
+        let board = Arc::new(Board {
+            jobs: Mutex::new(Jobs { waiting: VecDeque::with_capacity(most), closed: false }),
+            work: Condvar::new(),
+            done: Mutex::new(Vec::with_capacity(most)),
+            news: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        });
+        let mut desk = Self { board, threads: Vec::with_capacity(lanes.len()) };
+        for (n, lane) in lanes.into_iter().enumerate() {
+            let board = Arc::clone(&desk.board);
+            let name = format!("ztier-ublk-{queue}.{n}");
+            let thread = std::thread::Builder::new().name(name).spawn(move || board.serve(lane))?;
+            desk.threads.push(thread);
+        }
+        Ok(desk)
+    }
+
+    /// Readable when something is done.
+    pub(super) fn news(&self) -> BorrowedFd<'_> {
+        self.board.news.as_fd()
+    }
+
+    /// Hands in a request.
+    pub(super) fn serve(&self, tag: u16, asked: Asked, arrived: Instant) {
+        self.board.jobs.lock().waiting.push_back(Job { tag, asked, arrived });
+        self.board.work.notify_one();
+    }
+
+    /// Hands in a flush; it goes before all that waits.
+    pub(super) fn flush(&self, arrived: Instant) {
+        let job = Job { tag: FLUSH, asked: Asked::Flush, arrived };
+        self.board.jobs.lock().waiting.push_front(job);
+        self.board.work.notify_one();
+    }
+
+    /// Moves what is done to `done`.
+    pub(super) fn collect(&self, done: &mut Vec<Answer>) {
+        // Silenced first: what is done after that makes it readable again.
+        let _ = rustix::io::read(&self.board.news, &mut [0; 8]);
+        done.append(&mut self.board.done.lock());
+    }
+
+    /// Ends the threads when all that was handed in is done, and moves that to `done`.
+    pub(super) fn close(mut self, done: &mut Vec<Answer>) {
+        self.end();
+        done.append(&mut self.board.done.lock());
+    }
+
+    fn end(&mut self) {
+        self.board.jobs.lock().closed = true;
+        self.board.work.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join(); // its panic would have ended the process
+        }
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Board {
+    fn serve(&self, mut lane: Lane) {
+        let _guard = Guard;
+        while let Some(Job { tag, asked, arrived }) = self.next() {
+            let result = match tag {
+                FLUSH => lane.flush(arrived),
+                _ => lane.serve(tag, asked, arrived),
+            };
+            let mut done = self.done.lock();
+            done.push(Answer { tag, result });
+            // Who collects takes all at once.
+            let first = done.len() == 1;
+            drop(done);
+            if first {
+                // It can't be so full that it does not take one more.
+                let _ = rustix::io::write(&self.news, &1u64.to_ne_bytes());
+            }
+        }
+    }
+
+    /// The next job; `None` when there will be none.
+    fn next(&self) -> Option<Job> {
+        let mut jobs = self.jobs.lock();
+        loop {
+            if let Some(job) = jobs.waiting.pop_front() {
+                return Some(job);
+            }
+            if jobs.closed {
+                return None;
+            }
+            self.work.wait(&mut jobs);
+        }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::export::ublk::queue::Shape;
+    use crate::volume::{Channel, Device, Extent, IoError, Request};
+
+    /// Discards of odd blocks fail, flushes succeed.
+    struct Picky;
+
+    impl Device for Picky {
+        fn size(&self) -> u64 {
+            1 << 20
+        }
+
+        fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+            Box::new(Self)
+        }
+
+        fn extents(&self, _: u64, _: u64, _: usize) -> Result<Vec<Extent>, IoError> {
+            Ok(Vec::new())
+        }
+    }
+
+    impl Channel for Picky {
+        fn submit(&mut self, request: Request<'_>, _: Instant) -> Result<(), IoError> {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            match request {
+                Request::Discard { offset, .. } if offset / 4096 % 2 == 1 => Err(IoError::NoSpace),
+                _ => Ok(()),
+            }
+        }
+    }
+
+    #[test]
+    fn every_job_comes_back_once() {
+        let shape = Shape { depth: 64, max_io: 4096, user_copy: true, plain: false, helpers: 3 };
+        let node = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+        let lanes = (0..3)
+            .map(|_| Lane::new(0, shape, Arc::clone(&node), Arc::new(Picky)).unwrap())
+            .collect();
+        let desk = Desk::open(0, 64, lanes).unwrap();
+        let now = Instant::now();
+        for tag in 0..64u16 {
+            let asked = Asked::Discard { offset: u64::from(tag) * 4096, len: 4096 };
+            desk.serve(tag, asked, now);
+        }
+        desk.flush(now);
+        let mut done = Vec::new();
+        desk.collect(&mut done);
+        desk.close(&mut done);
+        done.sort_by_key(|answer| answer.tag);
+        assert_eq!(done.len(), 65);
+        for (tag, answer) in (0..64u16).zip(&done) {
+            let result = if tag % 2 == 1 { -libc::ENOSPC } else { 0 };
+            assert_eq!((answer.tag, answer.result), (tag, result));
+        }
+        assert_eq!((done[64].tag, done[64].result), (FLUSH, 0));
+    }
+}
