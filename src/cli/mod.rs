@@ -189,7 +189,7 @@ mod tests {
         };
         assert_eq!(error(&["ztier", "lst"]), "unknown command `lst`; did you mean `list`?");
         assert_eq!(error(&["ztier", "dwon", "x"]), "unknown command `dwon`; did you mean `down`?");
-        assert!(error(&["ztier", "xyz"]).contains("known are up, down, drain, list"));
+        assert!(error(&["ztier", "xyz"]).contains("known are up, down, drain, restart, list"));
         let found = error(&["ztier", "up", "x", "--algorithm", "lz5"]);
         assert!(found.contains("[possible values: lz4, zstd, none]; a similar value"), "{found}");
         let found = error(&["ztier", "up", "x", "--size", "3X"]);

@@ -5,7 +5,7 @@
 
 use super::output;
 use crate::config::{Paths, Settings};
-use crate::daemon::{self, Found};
+use crate::daemon::{self, state::State};
 use crate::error::Result;
 use crate::export::{Leftover, ublk};
 use clap::{Args, ValueHint};
@@ -92,7 +92,7 @@ impl Device {
             _ => None,
         };
         for name in daemon::names(paths) {
-            if let Found::Up(Some(state)) | Found::Dead(state) = daemon::find(paths, &name)
+            if let Some(state) = state_of(paths, &name)
                 && let plan = &state.plan
                 && let backing = plan.log.as_ref().map(|log| &log.backing).or(plan.backing.as_ref())
                 && let log = plan.log.as_ref().map(|log| log.log.as_path())
@@ -112,11 +112,15 @@ impl Device {
     }
 }
 
+/// What a daemon has written down. Its lock is not tried: many who do that at once, at boot, keep a
+/// daemon from coming up.
+fn state_of(paths: &Paths, name: &str) -> Option<State> {
+    State::read(&paths.volume(name)).ok().flatten()
+}
+
 /// Whether the device of the volume `name` is the ublk device `number`.
 fn has_ublk(paths: &Paths, name: &str, number: u32) -> bool {
-    let (Found::Up(Some(state)) | Found::Dead(state)) = daemon::find(paths, name) else {
-        return false;
-    };
+    let Some(state) = state_of(paths, name) else { return false };
     state.leftovers.iter().any(|left| match left {
         Leftover::Ublk { mark, .. } => ublk::find(*mark) == Some(number),
         _ => false,

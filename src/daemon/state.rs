@@ -58,7 +58,7 @@ impl State {
     ///
     /// # Errors
     /// When it can't be read.
-    pub(super) fn read(files: &VolumeFiles) -> Result<Option<Self>> {
+    pub fn read(files: &VolumeFiles) -> Result<Option<Self>> {
         let what = || format!("cannot read {}", files.state.display());
         match fs::read(&files.state) {
             Ok(text) => serde_json::from_slice(&text).map(Some).context(what()),
