@@ -184,6 +184,8 @@ struct Round<'a> {
 
 impl Round<'_> {
     fn run(&self, seed: u64, tally: &mut Tally) -> Result<()> {
+        // Others who wait for their turn look again and again.
+        std::thread::sleep(LOOK);
         let _turn = self.lab.turn(Duration::from_secs(3600))?;
         let (slow, fast) = (Drive::new(SLOW, seed)?, Drive::new(FAST, seed + 1)?);
         let setup = Setup::new(self.lab).drive("slow", &slow).drive("fast", &fast);
