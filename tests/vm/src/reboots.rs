@@ -17,6 +17,9 @@ const PREPARE: &str = include_str!("../systemd/prepare");
 const ROUND: &str = include_str!("../systemd/round");
 /// The longest that a boot or a shutdown may take, also on a machine with other work.
 const PATIENCE: Duration = Duration::from_secs(900);
+/// From when on a reboot is so slow that what its end had to say is shown, and how much of that.
+const SLOW_ROUND: Duration = Duration::from_secs(100);
+const SAID: usize = 60;
 /// Volumes with a log before a backing store.
 const LOGGED: [&str; 3] = ["plain", "lvm", "luks"];
 const SLOW: u64 = 160 << 20;
@@ -41,6 +44,14 @@ pub fn reboots(lab: &Lab, rounds: u32, export: &str, mut out: impl Write) -> Res
         machine.wait_for_boots(round + 1, PATIENCE)?;
         let seconds = begun.elapsed().as_secs();
         writeln!(out, "reboot {round}: {seconds} s").context(told)?;
+        if begun.elapsed() > SLOW_ROUND {
+            let console = machine.console();
+            let said: Vec<_> =
+                console.lines().filter(|l| l.contains("systemd-shutdown[")).collect();
+            for line in &said[said.len().saturating_sub(SAID)..] {
+                writeln!(out, "  slow: {line}").context(told)?;
+            }
+        }
         let done = machine.run("round", PATIENCE)?;
         for line in done.text.lines() {
             writeln!(out, "  {line}").context(told)?;
@@ -59,6 +70,8 @@ fn start(lab: &Lab, place: &Path, export: &str) -> Result<Machine> {
     install(&program, &debian.tree())?;
     let export = format!("export = \"{export}\"\n");
     let mut setup = Setup::new(lab).memory(768).reboots().root("root").patience(PATIENCE);
+    // The last of a shutdown is in no journal.
+    setup = setup.append("loglevel=7 printk.devkmsg=on");
     let root = place.join("root");
     for name in LOGGED {
         let drive = |kind| format!("/dev/disk/by-id/virtio-{name}-{kind}");
