@@ -66,7 +66,10 @@ fn best() -> Chosen {
             kind: Kind::Fuse,
             why: format!("FUSE and loop devices work here; no ublk: {no_ublk}"),
         },
-        Err(why) => Chosen { kind: Kind::Nbd, why: format!("no block device here: {why}") },
+        Err(why) => Chosen {
+            kind: Kind::Nbd,
+            why: format!("no block device here: {why}; no ublk: {no_ublk}"),
+        },
     }
 }
 
