@@ -1,0 +1,67 @@
+//! The ublk export where something is in the way: what is refused, with which words, and that a
+//! refusal leaves everything as it was.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::time::{Duration, Instant};
+use support::{SOON, lab, nothing_left, ok, refused, setup};
+
+/// Kills the daemon; its keeper stays.
+const KILL: &str =
+    r#"kill -9 $(sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' /run/ztier/u.json | head -1); sleep 0.3"#;
+
+#[test]
+fn what_is_in_the_way_is_named_and_nothing_changes() {
+    let Some((lab, _turn)) = lab() else { return };
+    let machine = setup(&lab).memory(768).boot().unwrap();
+    ok(&machine, "modprobe ublk_drv; modprobe loop");
+
+    // A machine without io_uring has no ublk, and something else.
+    ok(&machine, "echo 2 >/proc/sys/kernel/io_uring_disabled");
+    refused(&machine, "ztier up u --size 64M --export ublk", "io_uring_disabled=0");
+    assert!(ok(&machine, "ztier up u --size 64M --dry-run").contains("no io_uring"));
+    ok(&machine, "echo 0 >/proc/sys/kernel/io_uring_disabled");
+    assert!(ok(&machine, "ztier up u --size 64M --dry-run").contains("the kernel has ublk"));
+
+    // What the kernel can't do is refused before the volume changes.
+    ok(&machine, "ztier up u --size 64M");
+    if machine.run("ztier set u size=128M", SOON).unwrap().status != 0 {
+        refused(&machine, "ztier set u size=128M", "can't grow on this kernel");
+        assert!(ok(&machine, "ztier status u").contains("64 MiB"));
+    }
+
+    // A device with a mounted file system is not taken away, also not that of a dead daemon.
+    ok(&machine, "mkfs.ext4 -q /dev/ztier/u && mount /dev/ztier/u /mnt && echo kept >/mnt/a");
+    refused(&machine, "ztier down u --discard", "mounted on /mnt");
+    ok(&machine, KILL);
+    refused(&machine, "ztier down u --discard", "mounted on /mnt");
+    ok(&machine, "ztier restart u && sync && echo 3 >/proc/sys/vm/drop_caches");
+    assert_eq!(ok(&machine, "cat /mnt/a; readlink /dev/ztier/u"), "kept\n/dev/ublkb0\n");
+    ok(&machine, "umount /mnt && ztier down u --discard");
+    nothing_left(&machine);
+
+    // Who waits in a device that will never be served again is let go, with an error.
+    ok(&machine, "ztier up u --size 64M --export ublk");
+    ok(&machine, KILL);
+    let reader = machine.begin("dd if=/dev/ztier/u of=/dev/null bs=64k iflag=direct").unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(!reader.ended(), "{}", reader.output());
+    let began = Instant::now();
+    ok(&machine, "ztier down u --discard");
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    let done = reader.wait(SOON).unwrap();
+    assert!(done.status != 0 && done.text.contains("error"), "{done:?}");
+    nothing_left(&machine);
+
+    // Taken away by force under a user, who gets errors; the device goes with him.
+    ok(&machine, "ztier up u --size 64M --export ublk");
+    let holder = machine.begin("exec 3</dev/ztier/u; echo open; sleep 4").unwrap();
+    holder.wait_for("open", SOON).unwrap();
+    refused(&machine, "ztier down u --discard", "process");
+    let forced = machine.run("ztier down u --discard --force", SOON).unwrap();
+    holder.wait(SOON).unwrap();
+    ok(&machine, "sleep 0.5; ! ls /dev/ublkb0");
+    assert!(forced.status == 0 || forced.text.contains("still open"), "{forced:?}");
+    machine.off().unwrap();
+}
