@@ -332,6 +332,10 @@ impl Device for Volume {
         self.size_now()
     }
 
+    fn flushes(&self) -> bool {
+        false
+    }
+
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         let Ok(session) = self.ram.session() else { return Box::new(channel::Refused) };
         let counters = Arc::new(Counters::default());

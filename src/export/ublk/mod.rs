@@ -28,6 +28,7 @@ use crate::volume::Device;
 use abi::{DeviceInfo, Params};
 use control::{Control, Failure};
 use crew::Crew;
+use params::Ways;
 use queue::Shape;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -328,7 +329,8 @@ fn helpers(queues: u16) -> usize {
 
 /// What the kernel is told of the volume.
 fn ours(device: &dyn Device, max_io: usize) -> Params {
-    params::params(device.size(), max_io, device.discards())
+    let ways = Ways { discards: device.discards(), flushes: device.flushes() };
+    params::params(device.size(), max_io, ways)
 }
 
 fn queues(threads: usize) -> u16 {

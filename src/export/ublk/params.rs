@@ -12,14 +12,26 @@ const SECTOR: u64 = 512;
 /// of its queue, which others wait for meanwhile.
 const MAX_ZEROING: u64 = 256 << 20;
 
+/// Flushes and FUA come only to a device that says that it has a volatile cache.
+const CACHED: u32 = abi::ATTR_VOLATILE_CACHE | abi::ATTR_FUA;
+
+/// What a device can do for its users.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ways {
+    /// It takes discards.
+    pub discards: bool,
+    /// What is written is durable only when it was flushed, or written with FUA.
+    pub flushes: bool,
+}
+
 /// What the kernel is told of a device of `size` bytes, with requests of up to `max_io` bytes.
-pub(super) fn params(size: u64, max_io: usize, discards: bool) -> Params {
+pub(super) fn params(size: u64, max_io: usize, ways: Ways) -> Params {
     let shift = BLOCK_SIZE.trailing_zeros() as u8;
     let zeroing = (MAX_ZEROING / SECTOR) as u32;
     let mut params = Params {
         len: size_of::<Params>() as u32,
         types: abi::PARAM_BASIC,
-        attrs: abi::ATTR_VOLATILE_CACHE | abi::ATTR_FUA,
+        attrs: if ways.flushes { CACHED } else { 0 },
         logical_block_shift: shift,
         physical_block_shift: shift,
         io_opt_shift: shift,
@@ -33,7 +45,7 @@ pub(super) fn params(size: u64, max_io: usize, discards: bool) -> Params {
     params.discard_granularity = BLOCK_SIZE as u32;
     params.max_write_zeroes_sectors = zeroing;
     params.max_discard_segments = 1;
-    if discards {
+    if ways.discards {
         params.max_discard_sectors = zeroing;
     }
     params
@@ -52,8 +64,7 @@ pub(super) fn difference(device: &Params, ours: &Params) -> Option<String> {
             1u64 << device.logical_block_shift.min(63)
         ));
     }
-    let needed = abi::ATTR_VOLATILE_CACHE | abi::ATTR_FUA;
-    if device.attrs & needed != needed {
+    if ours.attrs & CACHED & !device.attrs != 0 {
         return Some("it does not pass flushes on".to_owned());
     }
     if device.max_discard_sectors != 0 && ours.max_discard_sectors == 0 {
@@ -146,9 +157,11 @@ mod tests {
         assert_eq!(asked(abi::OP_DISCARD).moved(), 0);
     }
 
+    const ALL: Ways = Ways { discards: true, flushes: true };
+
     #[test]
     fn a_volatile_cache_is_announced() {
-        let params = params(1 << 30, 1 << 20, true);
+        let params = params(1 << 30, 1 << 20, ALL);
         assert_eq!(params.attrs & abi::ATTR_VOLATILE_CACHE, abi::ATTR_VOLATILE_CACHE);
         assert_eq!(params.attrs & abi::ATTR_FUA, abi::ATTR_FUA);
         assert_eq!(params.device_sectors, 1 << 21);
@@ -159,11 +172,11 @@ mod tests {
 
     #[test]
     fn another_volume_does_not_take_over() {
-        let ours = params(1 << 30, 1 << 20, true);
+        let ours = params(1 << 30, 1 << 20, ALL);
         assert_eq!(difference(&ours, &ours), None);
         // Another size of requests is none of the users' business.
-        assert_eq!(difference(&params(1 << 30, 1 << 16, true), &ours), None);
-        let smaller = difference(&params(1 << 29, 1 << 20, true), &ours).unwrap();
+        assert_eq!(difference(&params(1 << 30, 1 << 16, ALL), &ours), None);
+        let smaller = difference(&params(1 << 29, 1 << 20, ALL), &ours).unwrap();
         assert_eq!(smaller, "it has 536870912 bytes, the volume 1073741824");
         let mut other = ours;
         other.logical_block_shift = 9;
@@ -171,6 +184,11 @@ mod tests {
         let mut other = ours;
         other.attrs = 0;
         assert!(difference(&other, &ours).unwrap().contains("flushes"));
-        assert!(difference(&ours, &params(1 << 30, 1 << 20, false)).unwrap().contains("discards"));
+        let keeping = params(1 << 30, 1 << 20, Ways { discards: false, ..ALL });
+        assert!(difference(&ours, &keeping).unwrap().contains("discards"));
+        // One that need not be flushed takes over one that is flushed all the same.
+        let memory = params(1 << 30, 1 << 20, Ways { flushes: false, ..ALL });
+        assert_eq!((memory.attrs, difference(&ours, &memory)), (0, None));
+        assert!(difference(&memory, &ours).unwrap().contains("flushes"));
     }
 }
