@@ -117,8 +117,8 @@ pub trait Device: Send + Sync + 'static {
         true
     }
 
-    /// Whether a flush makes anything more durable than it is. Without a log or a backing store there
-    /// is nothing for it to do, and users that are told so need not wait for one.
+    /// Whether a flush makes anything more durable than it is. Without a log or a backing store
+    /// there is nothing for it to do, and users that are told so need not wait for one.
     fn flushes(&self) -> bool {
         true
     }
