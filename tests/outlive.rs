@@ -247,6 +247,19 @@ fn a_keeper_that_dies_is_replaced() {
 }
 
 #[test]
+fn a_keeper_that_nobody_can_find_ends() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    let keeper = sandbox.keeper("vol");
+    sandbox.kill("vol");
+    // As when somebody removes the run directory.
+    std::fs::remove_file(sandbox.run_dir().join("vol.keep")).unwrap();
+    let alive = || rustix::process::test_kill_process(keeper).is_ok();
+    assert!(alive());
+    eventually("it has ended", || !alive());
+}
+
+#[test]
 fn memory_of_another_version_is_kept_and_refused() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();

@@ -46,9 +46,12 @@ fn another(place: &Place, name: &str) -> String {
 fn a_log_is_changed_under_a_volume() {
     let place = Place::new();
     let second = another(&place, "second");
-    place.sandbox.ztier(&place.up()).ok();
+    place.sandbox.ztier(&[&place.up()[..], &["--save"]].concat()).ok();
     write(&place, 0, 1);
-    place.sandbox.ztier(&["restart", "vol", "--log", &second]).ok();
+    let restarted = place.sandbox.ztier(&["restart", "vol", "--log", &second]);
+    // The settings that were saved are the user's to change.
+    assert!(restarted.err.contains(&format!("still says log {}", place.log)), "{restarted:?}");
+    restarted.ok();
     check(&place, [1, 0, 0, 0]);
     let status = place.sandbox.status("vol");
     assert_eq!(status["log"]["log"], second.as_str(), "{status}");
@@ -69,7 +72,9 @@ fn a_log_is_changed_under_a_volume() {
     assert!(said.contains("log") && said.contains("none"), "{said}");
 
     // The first one is back: it holds nothing that could be put over what was written since.
-    place.sandbox.ztier(&["restart", "vol", "--log", &place.log]).ok();
+    let restarted = place.sandbox.ztier(&["restart", "vol", "--log", &place.log]);
+    assert!(!restarted.err.contains("still says"), "{restarted:?}");
+    restarted.ok();
     check(&place, [1, 2, 3, 0]);
     write(&place, 3, 4);
     place.sandbox.kill("vol");

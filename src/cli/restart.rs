@@ -3,7 +3,7 @@
 use super::drain::drain;
 use super::meter::Meter;
 use super::{PATIENCE, output, unknown};
-use crate::config::{Paths, Plan, name};
+use crate::config::{Paths, Plan, Settings, name};
 use crate::control::{Client, NewLog, Request, Status};
 use crate::daemon::state::State;
 use crate::daemon::{self, Found};
@@ -103,11 +103,12 @@ impl Restart {
             }
             left => left?,
         }
-        let served = self.come(next)?;
+        let mut served = self.come(next)?;
         if changes && self.plan_of(paths)? == state.plan {
             return Err(Error::failure(format!("volume `{}` has the log that it had", self.name))
                 .mend("see what its daemon says"));
         }
+        served.notes.extend(changes.then(|| self.outdated(paths)).flatten());
         Ok(served)
     }
 
@@ -130,6 +131,18 @@ impl Restart {
             Found::Up(Some(state)) => Ok(state.plan),
             _ => Err(unknown(paths, &self.name)),
         }
+    }
+
+    /// What to say of saved settings that name another log than the volume has by now.
+    fn outdated(&self, paths: &Paths) -> Option<String> {
+        let file = paths.settings(&self.name);
+        let saved = Settings::load(&file).ok()??.log;
+        let wanted = self.log.as_ref().filter(|log| log.as_os_str() != "none");
+        let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        (saved.as_ref().map(absolute) != wanted.map(absolute)).then(|| {
+            let says = saved.map_or("no log".into(), |log| format!("log {}", log.display()));
+            format!("{} still says {says}: the next `ztier up` goes by it", file.display())
+        })
     }
 
     /// Starts a daemon for what another left.

@@ -120,6 +120,10 @@ impl Device for BareVolume {
         self.discards
     }
 
+    fn waits(&self) -> bool {
+        true
+    }
+
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         let counters = Arc::new(Counters::default());
         self.counters.lock().0.push(Arc::clone(&counters));

@@ -6,16 +6,18 @@
 use super::wire::{bound, receive, send};
 use super::{Answer, Manifest, Say};
 use crate::error::{Context, Error, Result};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, MlockAllFlags, MlockFlags, ProtFlags};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// How often one without a daemon looks whether the next could still find it.
+const LOOK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 /// How long one who connects may take to say what he wants.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -58,6 +60,8 @@ struct Keeping {
     files: Vec<OwnedFd>,
     path: PathBuf,
     socket: OwnedFd,
+    /// Device and inode of the socket's file, by which others come.
+    place: (u64, u64),
     /// The daemon's end, while there is a daemon.
     daemon: Option<OwnedFd>,
     /// Keeps the memory from being swapped out while there is no daemon that does.
@@ -73,22 +77,23 @@ impl Keeping {
         daemon: OwnedFd,
     ) -> std::result::Result<Self, (Error, OwnedFd)> {
         match listen_on(&path) {
-            Ok(socket) => {
+            Ok((socket, place)) => {
                 let (daemon, locked) = (Some(daemon), Vec::new());
-                Ok(Self { manifest, names, files, path, socket, daemon, locked })
+                Ok(Self { manifest, names, files, path, socket, place, daemon, locked })
             }
             Err(e) => Err((e, daemon)),
         }
     }
 
-    /// Serves until it is told to end.
+    /// Serves until it is told to end, or nobody can come any more: the run directory was removed.
     fn serve(&mut self) {
         loop {
             let mut fds = vec![PollFd::new(&self.socket, PollFlags::IN)];
             fds.extend(self.daemon.iter().map(|d| PollFd::new(d, PollFlags::IN)));
-            match poll(&mut fds, None) {
+            match poll(&mut fds, self.daemon.is_none().then_some(&LOOK)) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(_) => return,
+                Ok(0) if place_of(&self.path) != Some(self.place) => return,
                 Ok(_) => {}
             }
             let (asked, gone) = (!fds[0].revents().is_empty(), fds.get(1).map(PollFd::revents));
@@ -180,7 +185,11 @@ impl Drop for Locked {
     }
 }
 
-fn listen_on(path: &PathBuf) -> Result<OwnedFd> {
+fn place_of(path: &Path) -> Option<(u64, u64)> {
+    rustix::fs::lstat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
+}
+
+fn listen_on(path: &Path) -> Result<(OwnedFd, (u64, u64))> {
     let what = || format!("cannot listen on {}", path.display());
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).context(what()),
@@ -191,5 +200,6 @@ fn listen_on(path: &PathBuf) -> Result<OwnedFd> {
     let address = SocketAddrUnix::new(path).context(what())?;
     bind(&socket, &address).context(what())?;
     listen(&socket, 8).context(what())?;
-    Ok(socket)
+    let place = place_of(path).ok_or_else(|| Error::failure(what()))?;
+    Ok((socket, place))
 }
