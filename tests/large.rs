@@ -1,10 +1,11 @@
 //! Large requests, which several threads serve together: the same bytes, the same errors, whoever
 //! helps.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Volume};
+use ztier::volume::{Freight, Load, Way};
 
 const MIB: u64 = 1 << 20;
 
@@ -106,6 +107,85 @@ fn what_does_not_fit_and_what_is_damaged_is_told() {
     let mut buf = vec![0; 4 * MIB as usize];
     let read = submit(&mut *channel, Request::Read { offset: 0, buf: &mut buf });
     assert_eq!(read, Err(IoError::Corrupt(700)));
+    volume.close();
+    volume.audit().unwrap();
+}
+
+/// Bytes behind a lock, that can't be moved from `broken` on.
+struct Elsewhere {
+    bytes: Mutex<Vec<u8>>,
+    broken: usize,
+}
+
+impl Elsewhere {
+    fn check(&self, at: usize) -> Result<(), IoError> {
+        if at >= self.broken { Err(IoError::Drive(14)) } else { Ok(()) }
+    }
+}
+
+impl Freight for Elsewhere {
+    fn take(&self, at: usize, part: &mut [u8]) -> Result<(), IoError> {
+        self.check(at)?;
+        part.copy_from_slice(&self.bytes.lock().unwrap()[at..at + part.len()]);
+        Ok(())
+    }
+
+    fn give(&self, at: usize, part: &[u8]) -> Result<(), IoError> {
+        self.check(at)?;
+        self.bytes.lock().unwrap()[at..at + part.len()].copy_from_slice(part);
+        Ok(())
+    }
+}
+
+#[test]
+fn what_is_elsewhere_is_moved_in_parts() {
+    const AREA: u64 = 6 * MIB;
+    let volume = volume(3 * AREA, 64 * MIB);
+    let Some(least) = volume.worth_shipping() else {
+        println!("skipped: one processor, so no helpers");
+        return;
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let volume = Arc::clone(&volume);
+            scope.spawn(move || {
+                let mut channel = volume.channel();
+                let mut scratch = vec![0; least];
+                let mut rng = Rng(0x9abc_def0_1234 + thread);
+                let mut model = vec![0; AREA as usize];
+                for _ in 0..60 {
+                    let from = rng.next() % (AREA - 1);
+                    let len = (200_000 + rng.next() % (4 * MIB)).min(AREA - from);
+                    let range = from as usize..(from + len) as usize;
+                    fill(&mut model[range.clone()], &mut rng);
+                    let bytes = Mutex::new(model[range].to_vec());
+                    let freight = &Elsewhere { bytes, broken: usize::MAX };
+                    let (way, offset, len) = (Way::In, thread * AREA + from, len as usize);
+                    let load = Load { way, offset, len, freight };
+                    channel.ship(load, &mut scratch, Instant::now()).unwrap();
+
+                    let bytes = Mutex::new(vec![0xee; AREA as usize]);
+                    let freight = &Elsewhere { bytes, broken: usize::MAX };
+                    let (way, offset, len) = (Way::Out, thread * AREA, AREA as usize);
+                    let load = Load { way, offset, len, freight };
+                    channel.ship(load, &mut scratch, Instant::now()).unwrap();
+                    let found = freight.bytes.lock().unwrap();
+                    assert!(*found == model, "thread {thread} reads something else");
+                }
+            });
+        }
+    });
+    let mut channel = Arc::clone(&volume).channel();
+    let len = 2 * MIB as usize;
+    let freight = &Elsewhere { bytes: Mutex::new(vec![1; len]), broken: MIB as usize };
+    for way in [Way::In, Way::Out] {
+        let load = Load { way, offset: 0, len, freight };
+        let shipped = channel.ship(load, &mut vec![0; least], Instant::now());
+        assert_eq!(shipped, Err(IoError::Drive(14)));
+    }
+    let beyond = Load { way: Way::In, offset: 3 * AREA - MIB, len, freight };
+    let shipped = channel.ship(beyond, &mut vec![0; least], Instant::now());
+    assert_eq!(shipped, Err(IoError::OutOfRange));
     volume.close();
     volume.audit().unwrap();
 }

@@ -2,6 +2,7 @@
 
 use super::counters::{Counters, Kind, Outcome};
 use super::crew::{WORTH_SHARING, Work};
+use super::device::{Load, Way};
 use super::hand::Hand;
 use super::{Channel, IoError, Request, Volume};
 use crate::store::{Damaged, Session};
@@ -32,26 +33,23 @@ impl From<Damaged> for IoError {
 
 impl Channel for VolumeChannel {
     fn submit(&mut self, request: Request<'_>, arrived: Instant) -> Result<(), IoError> {
-        let start = Instant::now();
         let (kind, offset, len) = Kind::of(&request);
-        let size = self.volume.size_now();
-        let result = if offset.checked_add(len).is_none_or(|end| end > size) {
-            self.counters.count_invalid();
-            Err(IoError::OutOfRange)
-        } else {
-            self.serve(request)
-        };
-        let stalled = std::mem::take(&mut self.hand.session.stalled);
-        self.counters.count(
-            kind,
-            Outcome {
-                bytes: len,
-                failed: result.is_err(),
-                waiting: start.saturating_duration_since(arrived) + stalled,
-                serving: start.elapsed().saturating_sub(stalled),
-            },
-        );
-        result
+        self.count(kind, offset, len, arrived, |channel| channel.serve(request))
+    }
+
+    fn ship(
+        &mut self,
+        load: Load<'_>,
+        scratch: &mut [u8],
+        arrived: Instant,
+    ) -> Result<(), IoError> {
+        let Load { way, offset, len, freight } = load;
+        let kind = if way == Way::In { Kind::Write } else { Kind::Read };
+        self.count(kind, offset, len as u64, arrived, |Self { volume, hand, .. }| {
+            let crew = volume.crew().ok_or(IoError::Unsupported)?;
+            let work = Work::Move { way, offset, len, freight, scratch };
+            crew.share(volume.ram(), hand, work)
+        })
     }
 
     fn count_buffers(&mut self, bytes: u64) {
@@ -66,6 +64,36 @@ impl Channel for VolumeChannel {
 impl VolumeChannel {
     pub(super) fn new(volume: Arc<Volume>, session: Session, counters: Arc<Counters>) -> Self {
         Self { volume, hand: Hand::new(session), counters, buffers: 0 }
+    }
+
+    /// Has a request served if it is one, and counts how that went.
+    fn count(
+        &mut self,
+        kind: Kind,
+        offset: u64,
+        len: u64,
+        arrived: Instant,
+        serve: impl FnOnce(&mut Self) -> Result<(), IoError>,
+    ) -> Result<(), IoError> {
+        let start = Instant::now();
+        let size = self.volume.size_now();
+        let result = if offset.checked_add(len).is_none_or(|end| end > size) {
+            self.counters.count_invalid();
+            Err(IoError::OutOfRange)
+        } else {
+            serve(self)
+        };
+        let stalled = std::mem::take(&mut self.hand.session.stalled);
+        self.counters.count(
+            kind,
+            Outcome {
+                bytes: len,
+                failed: result.is_err(),
+                waiting: start.saturating_duration_since(arrived) + stalled,
+                serving: start.elapsed().saturating_sub(stalled),
+            },
+        );
+        result
     }
 
     fn serve(&mut self, request: Request<'_>) -> Result<(), IoError> {

@@ -1,5 +1,5 @@
 //! Helpers for large requests: idle processors compress and decompress parts of a request that one
-//! thread received.
+//! thread received, and move their bytes where a front-end has those elsewhere.
 //!
 //! The thread that received the request still serves it, from one end; helpers that are awake take
 //! pieces as it does. It waits only for pieces that a helper has begun, never for a helper to wake
@@ -7,22 +7,24 @@
 //!
 //! Invariants:
 //! - one request is shared at a time; others are served by their own threads alone;
-//! - a helper touches a request's memory only while it is counted in `inside` and saw `open` after
-//!   it was counted; the request's thread does not return before `open` is false and `inside` is 0.
+//! - a helper touches a request's memory only while it is counted in `inside`, and is counted only
+//!   while the request is there to be seen; the request's thread does not return before it has
+//!   taken the request away and `inside` is 0.
 
+use super::device::{Freight, Way};
 use super::hand::Hand;
 use super::{IoError, Ram, Volume};
 use crate::error::{Context, Result};
 use crate::store::Session;
 use parking_lot::{Condvar, Mutex};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 /// Requests from this size on are shared: below, waking a helper costs more than it does.
 pub(super) const WORTH_SHARING: usize = 256 << 10;
 /// What a helper takes at a time, aligned on the device.
-const PIECE: u64 = 64 << 10;
+pub(super) const PIECE: usize = 64 << 10;
 /// More helpers than this find nothing to do in the largest usual request.
 const HELPERS_MAX: usize = 3;
 
@@ -32,7 +34,30 @@ pub(super) enum Work<'a> {
     Read { offset: u64, buf: &'a mut [u8] },
     /// Store `data` from `offset` on.
     Write { offset: u64, data: &'a [u8] },
+    /// Move `len` bytes from `offset` on between the volume and `freight`, through `scratch`, of at
+    /// least [`PIECE`] bytes.
+    Move { way: Way, offset: u64, len: usize, freight: &'a dyn Freight, scratch: &'a mut [u8] },
 }
+
+/// The same, as helpers see it.
+#[derive(Clone, Copy)]
+struct Job {
+    offset: u64,
+    len: usize,
+    place: Place,
+}
+
+/// Where the bytes of a request come from, or go to.
+#[derive(Clone, Copy)]
+enum Place {
+    To(*mut u8),
+    From(*const u8),
+    Freight(Way, *const dyn Freight),
+}
+
+// SAFETY: the pointers are followed in `Shared::take_pieces` only, whose callers see to it that
+// they are valid; memory is reached in disjoint pieces, and a `Freight` is `Sync`.
+unsafe impl Send for Job {}
 
 /// The helpers of one volume. Dropping it ends them.
 pub(super) struct Crew {
@@ -46,16 +71,10 @@ struct Shared {
     turn: Mutex<()>,
     call: Mutex<Call>,
     called: Condvar,
-    /// The request may be helped with.
-    open: AtomicBool,
-    /// Helpers that may be looking at the request.
+    /// Helpers that may be looking at the request; grows only under the lock of `call`.
     inside: AtomicUsize,
     /// The next piece that nobody has taken.
     next: AtomicUsize,
-    write: AtomicBool,
-    offset: AtomicU64,
-    base: AtomicPtr<u8>,
-    len: AtomicUsize,
     failed: Mutex<Option<IoError>>,
 }
 
@@ -63,6 +82,8 @@ struct Shared {
 struct Call {
     /// Counts requests that were shared.
     number: u64,
+    /// The request, while it may be helped with.
+    job: Option<Job>,
     stop: bool,
 }
 
@@ -105,29 +126,31 @@ impl Crew {
             return match work {
                 Work::Read { offset, buf } => hand.read(ram, offset, buf),
                 Work::Write { offset, data } => hand.write(ram, offset, data),
+                Work::Move { way, offset, len, freight, scratch } => {
+                    (0..len).step_by(PIECE).try_for_each(|at| {
+                        let part = &mut scratch[..PIECE.min(len - at)];
+                        hand.ship(ram, way, offset, freight, at, part)
+                    })
+                }
             };
         };
-        let (write, offset, base, len) = match work {
-            Work::Read { offset, buf } => (false, offset, buf.as_mut_ptr(), buf.len()),
-            Work::Write { offset, data } => (true, offset, data.as_ptr().cast_mut(), data.len()),
-        };
-        shared.write.store(write, Ordering::Relaxed);
-        shared.offset.store(offset, Ordering::Relaxed);
-        shared.base.store(base, Ordering::Relaxed);
-        shared.len.store(len, Ordering::Relaxed);
+        let (job, scratch) = work.job();
         shared.next.store(0, Ordering::Relaxed);
         *shared.failed.lock() = None;
-        shared.open.store(true, Ordering::SeqCst);
-        shared.call.lock().number += 1;
+        {
+            let mut call = shared.call.lock();
+            call.number += 1;
+            call.job = Some(job);
+        }
         shared.called.notify_all();
 
-        // SAFETY: `work` borrows the memory until this function returns, and no helper touches it
-        // after that (below).
-        unsafe { shared.take_pieces(ram, hand) };
+        // SAFETY: `work` borrowed what the job names until this function returns, and no helper
+        // touches it after that (below).
+        unsafe { shared.take_pieces(job, ram, hand, scratch) };
 
-        shared.open.store(false, Ordering::SeqCst);
+        shared.call.lock().job = None;
         let mut round = 0;
-        while shared.inside.load(Ordering::SeqCst) > 0 {
+        while shared.inside.load(Ordering::Acquire) > 0 {
             crate::sync::relax(round);
             round = round.saturating_add(1);
         }
@@ -136,31 +159,59 @@ impl Crew {
     }
 }
 
+impl<'a> Work<'a> {
+    /// The job, and the memory through which this thread moves its bytes.
+    fn job(self) -> (Job, &'a mut [u8]) {
+        match self {
+            Self::Read { offset, buf } => {
+                let place = Place::To(buf.as_mut_ptr());
+                (Job { offset, len: buf.len(), place }, &mut [])
+            }
+            Self::Write { offset, data } => {
+                (Job { offset, len: data.len(), place: Place::From(data.as_ptr()) }, &mut [])
+            }
+            Self::Move { way, offset, len, freight, scratch } => {
+                // SAFETY: only the lifetime is left out, which `Job` can't name; `share` keeps to
+                // it.
+                let freight: &'static dyn Freight = unsafe { std::mem::transmute(freight) };
+                (Job { offset, len, place: Place::Freight(way, freight) }, scratch)
+            }
+        }
+    }
+}
+
 impl Shared {
     /// Serves pieces of the request until all are taken.
     ///
     /// # Safety
-    /// The request's memory must stay valid, and used by nobody but those who take pieces, until
-    /// this returns.
-    unsafe fn take_pieces(&self, ram: &Ram, hand: &mut Hand) {
-        let (offset, len) =
-            (self.offset.load(Ordering::Relaxed), self.len.load(Ordering::Relaxed) as u64);
-        let (base, write) = (self.base.load(Ordering::Relaxed), self.write.load(Ordering::Relaxed));
-        let first = offset / PIECE;
+    /// What the job names must stay valid, and used by nobody but those who take pieces, until this
+    /// returns.
+    unsafe fn take_pieces(&self, job: Job, ram: &Ram, hand: &mut Hand, scratch: &mut [u8]) {
+        let Job { offset, len, place } = job;
+        let end = offset + len as u64;
+        let first = offset / PIECE as u64;
         loop {
             let piece = first + self.next.fetch_add(1, Ordering::AcqRel) as u64;
-            let from = (piece * PIECE).max(offset);
-            let to = ((piece + 1) * PIECE).min(offset + len);
+            let from = (piece * PIECE as u64).max(offset);
+            let to = ((piece + 1) * PIECE as u64).min(end);
             if from >= to {
                 return;
             }
             let (at, n) = ((from - offset) as usize, (to - from) as usize);
-            let result = if write {
-                // SAFETY: within the request's data, which nobody changes meanwhile.
-                hand.write(ram, from, unsafe { std::slice::from_raw_parts(base.add(at), n) })
-            } else {
-                // SAFETY: within the request's buffer; pieces are disjoint, and each is taken once.
-                hand.read(ram, from, unsafe { std::slice::from_raw_parts_mut(base.add(at), n) })
+            let result = match place {
+                Place::To(base) => {
+                    // SAFETY: within the request's buffer; pieces are disjoint, each is taken once.
+                    hand.read(ram, from, unsafe { std::slice::from_raw_parts_mut(base.add(at), n) })
+                }
+                Place::From(base) => {
+                    // SAFETY: within the request's data, which nobody changes meanwhile.
+                    hand.write(ram, from, unsafe { std::slice::from_raw_parts(base.add(at), n) })
+                }
+                Place::Freight(way, freight) => {
+                    // SAFETY: it is valid, says the caller.
+                    let freight = unsafe { &*freight };
+                    hand.ship(ram, way, offset, freight, at, &mut scratch[..n])
+                }
             };
             if let Err(e) = result {
                 self.failed.lock().get_or_insert(e);
@@ -172,9 +223,12 @@ impl Shared {
 
 fn help(shared: &Shared, volume: &Weak<Volume>, session: Session) {
     let mut hand = Hand::new(session);
+    // Takes memory when it is first used.
+    let mut scratch = vec![0; PIECE];
+    let mut counted = false;
     let mut seen = 0;
     loop {
-        {
+        let inside = {
             let mut call = shared.call.lock();
             while call.number == seen && !call.stop {
                 shared.called.wait(&mut call);
@@ -183,16 +237,21 @@ fn help(shared: &Shared, volume: &Weak<Volume>, session: Session) {
                 break;
             }
             seen = call.number;
-        }
+            call.job.map(|job| Inside::enter(shared, job))
+        };
+        let Some(inside) = inside else { continue };
         let Some(volume) = volume.upgrade() else { return };
-        let _inside = Inside::enter(shared);
-        if shared.open.load(Ordering::SeqCst) {
-            // SAFETY: we were counted before we saw the request open, so its thread waits for us.
-            unsafe { shared.take_pieces(volume.ram(), &mut hand) };
+        if matches!(inside.job.place, Place::Freight(..)) && !std::mem::replace(&mut counted, true)
+        {
+            volume.ram().store().budget().add(PIECE as u64);
         }
+        // SAFETY: we are counted since the request was there, so its thread waits for us.
+        unsafe { shared.take_pieces(inside.job, volume.ram(), &mut hand, &mut scratch) };
     }
     if let Some(volume) = volume.upgrade() {
-        volume.ram().store().leave(&hand.session);
+        let store = volume.ram().store();
+        store.budget().give(if counted { PIECE as u64 } else { 0 });
+        store.leave(&hand.session);
     }
 }
 
@@ -216,13 +275,17 @@ impl Drop for Crew {
     }
 }
 
-/// A helper that is counted as inside.
-struct Inside<'a>(&'a Shared);
+/// A helper that is counted as inside, and the request that it helps with.
+struct Inside<'a> {
+    shared: &'a Shared,
+    job: Job,
+}
 
 impl<'a> Inside<'a> {
-    fn enter(shared: &'a Shared) -> Self {
-        shared.inside.fetch_add(1, Ordering::SeqCst);
-        Self(shared)
+    /// Under the lock of `call`.
+    fn enter(shared: &'a Shared, job: Job) -> Self {
+        shared.inside.fetch_add(1, Ordering::AcqRel);
+        Self { shared, job }
     }
 }
 
@@ -230,9 +293,9 @@ impl Drop for Inside<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // The piece that it had taken is lost, and its thread must neither hang nor believe it.
-            let first = self.0.offset.load(Ordering::Relaxed) / crate::BLOCK_SIZE as u64;
-            self.0.failed.lock().get_or_insert(IoError::Corrupt(first));
+            let first = self.job.offset / crate::BLOCK_SIZE as u64;
+            self.shared.failed.lock().get_or_insert(IoError::Corrupt(first));
         }
-        self.0.inside.fetch_sub(1, Ordering::SeqCst);
+        self.shared.inside.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -50,6 +50,43 @@ pub enum Request<'a> {
     },
 }
 
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Into the volume: a write.
+    In,
+    /// Out of it: a read.
+    Out,
+}
+
+/// A request whose bytes the front-end has elsewhere.
+#[derive(Clone, Copy)]
+pub struct Load<'a> {
+    /// A read, or a write.
+    pub way: Way,
+    /// First byte on the device.
+    pub offset: u64,
+    /// Bytes.
+    pub len: usize,
+    /// Where they are.
+    pub freight: &'a dyn Freight,
+}
+
+/// The bytes of a request, which any thread may fetch or bring.
+pub trait Freight: Sync {
+    /// Fills `part` with what begins `at` bytes into the request.
+    ///
+    /// # Errors
+    /// [`IoError::Drive`] with the errno.
+    fn take(&self, at: usize, part: &mut [u8]) -> Result<(), IoError>;
+
+    /// Brings `part`, which begins `at` bytes into the request.
+    ///
+    /// # Errors
+    /// [`IoError::Drive`] with the errno.
+    fn give(&self, at: usize, part: &[u8]) -> Result<(), IoError>;
+}
+
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IoError {
@@ -62,7 +99,7 @@ pub enum IoError {
     /// The record of this block is damaged.
     #[error("block {0} is damaged")]
     Corrupt(u64),
-    /// A drive failed, with this errno.
+    /// A drive, or the kernel that moves bytes, failed with this errno.
     #[error("a drive failed (errno {0})")]
     Drive(i32),
     /// This device does not do that.
@@ -126,6 +163,11 @@ pub trait Device: Send + Sync + 'static {
     /// Whether requests may wait for a drive, so that it pays to have several under way.
     fn waits(&self) -> bool {
         false
+    }
+
+    /// From how many bytes on a request goes faster through [`Channel::ship`]; `None`: none does.
+    fn worth_shipping(&self) -> Option<usize> {
+        None
     }
 
     /// A way in for one thread: made when the thread starts, kept, never shared.
@@ -195,6 +237,22 @@ pub trait Channel: Send {
     /// # Errors
     /// See [`IoError`]; a request that failed may have been carried out for some of its blocks.
     fn submit(&mut self, request: Request<'_>, arrived: Instant) -> Result<(), IoError>;
+
+    /// Serves a read or a write whose bytes are not in memory yet, or have to go elsewhere: several
+    /// threads may move parts of it at the same time, this one through `scratch`, which has at
+    /// least [`Device::worth_shipping`] bytes.
+    ///
+    /// # Errors
+    /// As [`Channel::submit`]; [`IoError::Unsupported`] where nothing is worth shipping.
+    fn ship(
+        &mut self,
+        load: Load<'_>,
+        scratch: &mut [u8],
+        arrived: Instant,
+    ) -> Result<(), IoError> {
+        let (_, _, _) = (load, scratch, arrived);
+        Err(IoError::Unsupported)
+    }
 
     /// Counts `bytes` of memory that the front-end holds for this channel's requests (in place of
     /// what it counted before), where the device has a limit on memory.

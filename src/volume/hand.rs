@@ -2,6 +2,7 @@
 //!
 //! Invariant: a hand belongs to one thread at a time, and owns all memory that it needs.
 
+use super::device::{Freight, Way};
 use super::split::{Piece, each, each_mut, pieces};
 use super::{IoError, Ram};
 use crate::BLOCK_SIZE;
@@ -49,6 +50,29 @@ impl Hand {
             }
             Ok(())
         })
+    }
+
+    /// Moves the part of a request of `offset` that begins `at` bytes into it, through `part`.
+    pub(super) fn ship(
+        &mut self,
+        ram: &Ram,
+        way: Way,
+        offset: u64,
+        freight: &dyn Freight,
+        at: usize,
+        part: &mut [u8],
+    ) -> Result<(), IoError> {
+        let from = offset + at as u64;
+        match way {
+            Way::Out => {
+                self.read(ram, from, part)?;
+                freight.give(at, part)
+            }
+            Way::In => {
+                freight.take(at, part)?;
+                self.write(ram, from, part)
+            }
+        }
     }
 
     /// Read-modify-write: the change is compressed outside of the lock and published only if the

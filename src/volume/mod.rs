@@ -20,6 +20,7 @@ pub use crate::tiers::Policy;
 pub use attach::{Opened, Pair, cannot_use};
 pub use bare::BareVolume;
 pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
+pub use device::{Freight, Load, Way};
 pub use logged::{LogOptions, LogVolume};
 
 use crate::BLOCK_SIZE;
@@ -334,6 +335,10 @@ impl Device for Volume {
 
     fn flushes(&self) -> bool {
         false
+    }
+
+    fn worth_shipping(&self) -> Option<usize> {
+        self.crew.get().map(|_| crew::WORTH_SHARING)
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {

@@ -6,7 +6,7 @@ use super::abi;
 use super::memory::Buffers;
 use super::params::Asked;
 use super::queue::Shape;
-use crate::volume::{Channel, Device, IoError, Request};
+use crate::volume::{Channel, Device, Freight, IoError, Load, Request, Way};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -16,8 +16,17 @@ pub(super) struct Lane {
     queue: u16,
     shape: Shape,
     node: Arc<OwnedFd>,
+    /// Requests of so many bytes go through the channel in parts, on several threads; no buffer is
+    /// larger then.
+    ships: Option<usize>,
     buffers: Buffers,
     channel: Box<dyn Channel>,
+}
+
+/// The bytes of one request, at their place in the character device.
+struct Waiting<'a> {
+    node: &'a OwnedFd,
+    at: u64,
 }
 
 impl Lane {
@@ -28,34 +37,39 @@ impl Lane {
         node: Arc<OwnedFd>,
         device: Arc<dyn Device>,
     ) -> rustix::io::Result<Self> {
+        let ships =
+            device.worth_shipping().filter(|least| shape.user_copy && *least < shape.max_io);
         let count = if shape.user_copy { 1 } else { usize::from(shape.depth) };
-        let buffers = Buffers::new(count, shape.max_io)?;
+        let buffers = Buffers::new(count, ships.unwrap_or(shape.max_io))?;
         let mut channel = device.channel();
         channel.count_buffers(buffers.len() as u64);
-        Ok(Self { queue, shape, node, buffers, channel })
+        Ok(Self { queue, shape, node, ships, buffers, channel })
     }
 
     /// Serves a request, except for making it durable; the bytes that were moved, or an errno.
     pub(super) fn serve(&mut self, tag: u16, asked: Asked, arrived: Instant) -> i32 {
-        let data = abi::data_at(self.queue, tag);
         let Self { channel, buffers, node, shape, .. } = self;
+        let data = Waiting { node, at: abi::data_at(self.queue, tag) };
         let slot = if shape.user_copy { 0 } else { usize::from(tag) };
         let done = match asked {
+            Asked::Read { offset, len } | Asked::Write { offset, len, .. }
+                if self.ships.is_some_and(|least| len >= least) =>
+            {
+                let way = if matches!(asked, Asked::Read { .. }) { Way::Out } else { Way::In };
+                let load = Load { way, offset, len, freight: &data };
+                channel.ship(load, buffers.whole(slot), arrived)
+            }
             Asked::Read { offset, len } => {
                 let Some(buf) = buffers.get(slot, len) else { return -libc::EINVAL };
-                match channel.submit(Request::Read { offset, buf }, arrived) {
-                    Ok(()) if shape.user_copy => return give(node, buf, data),
-                    done => done,
-                }
+                let read = channel.submit(Request::Read { offset, buf }, arrived);
+                let copied = |()| if shape.user_copy { data.give(0, buf) } else { Ok(()) };
+                read.and_then(copied)
             }
             Asked::Write { offset, len, .. } => {
                 let Some(buf) = buffers.get(slot, len) else { return -libc::EINVAL };
-                if shape.user_copy
-                    && let Err(e) = take(node, buf, data)
-                {
-                    return -e.raw_os_error();
-                }
-                channel.submit(Request::Write { offset, data: buf, fua: false }, arrived)
+                let copied = if shape.user_copy { data.take(0, buf) } else { Ok(()) };
+                let write = Request::Write { offset, data: buf, fua: false };
+                copied.and_then(|()| channel.submit(write, arrived))
             }
             Asked::Flush => Ok(()),
             Asked::Discard { offset, len } => {
@@ -80,32 +94,32 @@ impl Lane {
     }
 }
 
-/// Moves the data of a read into the request; the bytes moved, or an errno.
-fn give(node: &OwnedFd, buf: &[u8], at: u64) -> i32 {
-    let mut done = 0;
-    while done < buf.len() {
-        match rustix::io::pwrite(node, &buf[done..], at + done as u64) {
-            Ok(0) => return -libc::EIO,
-            Ok(n) => done += n,
-            Err(Errno::INTR) => {}
-            Err(e) => return -e.raw_os_error(),
+impl Freight for Waiting<'_> {
+    fn take(&self, at: usize, part: &mut [u8]) -> Result<(), IoError> {
+        let mut done = 0;
+        while done < part.len() {
+            match rustix::io::pread(self.node, &mut part[done..], self.at + (at + done) as u64) {
+                Ok(0) => return Err(IoError::Drive(libc::EIO)),
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(IoError::Drive(e.raw_os_error())),
+            }
         }
+        Ok(())
     }
-    i32::try_from(done).unwrap_or(-libc::EINVAL)
-}
 
-/// Moves the data of a write out of the request.
-fn take(node: &OwnedFd, buf: &mut [u8], at: u64) -> rustix::io::Result<()> {
-    let mut done = 0;
-    while done < buf.len() {
-        match rustix::io::pread(node, &mut buf[done..], at + done as u64) {
-            Ok(0) => return Err(Errno::IO),
-            Ok(n) => done += n,
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(e),
+    fn give(&self, at: usize, part: &[u8]) -> Result<(), IoError> {
+        let mut done = 0;
+        while done < part.len() {
+            match rustix::io::pwrite(self.node, &part[done..], self.at + (at + done) as u64) {
+                Ok(0) => return Err(IoError::Drive(libc::EIO)),
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(IoError::Drive(e.raw_os_error())),
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 fn failure(e: IoError) -> i32 {

@@ -93,6 +93,12 @@ impl Buffers {
         })
     }
 
+    /// All of buffer `at`, which must be there.
+    pub(super) fn whole(&mut self, at: usize) -> &mut [u8] {
+        let piece = self.piece;
+        self.get(at, piece).unwrap_or_default()
+    }
+
     /// The address of buffer `at`.
     pub(super) fn address(&self, at: usize) -> u64 {
         (self.mapping.base as usize + at * self.piece) as u64

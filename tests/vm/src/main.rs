@@ -4,14 +4,18 @@ mod pulled;
 
 use clap::{Args, Parser, Subcommand};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use ztier::config::size;
 use ztier::error::{Context, Error, Result};
 use ztier_vm::cache::Cache;
 use ztier_vm::kernel::Kernel;
-use ztier_vm::{Lab, Setup, Trouble};
+use ztier_vm::programs::libraries;
+use ztier_vm::{Lab, Machine, Setup, Trouble};
+
+/// The longest that a file may take into a machine.
+const BRING: Duration = Duration::from_secs(60);
 
 /// Boots a real kernel in a virtual machine (QEMU, an emulated CPU) and runs things in it.
 #[derive(Parser)]
@@ -63,6 +67,13 @@ struct RunArgs {
     /// A disk of this size, empty; may be given several times.
     #[arg(long, value_name = "SIZE", value_parser = size::parse_bytes)]
     disk: Vec<u64>,
+    /// A program of this system that the machine lacks, with its libraries, like `perf`; may be
+    /// given several times.
+    #[arg(long, value_name = "PROGRAM")]
+    bring: Vec<PathBuf>,
+    /// The CPU that is emulated, as `qemu-system-x86_64 -cpu` takes it.
+    #[arg(long, value_name = "MODEL")]
+    cpu: Option<String>,
     /// The longest that the script may take, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     limit: u64,
@@ -122,8 +133,12 @@ fn run(args: &RunArgs) -> Result<ExitCode> {
         file.set_len(*size).context("cannot size a disk")?;
         setup = setup.file_disk(&letter.to_string(), &path, ztier_vm::Cache::Writeback);
     }
+    if let Some(model) = &args.cpu {
+        setup = setup.args(&["-cpu", model]);
+    }
     let began = Instant::now();
     let machine = setup.boot()?;
+    args.bring.iter().try_for_each(|program| bring(&machine, program))?;
     eprintln!(
         "ztier-vm: {} is up after {:.1} s",
         lab.kernel.release(),
@@ -152,7 +167,23 @@ fn run(args: &RunArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status?).unwrap_or(1)))
 }
 
-fn unpack(archive: &[u8], directory: &std::path::Path) -> Result<()> {
+/// Copies a program and its libraries into the machine, each to where it is here.
+fn bring(machine: &Machine, program: &Path) -> Result<()> {
+    let program = std::path::absolute(program).context("no such program")?;
+    let mut files = libraries(&program)?;
+    files.insert(program);
+    for file in files {
+        let content = std::fs::read(&file).context(format!("cannot read {}", file.display()))?;
+        let at = file.to_string_lossy();
+        let parent = file.parent().map(|dir| dir.to_string_lossy()).unwrap_or_default();
+        machine.ok(&format!("mkdir -p '{parent}'"), BRING)?;
+        machine.put(&at, &content, BRING)?;
+        machine.ok(&format!("chmod 755 '{at}'"), BRING)?;
+    }
+    Ok(())
+}
+
+fn unpack(archive: &[u8], directory: &Path) -> Result<()> {
     let mut tar = std::process::Command::new("tar")
         .arg("-xC")
         .arg(directory)
