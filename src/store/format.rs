@@ -3,6 +3,7 @@
 //! `docs/format.md` has the diagrams; the constants here are tied to each other below.
 
 use crate::BLOCK_SIZE;
+use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_micro_inline};
 
 /// Bytes of a record before its payload.
 pub const HEADER: usize = 10;
@@ -189,13 +190,16 @@ impl Header {
     }
 }
 
-/// CRC32C (Castagnoli, as in iSCSI) over a payload, and its shape: the part of the check word that
-/// does not depend on the place.
+/// A hash over a payload (rapidhash, version 3, micro), and its shape: the part of the check word
+/// that does not depend on the place. No CRC, because this is memory: what it has to find is as
+/// likely one wrong bit as a wrong page, and processors without carry-less multiplication take as
+/// long for a CRC as for decompressing.
 pub fn digest(payload: &[u8], coding: Coding) -> u32 {
     let shape = payload.len() as u32 | (coding as u32) << 16;
     // Multiplied so that neighbouring shapes differ in many bits (2^32 divided by the golden
     // ratio).
-    crc_fast::crc32_iscsi(payload) ^ shape.wrapping_mul(0x9e37_79b9)
+    let hash = rapidhash_v3_micro_inline::<true, false>(payload, &DEFAULT_RAPID_SECRETS);
+    hash as u32 ^ shape.wrapping_mul(0x9e37_79b9)
 }
 
 /// The check word: the digest, the block's number and the segment's sequence in one, so that

@@ -40,7 +40,7 @@ use tender::Tender;
 
 /// How memory files are laid out: entries, records, tables, and what each file is called. Counts up
 /// with every change, so that no program takes over what another lays out differently.
-pub const MEMORY_LAYOUT: u32 = 1;
+pub const MEMORY_LAYOUT: u32 = 2;
 
 /// The largest device, in bytes: 16 TiB.
 pub const SIZE_MAX: u64 = BLOCKS_MAX * BLOCK_SIZE as u64;

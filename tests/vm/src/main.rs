@@ -67,8 +67,8 @@ struct RunArgs {
     /// A disk of this size, empty; may be given several times.
     #[arg(long, value_name = "SIZE", value_parser = size::parse_bytes)]
     disk: Vec<u64>,
-    /// A program of this system that the machine lacks, with its libraries, like `perf`; may be
-    /// given several times.
+    /// A program of this system that the machine lacks, like `perf`; may be given several times.
+    /// It is in `/brought/bin`, its libraries in `/brought/lib`.
     #[arg(long, value_name = "PROGRAM")]
     bring: Vec<PathBuf>,
     /// The CPU that is emulated, as `qemu-system-x86_64 -cpu` takes it.
@@ -167,20 +167,20 @@ fn run(args: &RunArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status?).unwrap_or(1)))
 }
 
-/// Copies a program and its libraries into the machine, each to where it is here.
+/// Copies a program and its libraries into the machine, where there may be others.
 fn bring(machine: &Machine, program: &Path) -> Result<()> {
-    let program = std::path::absolute(program).context("no such program")?;
-    let mut files = libraries(&program)?;
-    files.insert(program);
-    for file in files {
-        let content = std::fs::read(&file).context(format!("cannot read {}", file.display()))?;
-        let at = file.to_string_lossy();
-        let parent = file.parent().map(|dir| dir.to_string_lossy()).unwrap_or_default();
-        machine.ok(&format!("mkdir -p '{parent}'"), BRING)?;
+    let put = |file: &Path, place: &str| {
+        let content = std::fs::read(file).context(format!("cannot read {}", file.display()))?;
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let at = format!("/brought/{place}/{name}");
+        machine.ok(&format!("mkdir -p /brought/{place}"), BRING)?;
         machine.put(&at, &content, BRING)?;
-        machine.ok(&format!("chmod 755 '{at}'"), BRING)?;
+        machine.ok(&format!("chmod 755 '{at}'"), BRING)
+    };
+    for library in libraries(program)? {
+        put(&library, "lib")?;
     }
-    Ok(())
+    put(program, "bin").map(drop)
 }
 
 fn unpack(archive: &[u8], directory: &Path) -> Result<()> {
