@@ -7,13 +7,15 @@
 #![allow(clippy::unwrap_used)]
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
 use shuttle::{Config, Runner};
 use std::sync::Arc;
 use std::time::Instant;
+use ztier::media::{Drive, DriveError, Memory};
 use ztier::store::planted::{Bug, plant};
-use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Volume};
+use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, SpillTo, Volume};
 
 const SEGMENT: u32 = 32 << 10;
 /// Whole blocks of noise do not compress: seven or eight fill a segment.
@@ -23,8 +25,51 @@ fn iterations() -> usize {
     std::env::var("ZTIER_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(2000)
 }
 
+/// A spill device that others may get ahead of at every block.
+struct Slow(Mutex<Vec<u8>>);
+
+impl Drive for Slow {
+    fn size(&self) -> u64 {
+        self.0.lock().unwrap().len() as u64
+    }
+
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        for (at, buf) in (at as usize..).step_by(4096).zip(buf.chunks_mut(4096)) {
+            buf.copy_from_slice(&self.0.lock().unwrap()[at..at + buf.len()]);
+        }
+        Ok(())
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        for (at, data) in (at as usize..).step_by(4096).zip(data.chunks(4096)) {
+            self.0.lock().unwrap()[at..at + data.len()].copy_from_slice(data);
+        }
+        Ok(())
+    }
+
+    fn zero(&self, _: u64, _: u64) -> Result<(), DriveError> {
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DriveError> {
+        Ok(())
+    }
+}
+
 fn volume(blocks: u64, segments: u64) -> Arc<Volume> {
-    let options = Options {
+    Arc::new(Volume::new(&options(blocks, segments)).unwrap())
+}
+
+/// A volume above a device of so many slots.
+fn above(blocks: u64, segments: u64, slots: u32) -> Arc<Volume> {
+    let bytes = vec![0; (slots as usize + 1) * SEGMENT as usize];
+    let below = SpillTo { drive: Arc::new(Slow(Mutex::new(bytes))), slots, daily: 0 };
+    let options = options(blocks, segments);
+    Arc::new(Volume::new_over(&options, &Memory::default(), Some(below)).unwrap())
+}
+
+fn options(blocks: u64, segments: u64) -> Options {
+    Options {
         size: blocks * 4096,
         // Fixed tables take what they take; only segments are short.
         ram_limit: (1 << 20) + segments * u64::from(SEGMENT),
@@ -32,8 +77,7 @@ fn volume(blocks: u64, segments: u64) -> Arc<Volume> {
         segment: SEGMENT,
         algorithm: Algorithm::None,
         lock_memory: false,
-    };
-    Arc::new(Volume::new(&options).unwrap())
+    }
 }
 
 /// A block that says which block it is and which version.
@@ -217,13 +261,79 @@ fn a_writer_that_is_overtaken() {
     check(&volume);
 }
 
-const TESTS: [fn(); 6] = [
+/// As a reader beside a writer and the cleaner, with everything on its way down and up all the
+/// while, and slots so few that they are used again.
+fn a_reader_beside_what_goes_down_and_up() {
+    let volume = above(32, 12, 5);
+    let acknowledged = Arc::new(AtomicU64::new(0));
+    let mut channel = Arc::clone(&volume).channel();
+    // More than a segment, so that some of it can go down at once.
+    for number in (0..4).chain(16..22) {
+        write(&mut *channel, number, 1).unwrap();
+    }
+    let writer = {
+        let (volume, acknowledged) = (Arc::clone(&volume), Arc::clone(&acknowledged));
+        thread::spawn(move || {
+            let mut channel = volume.channel();
+            for version in 2..6 {
+                for number in 0..4 {
+                    write(&mut *channel, number, version).unwrap();
+                }
+                acknowledged.store(version, Ordering::SeqCst);
+            }
+        })
+    };
+    let mover = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || {
+            for _ in 0..3 {
+                volume.spill_now();
+                volume.compact_now();
+                volume.clean_now();
+            }
+        })
+    };
+    for number in [0, 0, 3, 0, 3, 1] {
+        let least = acknowledged.load(Ordering::SeqCst);
+        assert!(read(&mut *channel, number) >= least, "block {number} is stale");
+    }
+    writer.join().unwrap();
+    mover.join().unwrap();
+    volume.spill_now();
+    for (number, version) in (0..4).map(|n| (n, 5)).chain((16..22).map(|n| (n, 1))) {
+        assert_eq!(read(&mut *channel, number), version);
+    }
+    check(&volume);
+}
+
+/// A block that is read again in its slot, and comes back, is written meanwhile.
+fn a_block_that_is_read_again_while_it_is_written() {
+    let volume = above(32, 12, 5);
+    let mut channel = Arc::clone(&volume).channel();
+    for number in (0..4).chain(16..22) {
+        write(&mut *channel, number, 1).unwrap();
+    }
+    volume.spill_now();
+    assert_eq!(read(&mut *channel, 0), 1);
+    let writer = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || write(&mut *volume.channel(), 0, 2).unwrap())
+    };
+    read(&mut *channel, 0);
+    writer.join().unwrap();
+    assert_eq!(read(&mut *channel, 0), 2);
+    check(&volume);
+}
+
+const TESTS: [fn(); 8] = [
     writers_of_the_same_block,
     a_reader_beside_a_writer_and_the_cleaner,
     writers_at_the_limit,
     modifiers_of_one_block,
     a_leaf_that_leaves_while_it_is_written,
     a_writer_that_is_overtaken,
+    a_reader_beside_what_goes_down_and_up,
+    a_block_that_is_read_again_while_it_is_written,
 ];
 
 fn explore(test: fn(), scheduler: impl Scheduler + 'static) {
@@ -249,6 +359,10 @@ fn every_schedule_holds_and_every_planted_bug_is_found() {
         (Bug::ModifyWithoutCheck, TESTS[3]),
         (Bug::DropRetainedLeaf, TESTS[4]),
         (Bug::JudgeWithoutWaiting, TESTS[5]),
+        (Bug::ForgetFrameFirst, TESTS[6]),
+        (Bug::WindowByNumber, TESTS[6]),
+        (Bug::SpillBeforeWritten, TESTS[6]),
+        (Bug::PromoteWithoutCheck, TESTS[7]),
     ];
     let missed: Vec<Bug> = bugs
         .into_iter()

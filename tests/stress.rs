@@ -223,7 +223,13 @@ fn returning_memory_refuses_no_write() {
 /// A block that went away and came back to the very place where it was is not what it was.
 #[test]
 fn a_block_that_returned_to_its_place_has_changed() {
-    let shape = Shape { blocks_max: 512, segment: SEGMENT, frames: 64, algorithm: Algorithm::None };
+    let shape = Shape {
+        blocks_max: 512,
+        segment: SEGMENT,
+        frames: 64,
+        slots: 0,
+        algorithm: Algorithm::None,
+    };
     let ram = Ram::new(&ztier::media::Memory::default(), shape, 8 << 20).unwrap();
     let mut session = ram.store().session().unwrap();
     let mut buf = [0; 4096];

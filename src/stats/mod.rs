@@ -115,6 +115,47 @@ pub struct Stats {
     /// Records whose checksum did not hold when they were read.
     pub corrupt_records: u64,
 
+    /// Read requests to the spill device (historic: `BDevNumReads`).
+    #[serde(default)]
+    pub spill_device_reads: u64,
+    /// Write requests to the spill device (historic: `BDevNumWrites`).
+    #[serde(default)]
+    pub spill_device_writes: u64,
+    /// Bytes read from the spill device.
+    #[serde(default)]
+    pub spill_read_bytes: u64,
+    /// Bytes written to the spill device.
+    #[serde(default)]
+    pub spill_written_bytes: u64,
+    /// Bytes that may still be written to it before its daily limit lets no more through; absent
+    /// without such a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spill_allowed_bytes: Option<u64>,
+    /// Slots on the spill device, of a segment each; 0 where there is none.
+    #[serde(default)]
+    pub spill_slots: u64,
+    /// Of those, the ones that hold something.
+    #[serde(default)]
+    pub spill_slots_used: u64,
+    /// Segments that went down to the spill device so far.
+    #[serde(default)]
+    pub spilled_segments: u64,
+    /// Blocks that are on the spill device and not in memory.
+    #[serde(default)]
+    pub spilled_blocks: u64,
+    /// Bytes of their records.
+    #[serde(default)]
+    pub spilled_bytes: u64,
+    /// Blocks that came back into memory because they were read again.
+    #[serde(default)]
+    pub spill_promoted_blocks: u64,
+    /// Requests to the spill device that failed.
+    #[serde(default)]
+    pub spill_errors: u64,
+    /// Whether the spill device failed to take something; then nothing more goes down.
+    #[serde(default)]
+    pub spill_failed: bool,
+
     /// The durable log, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogStats>,
@@ -215,7 +256,8 @@ pub struct LogStats {
     pub windows: u64,
     /// Windows of writeback that failed and are tried again.
     pub windows_failed: u64,
-    /// Records appended again, because their content was nowhere else when their segment was freed.
+    /// Records appended again, because their content was nowhere else when their segment was
+    /// freed.
     pub repeated: u64,
     /// Windows of writeback that failed because the log could not be read.
     #[serde(default)]

@@ -33,6 +33,7 @@ impl Store {
             }
         }
         self.audit_counts(counts)?;
+        self.audit_slots()?;
         for segment in 0..self.segments.used() {
             self.audit_segment(segment, live.get(&segment).copied().unwrap_or(0))?;
         }
@@ -60,6 +61,8 @@ impl Store {
         }
         for (block, at) in last {
             match self.index.load(block).home() {
+                // Its newest record may be in a slot, which is not looked into here.
+                Home::Record(indexed) if self.is_newer_below(indexed.segment, at.segment) => {}
                 Home::Record(indexed) if indexed != at => {
                     return Err(format!(
                         "block {block}: log ends with {at:?}, index has {indexed:?}"
@@ -69,6 +72,26 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    fn is_newer_below(&self, indexed: u32, found: u32) -> bool {
+        self.segments.slot(indexed).is_some()
+            && self.segments.sequence(indexed) > self.segments.sequence(found)
+    }
+
+    /// Each slot is free or one segment's, and none is lost.
+    fn audit_slots(&self) -> Result<(), String> {
+        let named = (0..self.segments.used()).filter_map(|segment| self.segments.slot(segment));
+        let mut named: Vec<u32> = named.collect();
+        named.sort_unstable();
+        let (free, count) = (self.slots.free() as usize, self.slots.count() as usize);
+        match named.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(format!("slot {} is that of two segments", pair[0])),
+            None if named.len() + free != count => {
+                Err(format!("{} slots are named and {free} free of {count}", named.len()))
+            }
+            None => Ok(()),
+        }
     }
 
     fn audit_counts(&self, counts: Counts) -> Result<(), String> {
@@ -90,9 +113,8 @@ impl Store {
 
     fn audit_segment(&self, segment: u32, live: u64) -> Result<(), String> {
         let open = self.log.open().filter(|(open, _)| *open == segment);
-        let Some(end) =
-            open.map(|(_, end)| end).or(self.segments.sealed(segment).map(|sealed| sealed.end))
-        else {
+        let sealed = self.segments.sealed(segment).or(self.segments.spilled(segment));
+        let Some(end) = open.map(|(_, end)| end).or(sealed.map(|sealed| sealed.end)) else {
             return match live {
                 0 => Ok(()),
                 _ => Err(format!("segment {segment} is free but holds {live} live bytes")),

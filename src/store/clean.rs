@@ -8,9 +8,9 @@
 use super::budget::Taker;
 use super::format::{Entry, HEADER, Header, Location};
 use super::planted::{Bug, on};
-use super::segment::{BYTES_PER_SEGMENT, Sealed};
+use super::segment::{BYTES_PER_SEGMENT, Freed, Sealed};
 use super::tally::Counts;
-use super::{Session, Store};
+use super::{Retired, Session, Store};
 
 /// How a segment's cleaning ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Store {
         if let Some((sealed, end)) = self.log.seal(next, who == Taker::Cleaner) {
             if end == 0 {
                 // Nobody ever reserved in it and nobody can any more.
-                self.frames.give(frame_of_empty(self.segments.free(sealed)));
+                self.give(self.segments.free(sealed));
             } else {
                 self.segments.seal(sealed, end);
             }
@@ -66,9 +66,22 @@ impl Store {
     /// then retires it. An ordinary taker stops, and gives the claim back, where only the reserve
     /// is left; the cleaner, of which there is one at a time, uses that too.
     pub fn clean(&self, session: &Session, victim: Sealed, who: Taker) -> Cleaned {
-        let Some(frame) = self.segments.frame(victim.segment) else { return Cleaned::Emptied };
+        let Some(frame) = self.segments.frame(victim.segment) else {
+            unreachable!("who is sealed and claimed has a frame")
+        };
         let bytes = self.frames.bytes(frame, 0, victim.end);
-        let mut records = Records { bytes, offset: 0, segment: victim.segment };
+        self.clean_from(session, victim, bytes, who)
+    }
+
+    /// The same with the segment's bytes, wherever they are from.
+    pub(super) fn clean_from(
+        &self,
+        session: &Session,
+        victim: Sealed,
+        bytes: &[u8],
+        who: Taker,
+    ) -> Cleaned {
+        let mut records = Records::of(victim.segment, bytes);
         loop {
             let mut batch = [None; BATCH];
             for slot in &mut batch {
@@ -82,7 +95,7 @@ impl Store {
             }
             let _pin = session.pin(self);
             for (header, at) in batch.iter().flatten() {
-                if !self.relocate(session, bytes, victim.sequence, header, *at, who) {
+                if !self.relocate(session, bytes, victim.sequence, (header, *at), who, Which::All) {
                     self.segments.unclaim(victim.segment);
                     return Cleaned::NoRoom;
                 }
@@ -101,25 +114,35 @@ impl Store {
             self.segments.quarantine(victim.segment);
             return Cleaned::Damaged;
         }
-        self.segments.retire(victim.segment);
-        self.retired.lock().push((victim.segment, self.epochs.stamp()));
+        self.retire(victim.segment);
         session.count(&Counts { cleaned: 1, ..Counts::default() });
         Cleaned::Emptied
     }
 
-    /// Moves one record if it is live; the caller is pinned. `false` when there is no room.
-    fn relocate(
+    /// Takes an emptied segment out; it is free when its last reader is gone.
+    pub(super) fn retire(&self, segment: u32) {
+        self.segments.retire(segment);
+        let mut retired = self.retired.lock();
+        retired.segments.push((segment, self.epochs.stamp()));
+    }
+
+    /// Moves one record if it is live and one of `which`; the caller is pinned. `false` when there
+    /// is no room.
+    pub(super) fn relocate(
         &self,
         session: &Session,
         bytes: &[u8],
         sequence: u64,
-        header: &Header,
-        at: Location,
+        (header, at): (&Header, Location),
         who: Taker,
+        which: Which,
     ) -> bool {
         let entry = Entry::record(at);
         let block = header.block;
-        let here = || self.index.load(block).same_place(entry);
+        let here = || {
+            let now = self.index.load(block);
+            now.same_place(entry) && (which == Which::All || now.is_hot())
+        };
         while block < self.index.blocks_max() && here() {
             let Some(leaf) = self.index.retain_present(block) else { return true };
             let guard = self.stripe(block);
@@ -134,7 +157,9 @@ impl Store {
                 };
                 self.frames.fill(frame, room.offset, &[&header.encode(), &record[HEADER..]]);
                 let to = Location { segment: room.segment, offset: room.offset, len: at.len };
-                self.index.swap(&leaf, block, Entry::record(to));
+                let to = Entry::record(to);
+                let keeps = which == Which::All && self.index.load(block).is_hot();
+                self.index.swap(&leaf, block, if keeps { to.hot() } else { to });
                 self.segments.filled(room);
                 self.segments.dead(at.segment, room.len);
                 let moved_bytes = i64::from(room.len);
@@ -160,46 +185,76 @@ impl Store {
     pub fn collect(&self) -> usize {
         self.index.collect(&self.epochs, &self.budget);
         let mut retired = self.retired.lock();
-        if retired.is_empty() {
+        let Retired { segments, frames } = &mut *retired;
+        let before = segments.len() + frames.len();
+        if before == 0 {
             return 0;
         }
         let horizon = self.epochs.horizon();
-        let before = retired.len();
-        retired.retain(|(segment, stamp)| {
-            let visible = *stamp >= horizon && !on(Bug::FreeBeforeReadersLeave);
-            if !visible {
-                self.frames.give(frame_of_empty(self.segments.free(*segment)));
+        let is_visible = |stamp| stamp >= horizon && !on(Bug::FreeBeforeReadersLeave);
+        frames.retain(|(frame, stamp)| {
+            let is_visible = is_visible(*stamp);
+            if !is_visible {
+                self.frames.give(*frame);
             }
-            visible
+            is_visible
         });
-        before - retired.len()
+        segments.retain(|(segment, stamp)| {
+            let is_visible = is_visible(*stamp);
+            if !is_visible {
+                self.give(self.segments.free(*segment));
+            }
+            is_visible
+        });
+        before - segments.len() - frames.len()
+    }
+
+    fn give(&self, freed: Freed) {
+        if let Some(frame) = freed.frame {
+            self.frames.give(frame);
+        }
+        if let Some(slot) = freed.slot {
+            self.slots.give(slot);
+        }
     }
 
     /// The records of a segment, live and dead, in order.
     pub(super) fn records(&self, segment: Sealed) -> Vec<(u64, Location)> {
         let Some(frame) = self.segments.frame(segment.segment) else { return Vec::new() };
         let bytes = self.frames.bytes(frame, 0, segment.end);
-        let records = Records { bytes, offset: 0, segment: segment.segment };
+        let records = Records::of(segment.segment, bytes);
         records.map(|(header, at)| (header.block, at)).collect()
     }
 
-    /// Segments that are empty but may still be seen.
+    /// Segments and frames that are not needed but may still be seen by whoever is pinned.
     pub fn retired(&self) -> usize {
-        self.retired.lock().len()
+        let retired = self.retired.lock();
+        retired.segments.len() + retired.frames.len()
     }
 }
 
-fn frame_of_empty(frame: Option<u32>) -> u32 {
-    let Some(frame) = frame else { unreachable!("a segment in use has a frame") };
-    frame
+/// Which live records to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    /// Each of them, as hot as it is.
+    All,
+    /// Those that are hot; then they are not any more.
+    Hot,
 }
 
 /// The records of a segment, one after the other. Ends where it ends, or where the chain of lengths
 /// is broken: what follows cannot be found this way.
-struct Records<'a> {
+pub(super) struct Records<'a> {
     bytes: &'a [u8],
     offset: u32,
     segment: u32,
+}
+
+impl<'a> Records<'a> {
+    /// Those of `segment`, whose bytes these are.
+    pub(super) fn of(segment: u32, bytes: &'a [u8]) -> Self {
+        Self { bytes, offset: 0, segment }
+    }
 }
 
 impl Iterator for Records<'_> {

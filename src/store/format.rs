@@ -100,6 +100,21 @@ impl Entry {
         }
     }
 
+    /// The same, and read since it was made or moved last.
+    pub fn hot(self) -> Self {
+        Self(self.0 | HOT)
+    }
+
+    /// Whether it was.
+    pub fn is_hot(self) -> bool {
+        self.0 & HOT != 0
+    }
+
+    /// The same, as if it had not been read.
+    pub fn cold(self) -> Self {
+        Self(self.0 & !HOT)
+    }
+
     /// The same place, whatever the hot bit says.
     pub fn same_place(self, other: Self) -> bool {
         self.0 & !HOT == other.0 & !HOT
@@ -232,7 +247,10 @@ mod tests {
             let at = Location { segment, offset, len };
             let entry = Entry::record(at);
             prop_assert_eq!(entry.home(), Home::Record(at));
-            prop_assert!(entry.same_place(Entry(entry.0 | HOT)));
+            prop_assert!(entry.same_place(entry.hot()));
+            prop_assert_eq!(entry.hot().home(), entry.home());
+            prop_assert!(entry.hot().is_hot() && !entry.is_hot());
+            prop_assert!(entry.hot().cold() == entry);
             prop_assert!(!entry.is_hole());
         }
 

@@ -150,6 +150,12 @@ impl Frames {
         budget.give(self.frame_size as u64);
     }
 
+    /// Frames that have memory behind them, ready or taken.
+    pub fn warm(&self) -> usize {
+        let free = self.free.lock();
+        free.fresh as usize - free.cold.len()
+    }
+
     /// Frames that are ready.
     pub fn ready(&self) -> usize {
         self.free.lock().ready.len()

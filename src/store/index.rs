@@ -9,7 +9,8 @@
 //! (present no more, but late readers may still look at its zeroed page).
 //!
 //! Invariants:
-//! - entries change only under their block's stripe lock and while the leaf is retained;
+//! - entries change only under their block's stripe lock and while the leaf is retained; all but
+//!   the hot bit, which says nothing about the block;
 //! - the directory's count is the number of entries that are no holes, plus the retains in force,
 //!   so a leaf whose count is 0 has only holes;
 //! - a leaf in the zero map is absent or leaving.
@@ -233,6 +234,14 @@ impl Index {
     /// one.
     pub fn swap(&self, _leaf: &Retained, block: u64, entry: Entry) -> Entry {
         Entry(self.entries.get(block as usize).swap(entry.0, Ordering::AcqRel))
+    }
+
+    /// Changes an entry's hot bit, if nobody has changed the entry since it was loaded. The caller
+    /// is pinned since before that, so the leaf's page is still there.
+    pub fn warm(&self, block: u64, from: Entry, to: Entry) {
+        debug_assert!(from.same_place(to));
+        let word = self.entries.get(block as usize);
+        let _ = word.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Hints that `block`'s entry is wanted soon.

@@ -13,7 +13,8 @@
 //! - a published record is immutable until its segment is freed, and a segment is freed only when
 //!   nothing points into it and every reader of that time is gone;
 //! - at most one stripe lock is held at a time, and nothing is waited for while it is;
-//! - the cleaner (serialized by its caller) is the only one that frees segments.
+//! - only who has claimed a segment empties it or takes it down, so nobody else changes where it
+//!   is.
 
 mod audit;
 pub mod budget;
@@ -30,12 +31,15 @@ mod read;
 mod recount;
 pub mod segment;
 mod session;
+pub mod slots;
+mod spill;
 pub mod tally;
 mod write;
 
 pub use clean::Cleaned;
-pub use read::{Damaged, Version};
+pub use read::{Stopped, Version, Why};
 pub use session::Session;
+pub use spill::{Below, Going, Spilled, Survey};
 pub use write::{Blocked, GROUP, Progress};
 
 use crate::error::{Error, Result};
@@ -49,6 +53,7 @@ use frames::Frames;
 use index::Index;
 use log::LogBuffer;
 use segment::Segments;
+use slots::Slots;
 use tally::Tallies;
 
 /// Stripe locks. Two groups of blocks share one now and then, which costs a wait and nothing else.
@@ -67,6 +72,8 @@ pub struct Shape {
     pub segment: u32,
     /// Frames that can ever be in use.
     pub frames: u32,
+    /// Slots of the spill device; 0 where there is none.
+    pub slots: u32,
     /// How blocks are compressed.
     pub algorithm: Algorithm,
 }
@@ -78,11 +85,12 @@ pub struct Store {
     index: Index,
     segments: Segments,
     frames: Frames,
+    slots: Slots,
     log: LogBuffer,
     epochs: Epochs,
     tallies: Tallies,
     stripes: Box<[Stripe]>,
-    retired: Mutex<Vec<(u32, Stamp)>>,
+    retired: Mutex<Retired>,
     /// Serializes the openings of segments.
     rolling: Mutex<()>,
     budget: Budget,
@@ -91,6 +99,14 @@ pub struct Store {
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Stripe(Mutex<()>);
+
+/// What is not needed any more but may still be looked at.
+#[derive(Debug, Default)]
+struct Retired {
+    segments: Vec<(u32, Stamp)>,
+    /// Frames of segments that were spilled.
+    frames: Vec<(u32, Stamp)>,
+}
 
 impl Store {
     /// An empty store with a limit of `limit` bytes on all its memory.
@@ -105,16 +121,19 @@ impl Store {
         let rows = (RESERVE_SEGMENTS + 1) * segment::BYTES_PER_SEGMENT as u64;
         let budget = Budget::new(limit, RESERVE_SEGMENTS * u64::from(shape.segment) + rows);
         budget.add((epochs.memory() + STRIPES * size_of::<Stripe>()) as u64);
+        let slots = Slots::new(shape.slots);
+        budget.add(slots.memory());
         Ok(Self {
             shape,
             index: Index::new(memory, shape.blocks_max)?,
-            segments: Segments::new(memory, shape.frames)?,
+            segments: Segments::new(memory, shape.frames, shape.slots)?,
             frames: Frames::new(memory, shape.frames, shape.segment)?,
+            slots,
             log: LogBuffer::new(shape.segment),
             epochs,
             tallies: Tallies::default(),
             stripes,
-            retired: Mutex::new(Vec::new()),
+            retired: Mutex::new(Retired::default()),
             rolling: Mutex::new(()),
             budget,
         })
@@ -179,6 +198,11 @@ impl Store {
         &self.frames
     }
 
+    /// The slots of the spill device.
+    pub fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
     /// The log's front.
     pub fn log(&self) -> &LogBuffer {
         &self.log
@@ -200,6 +224,7 @@ impl Store {
         let blocks = size / crate::BLOCK_SIZE as u64;
         let fixed = self.epochs.memory() + STRIPES * size_of::<Stripe>();
         let table = self.segments.used() as usize * segment::BYTES_PER_SEGMENT;
+        let table = table + self.slots.memory() as usize;
         self.index.leaf_bytes() + self.index.table_bytes(blocks) + (fixed + table) as u64
     }
 

@@ -19,6 +19,15 @@ pub enum Bug {
     DropRetainedLeaf = 5,
     /// The cleaner takes a record whose death is not counted yet for a damaged one.
     JudgeWithoutWaiting = 6,
+    /// A segment that goes down has no place for a moment.
+    ForgetFrameFirst = 7,
+    /// What was read of a slot is known by the number of its segment, which comes back.
+    WindowByNumber = 8,
+    /// A segment that goes down is named in its slot before its bytes are there.
+    SpillBeforeWritten = 9,
+    /// What a read of a slot brought is taken for the block's content without looking whether the
+    /// block is still there.
+    PromoteWithoutCheck = 10,
 }
 
 #[cfg(shuttle)]

@@ -1,14 +1,33 @@
 //! Reads: no lock, one copy, every record checked.
+//!
+//! A record that is in a slot is decoded from the session's window, once somebody above has brought
+//! that part of the slot into it; until then the read stops there.
 
-use super::codec::fill;
+use super::codec::{Codec, fill};
 use super::format::{Entry, HEADER, Header, Home, Location};
+use super::segment::Place;
+use super::spill::Below;
 use super::tally::Counts;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 
-/// The record of a block is not what was written. Never served, never zeros.
+/// A read that did not come to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Damaged(pub u64);
+pub struct Stopped {
+    /// Blocks that were read before it.
+    pub done: usize,
+    /// What is with the next one.
+    pub why: Why,
+}
+
+/// Why a read stopped at a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Its record is not what was written. Never served, never zeros.
+    Damaged,
+    /// Its record is in a slot; read it after [`Store::brought`].
+    Below(Below),
+}
 
 /// What a block was when it was read. Two that are equal have equal content: an entry alone does
 /// not tell, as a segment's number comes back, with other records at the same places.
@@ -33,13 +52,13 @@ impl Store {
     /// Reads one block as of some moment during the call. Returns which version that was.
     ///
     /// # Errors
-    /// [`Damaged`]; then `out` holds nothing of use.
+    /// [`Stopped`]; then `out` holds nothing of use.
     pub fn read(
         &self,
         session: &mut Session,
         block: u64,
         out: &mut [u8; BLOCK_SIZE],
-    ) -> Result<Version, Damaged> {
+    ) -> Result<Version, Stopped> {
         self.read_run(session, block, std::slice::from_mut(out))
     }
 
@@ -47,62 +66,84 @@ impl Store {
     /// first. One pin covers the run, so keep it short: it holds back the reuse of memory.
     ///
     /// # Errors
-    /// [`Damaged`] at the first one that is; the rest is not read.
+    /// [`Stopped`] at the first one that can't be read; the rest is not.
     pub fn read_run(
         &self,
         session: &mut Session,
         first: u64,
         out: &mut [[u8; BLOCK_SIZE]],
-    ) -> Result<Version, Damaged> {
+    ) -> Result<Version, Stopped> {
         let pin = session.pin(self);
         let mut result = Ok(self.version(Entry::HOLE));
-        for (i, out) in out.iter_mut().enumerate() {
-            let block = first + i as u64;
+        for (done, out) in out.iter_mut().enumerate() {
+            let block = first + done as u64;
             let entry = self.index.load(block);
-            let whole = match entry.home() {
+            let read = match entry.home() {
                 Home::Hole => {
                     out.fill(0);
-                    true
+                    Ok(())
                 }
                 Home::Same(word) => {
                     fill(out, u64::from(word) << 32 | u64::from(word));
-                    true
+                    Ok(())
                 }
-                Home::Record(at) => self.read_record(session, block, at, out),
+                Home::Record(at) => self.read_record(session, block, (entry, at), out),
             };
-            if !whole {
-                result = Err(Damaged(block));
+            if let Err(why) = read {
+                result = Err(Stopped { done, why });
                 break;
             }
-            if i == 0 {
+            if done == 0 {
                 result = Ok(self.version(entry));
             }
         }
         drop(pin);
-        if result.is_err() {
+        if matches!(result, Err(Stopped { why: Why::Damaged, .. })) {
             session.count(&Counts { corrupt: 1, ..Counts::default() });
         }
         result
     }
 
+    /// The caller is pinned.
     fn read_record(
         &self,
         session: &mut Session,
         block: u64,
-        at: Location,
+        (entry, at): (Entry, Location),
         out: &mut [u8; BLOCK_SIZE],
-    ) -> bool {
-        let Some(frame) = self.segments.frame(at.segment) else { return false };
+    ) -> Result<(), Why> {
+        let sequence = self.segments.sequence(at.segment);
         if at.offset + at.record_len() > self.shape.segment {
-            return false;
+            return Err(Why::Damaged);
         }
-        let record = self.frames.bytes(frame, at.offset, at.record_len());
-        prefetch(record);
-        let Some((header, payload)) = record.split_first_chunk::<HEADER>() else { return false };
-        let Some(header) = Header::decode(*header) else { return false };
-        header.fits(payload, block, self.segments.sequence(at.segment))
-            && session.codec.decode(header.coding, payload, out)
+        match self.segments.place(at.segment) {
+            None => Err(Why::Damaged),
+            Some(Place::Frame(frame)) => {
+                if self.shape.slots > 0 && !entry.is_hot() {
+                    self.index.warm(block, entry, entry.hot());
+                }
+                let record = self.frames.bytes(frame, at.offset, at.record_len());
+                prefetch(record);
+                match decode(&mut session.codec, record, (block, sequence), out) {
+                    true => Ok(()),
+                    false => Err(Why::Damaged),
+                }
+            }
+            Some(Place::Slot(slot)) => self.read_spilled(session, block, (entry, at), slot, out),
+        }
     }
+}
+
+/// Checks the record of a block in a segment of `sequence`, and decodes it.
+pub(super) fn decode(
+    codec: &mut Codec,
+    record: &[u8],
+    (block, sequence): (u64, u64),
+    out: &mut [u8; BLOCK_SIZE],
+) -> bool {
+    let Some((header, payload)) = record.split_first_chunk::<HEADER>() else { return false };
+    let Some(header) = Header::decode(*header) else { return false };
+    header.fits(payload, block, sequence) && codec.decode(header.coding, payload, out)
 }
 
 /// Has the processor fetch all of a record, so that its cache lines come at the same time.

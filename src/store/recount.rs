@@ -10,12 +10,15 @@
 //! - a segment in which somebody was still writing is sealed behind its last live record, and what
 //!   lies between live records becomes records of nothing, so that the cleaner finds its way.
 //!
+//! What was on its way into a slot is still in its frame, and what is in a slot was there before
+//! the table said so; a slot that no segment names is free.
+//!
 //! Not kept, because it changes nothing that is read: that zeroed leaves were zeroed and not never
 //! written, and how often things happened.
 
 use super::Store;
 use super::format::{BLOCKS_MAX, Coding, HEADER, Header, Home, Location, RECORD_MAX};
-use super::segment::{BYTES_PER_SEGMENT, Left};
+use super::segment::{BYTES_PER_SEGMENT, Left, Place};
 use super::tally::Counts;
 use crate::error::Result;
 use std::collections::BTreeMap;
@@ -28,6 +31,7 @@ const SHORTEST: u32 = HEADER as u32 + 1;
 #[derive(Clone, Copy, Debug, Default)]
 struct Live {
     bytes: u32,
+    records: u32,
     end: u32,
 }
 
@@ -47,14 +51,26 @@ impl Store {
                 && let Some(live) = live.get_mut(at.segment as usize)
             {
                 live.bytes += at.record_len();
+                live.records += 1;
                 live.end = live.end.max(at.offset + at.record_len());
             }
         });
         self.tallies.begin_with(&counts);
         self.budget.add((left.len() * BYTES_PER_SEGMENT) as u64);
         self.mend(&left, &live);
-        let taken = self.segments.adopt(&left, |segment| live[segment as usize].bytes);
-        self.frames.adopt(taken, &self.budget)
+        let live = |segment: u32| {
+            let Live { bytes, records, .. } = live[segment as usize];
+            (bytes, records)
+        };
+        // Only who may be spilled needs to know.
+        let spills = self.slots.count() > 0;
+        let all = |segment: u32| match self.segments.sealed(segment).filter(|_| spills) {
+            Some(sealed) => self.records(sealed).len() as u32,
+            None => 0,
+        };
+        let (frames, slots) = self.segments.adopt(&left, live, all);
+        self.slots.adopt(slots);
+        self.frames.adopt(frames, &self.budget)
     }
 
     /// Seals the segments in which somebody was still writing.
@@ -76,9 +92,12 @@ impl Store {
             }
         });
         for (segment, mut records) in open {
-            let Some(Some(left)) = left.get(segment as usize) else { continue };
+            let Some(Some(Left { place: Place::Frame(frame), .. })) = left.get(segment as usize)
+            else {
+                continue;
+            };
             records.sort_unstable_by_key(|at| at.offset);
-            let whole = self.fill_gaps(left.frame, &records);
+            let whole = self.fill_gaps(*frame, &records);
             self.segments.settle(segment, live[segment as usize].end, whole);
         }
     }

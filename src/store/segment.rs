@@ -1,16 +1,21 @@
 //! The segment table: what is known of each logical segment.
 //!
 //! A segment is *free*, *open* (the log appends to it), *sealed* (its end is known; it never
-//! changes again) or *retired* (emptied, waiting for the last reader). It lives in a memory file,
-//! eight words a segment, so that another process can find the frames again.
+//! changes again), *spilled* (sealed, and in a slot of the spill device instead of a frame) or
+//! *retired* (emptied, waiting for the last reader). It lives in a memory file, eight words a
+//! segment, so that another process can find the frames and slots again.
 //!
 //! Invariants:
+//! - the way is one way: free, open, sealed, perhaps spilled, retired, free. What is in a slot
+//!   never comes back into a frame of its own: its live records are appended anew;
+//! - a slot is named before the frame is forgotten, so whoever finds no frame finds the slot;
 //! - `dead` only grows while a segment is in use, and reaches `end` exactly when nothing in it is
 //!   live;
 //! - a sealed segment is *settled* once `filled` has reached `end`: only then is it cleaned,
 //!   because a record that is not published yet looks like one that is dead.
 
 use super::log::Reservation;
+use super::planted::{Bug, on};
 use crate::error::{Error, Result};
 use crate::media::{Memory, Words};
 use crate::sync::Mutex;
@@ -24,12 +29,17 @@ const PLACE: usize = 0;
 const SEQUENCE: usize = 1;
 /// Bytes reserved when it was sealed; 0 until then.
 const END: usize = 2;
-/// Bytes of records that nothing points to any more.
+/// Bytes of records that nothing points to any more, and above [`COUNT_SHIFT`], how many those are.
 const DEAD: usize = 3;
 /// Bytes of records that are filled in and published.
 const FILLED: usize = 4;
-/// 1 while a cleaner works on it.
+/// 1 while a cleaner works on it, or somebody takes it down.
 const CLAIMED: usize = 5;
+/// Slot number + 1; 0: none. Above [`COUNT_SHIFT`], how many records are in it, live and dead.
+const SLOT: usize = 6;
+
+/// Where a word has a count beside a number.
+const COUNT_SHIFT: u32 = 32;
 
 /// Bytes of table a segment.
 pub const BYTES_PER_SEGMENT: usize = STRIDE * 8;
@@ -40,7 +50,8 @@ pub struct Segments {
     words: Words,
     ids: Mutex<Ids>,
     next_sequence: AtomicU64,
-    count: u32,
+    frames: u32,
+    slots: u32,
 }
 
 #[derive(Debug, Default)]
@@ -62,27 +73,53 @@ pub struct Sealed {
     pub sequence: u64,
 }
 
+/// Where the bytes of a segment are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In this frame.
+    Frame(u32),
+    /// In this slot of the spill device.
+    Slot(u32),
+}
+
+/// What a segment had that is free now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Freed {
+    /// Its frame.
+    pub frame: Option<u32>,
+    /// Its slot.
+    pub slot: Option<u32>,
+}
+
 /// A segment in use, as another process left it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Left {
-    /// Its frame.
-    pub frame: u32,
+    /// Where it is. One that was on its way down still is where it was.
+    pub place: Place,
     /// Nobody was writing in it: it is sealed, or set aside.
     pub settled: bool,
 }
 
 impl Segments {
-    /// A table for `count` segments.
+    /// A table for as many segments as there are `frames` and `slots`.
     ///
     /// # Errors
     /// See [`Words::new`].
-    pub fn new(memory: &Memory, count: u32) -> Result<Self> {
+    pub fn new(memory: &Memory, frames: u32, slots: u32) -> Result<Self> {
+        let count = frames as usize + slots as usize;
+        // Where there are slots, memory may be short because of whoever frees a segment.
+        let room = if slots > 0 { count } else { 0 };
         Ok(Self {
-            words: Words::new(memory, "segments", count as usize * STRIDE)?,
-            ids: Mutex::new(Ids::default()),
+            words: Words::new(memory, "segments", count * STRIDE)?,
+            ids: Mutex::new(Ids { free: Vec::with_capacity(room), fresh: 0 }),
             next_sequence: AtomicU64::new(1),
-            count,
+            frames,
+            slots,
         })
+    }
+
+    fn count(&self) -> u32 {
+        self.frames + self.slots
     }
 
     /// See [`Words::lock`].
@@ -115,7 +152,7 @@ impl Segments {
             let mut ids = self.ids.lock();
             match ids.free.pop() {
                 Some(id) => (id, false),
-                None if ids.fresh < self.count => {
+                None if ids.fresh < self.count() => {
                     ids.fresh += 1;
                     (ids.fresh - 1, true)
                 }
@@ -131,9 +168,33 @@ impl Segments {
         Some((segment, fresh))
     }
 
-    /// The frame of a segment; `None` when it is free.
+    /// The frame of a segment; `None` when it is free or spilled.
     pub fn frame(&self, segment: u32) -> Option<u32> {
         (self.word(segment, PLACE).load(Ordering::Acquire) as u32).checked_sub(1)
+    }
+
+    /// The slot of a segment; `None` when it has none.
+    pub fn slot(&self, segment: u32) -> Option<u32> {
+        (self.word(segment, SLOT).load(Ordering::Acquire) as u32).checked_sub(1)
+    }
+
+    /// Where a segment is; `None` when it is free.
+    pub fn place(&self, segment: u32) -> Option<Place> {
+        let frame = self.frame(segment).map(Place::Frame);
+        frame.or_else(|| self.slot(segment).map(Place::Slot))
+    }
+
+    /// Says that all bytes of a segment that the caller has claimed are in `slot`, so many records,
+    /// and takes its frame away; what may still be looking at that is the caller's to wait for.
+    pub(super) fn spill(&self, segment: u32, slot: u32, records: u32) -> Option<u32> {
+        let slot = u64::from(records) << COUNT_SHIFT | (u64::from(slot) + 1);
+        let frame = self.frame(segment);
+        if on(Bug::ForgetFrameFirst) {
+            self.word(segment, PLACE).store(0, Ordering::Release);
+        }
+        self.word(segment, SLOT).store(slot, Ordering::Release);
+        self.word(segment, PLACE).store(0, Ordering::Release);
+        frame
     }
 
     /// The sequence of a segment in use.
@@ -148,8 +209,9 @@ impl Segments {
 
     /// Notes that a record of `len` bytes is not pointed to any more.
     pub fn dead(&self, segment: u32, len: u32) {
-        let before = self.word(segment, DEAD).fetch_add(u64::from(len), Ordering::Relaxed);
-        debug_assert!(before + u64::from(len) <= u64::from(super::format::SEGMENT_MAX));
+        let one = 1 << COUNT_SHIFT | u64::from(len);
+        let before = self.word(segment, DEAD).fetch_add(one, Ordering::Relaxed) as u32;
+        debug_assert!(before + len <= super::format::SEGMENT_MAX);
     }
 
     /// Seals a segment at `end`. An empty one is freed by the caller instead.
@@ -169,26 +231,83 @@ impl Segments {
         claimed
     }
 
+    /// The same for a segment that is spilled; also says in which slot.
+    pub fn claim_spilled(&self, segment: u32, sequence: u64) -> Option<(Sealed, u32)> {
+        let word = self.word(segment, CLAIMED);
+        word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).ok()?;
+        let claimed = self.spilled(segment).filter(|now| now.sequence == sequence);
+        let claimed = claimed.zip(self.slot(segment));
+        if claimed.is_none() {
+            self.unclaim(segment);
+        }
+        claimed
+    }
+
     /// Lets others clean the segment.
     pub fn unclaim(&self, segment: u32) {
         self.word(segment, CLAIMED).store(0, Ordering::Release);
     }
 
-    /// The segment, if it is sealed and settled.
+    /// The segment, if it is sealed and settled, and in a frame.
     pub fn sealed(&self, segment: u32) -> Option<Sealed> {
+        self.settled(segment).filter(|_| self.frame(segment).is_some())
+    }
+
+    /// The segment, if it is sealed and settled, and spilled.
+    pub fn spilled(&self, segment: u32) -> Option<Sealed> {
+        let is_spilled = |_: &_| matches!(self.place(segment), Some(Place::Slot(_)));
+        self.settled(segment).filter(is_spilled)
+    }
+
+    fn settled(&self, segment: u32) -> Option<Sealed> {
         let end = self.word(segment, END).load(Ordering::Acquire);
         let filled = self.word(segment, FILLED).load(Ordering::Acquire);
-        if end == 0 || filled != end || self.frame(segment).is_none() {
+        if end == 0 || filled != end {
             return None;
         }
         let dead = self.word(segment, DEAD).load(Ordering::Relaxed) as u32;
         Some(Sealed { segment, end: end as u32, dead, sequence: self.sequence(segment) })
     }
 
-    /// All sealed, settled segments that nobody cleans.
+    /// All sealed, settled segments in frames that nobody cleans.
     pub fn all_sealed(&self) -> impl Iterator<Item = Sealed> {
+        self.unclaimed().filter_map(|segment| self.sealed(segment))
+    }
+
+    /// All spilled segments that nobody cleans.
+    pub fn all_spilled(&self) -> impl Iterator<Item = Sealed> {
+        self.unclaimed().filter_map(|segment| self.spilled(segment))
+    }
+
+    /// Claims a spilled segment that nothing names any more, also one that was set aside: a record
+    /// is counted dead when it is, whatever became of its bytes.
+    pub fn claim_dead_below(&self) -> Option<u32> {
+        let is_dead = |segment: &u32| {
+            let end = self.word(*segment, END).load(Ordering::Acquire);
+            end != 0 && u64::from(self.dead_bytes(*segment)) == end
+        };
+        let is_below = |segment: &u32| matches!(self.place(*segment), Some(Place::Slot(_)));
+        self.unclaimed().filter(is_dead).filter(is_below).find(|segment| {
+            let word = self.word(*segment, CLAIMED);
+            word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        })
+    }
+
+    /// Live bytes and live records in all slots.
+    pub fn live_below(&self) -> (u64, u64) {
+        let live = |segment: u32| {
+            let sealed = self.spilled(segment)?;
+            let records = self.word(segment, SLOT).load(Ordering::Relaxed) >> COUNT_SHIFT;
+            let dead = self.word(segment, DEAD).load(Ordering::Relaxed);
+            let bytes = sealed.end.saturating_sub(dead as u32);
+            Some((u64::from(bytes), records.saturating_sub(dead >> COUNT_SHIFT)))
+        };
+        (0..self.used()).filter_map(live).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
+    fn unclaimed(&self) -> impl Iterator<Item = u32> {
         let unclaimed = |segment: &u32| self.word(*segment, CLAIMED).load(Ordering::Acquire) == 0;
-        (0..self.used()).filter(unclaimed).filter_map(|segment| self.sealed(segment))
+        (0..self.used()).filter(unclaimed)
     }
 
     /// Bytes in a segment, sealed or not, that nothing points to any more.
@@ -214,21 +333,26 @@ impl Segments {
     pub(super) fn left(&self) -> Result<Vec<Option<Left>>> {
         let rows = self.words.present().map(|words| words.end.div_ceil(STRIDE)).max().unwrap_or(0);
         let used = (0..rows as u32).rev().find(|s| self.sequence(*s) != 0).map_or(0, |s| s + 1);
-        let mut frames = HashSet::new();
+        let (mut frames, mut slots) = (HashSet::new(), HashSet::new());
         let mut left = Vec::with_capacity(used as usize);
-        for segment in 0..used.min(self.count) {
-            let frame = self.frame(segment);
-            if frame.is_some_and(|frame| frame >= self.count || !frames.insert(frame)) {
+        for segment in 0..used.min(self.count()) {
+            let end = self.word(segment, END).load(Ordering::Relaxed);
+            let filled = self.word(segment, FILLED).load(Ordering::Relaxed);
+            let settled = end != 0 && (filled == end || filled == u64::MAX);
+            let place = self.place(segment);
+            let (what, is_possible) = match place {
+                None => ("", true),
+                Some(Place::Frame(frame)) => ("frame", frame < self.frames && frames.insert(frame)),
+                Some(Place::Slot(slot)) => ("slot", slot < self.slots && slots.insert(slot)),
+            };
+            if !is_possible {
                 return Err(Error::failure(format!(
-                    "the memory that was kept contradicts itself: segment {segment} has a frame \
+                    "the memory that was kept contradicts itself: segment {segment} has a {what} \
                      that cannot be"
                 ))
                 .mend("give it up (`ztier down NAME --discard`)"));
             }
-            let end = self.word(segment, END).load(Ordering::Relaxed);
-            let filled = self.word(segment, FILLED).load(Ordering::Relaxed);
-            let settled = end != 0 && (filled == end || filled == u64::MAX);
-            left.push(frame.map(|frame| Left { frame, settled }));
+            left.push(place.map(|place| Left { place, settled }));
         }
         Ok(left)
     }
@@ -242,23 +366,41 @@ impl Segments {
     }
 
     /// Goes on with what another process left: segments with no live bytes are free, of the others
-    /// the dead bytes are what is not live. Says which frames are taken.
-    pub(super) fn adopt(&self, left: &[Option<Left>], live: impl Fn(u32) -> u32) -> Vec<u32> {
+    /// what is dead is what is not live (`live` says bytes and records; `all` says how many records
+    /// there are of one that is in a frame). Says which frames are taken, and which slots.
+    pub(super) fn adopt(
+        &self,
+        left: &[Option<Left>],
+        live: impl Fn(u32) -> (u32, u32),
+        all: impl Fn(u32) -> u32,
+    ) -> (Vec<u32>, Vec<u32>) {
         let mut ids = self.ids.lock();
         let mut last = 0;
-        let mut taken = Vec::new();
+        let (mut frames, mut slots) = (Vec::new(), Vec::new());
         for (segment, left) in (0..).zip(left) {
             last = last.max(self.sequence(segment));
             self.word(segment, CLAIMED).store(0, Ordering::Relaxed);
-            match left.filter(|_| live(segment) > 0) {
+            let (bytes, records) = live(segment);
+            match left.filter(|_| bytes > 0) {
                 Some(left) => {
                     let end = self.word(segment, END).load(Ordering::Relaxed);
-                    let dead = end.saturating_sub(live(segment).into());
+                    let all = match left.place {
+                        Place::Frame(frame) => {
+                            self.word(segment, SLOT).store(0, Ordering::Relaxed);
+                            frames.push(frame);
+                            all(segment)
+                        }
+                        Place::Slot(slot) => {
+                            slots.push(slot);
+                            (self.word(segment, SLOT).load(Ordering::Relaxed) >> COUNT_SHIFT) as u32
+                        }
+                    };
+                    let dead = end.saturating_sub(bytes.into());
+                    let dead = dead | u64::from(all.saturating_sub(records)) << COUNT_SHIFT;
                     self.word(segment, DEAD).store(dead, Ordering::Relaxed);
-                    taken.push(left.frame);
                 }
                 None => {
-                    for what in [PLACE, END, DEAD, FILLED] {
+                    for what in [PLACE, SLOT, END, DEAD, FILLED] {
                         self.word(segment, what).store(0, Ordering::Relaxed);
                     }
                     ids.free.push(segment);
@@ -267,14 +409,15 @@ impl Segments {
         }
         ids.fresh = left.len() as u32;
         self.next_sequence.store(last + 1, Ordering::Relaxed);
-        taken
+        (frames, slots)
     }
 
-    /// Frees a retired segment that no reader can see any more; says which frame it had.
-    pub fn free(&self, segment: u32) -> Option<u32> {
-        let frame = self.frame(segment);
+    /// Frees a retired segment that no reader can see any more; says what it had.
+    pub fn free(&self, segment: u32) -> Freed {
+        let freed = Freed { frame: self.frame(segment), slot: self.slot(segment) };
         self.word(segment, PLACE).store(0, Ordering::Release);
+        self.word(segment, SLOT).store(0, Ordering::Release);
         self.ids.lock().free.push(segment);
-        frame
+        freed
     }
 }

@@ -5,6 +5,7 @@ use super::Store;
 use super::codec::Codec;
 use super::epoch::Participant;
 use super::format::RECORD_MAX;
+use super::spill::Window;
 use super::tally::{Counts, Tally};
 use super::write::{GROUP, Staged};
 use crate::BLOCK_SIZE;
@@ -20,6 +21,8 @@ pub struct Session {
     pub(super) staged: [Staged; GROUP],
     pub(super) staged_count: usize,
     pub(super) tally: Arc<Tally>,
+    /// What was read last of a slot, where there are any.
+    pub(super) window: Option<Window>,
     /// Time spent waiting for memory; whoever measures takes it and sets it to zero.
     pub stalled: Duration,
     memory: u64,
@@ -36,8 +39,13 @@ impl Session {
         let participant = store.epochs.join()?;
         let codec = Codec::new(store.shape.algorithm);
         let scratch = vec![0; GROUP * RECORD_MAX].into_boxed_slice();
-        let memory =
-            (codec.memory() + scratch.len() + size_of::<Self>() + size_of::<Tally>()) as u64;
+        let window = (store.shape.slots > 0).then(Window::new);
+        let memory = codec.memory()
+            + scratch.len()
+            + size_of::<Self>()
+            + size_of::<Tally>()
+            + window.as_ref().map_or(0, Window::memory);
+        let memory = memory as u64;
         store.budget.add(memory);
         let tally = store.tallies.join();
         let staged = [Staged::default(); GROUP];
@@ -48,6 +56,7 @@ impl Session {
             staged,
             staged_count: 0,
             tally,
+            window,
             stalled: Duration::ZERO,
             memory,
         })

@@ -79,6 +79,8 @@ counts! {
     moved_bytes,
     /// Segments emptied by the cleaner.
     cleaned,
+    /// Segments that went down into slots.
+    spilled,
 }
 
 impl Counts {

@@ -1,5 +1,6 @@
 //! What to clean and when, and what to compress how: pure functions of what is known.
 
+use crate::store::Survey;
 use crate::store::codec::Algorithm;
 use crate::store::segment::Sealed;
 
@@ -42,6 +43,77 @@ pub fn tries_together(algorithm: Algorithm, (backlog, most): (u64, u64)) -> bool
 /// for itself.
 pub fn pays_together(together: usize, apart: usize) -> bool {
     together <= apart - apart.div_ceil(TOGETHER_PART)
+}
+
+/// The same for volumes that can spill: taking a segment down writes it once, and costs no more
+/// than copying most of it.
+pub const SPILL_WORTH_PART: u32 = 4;
+/// Slots with at least this share of garbage (one part in so many) are emptied when there are few.
+pub const SLOT_WORTH_PART: u32 = 4;
+/// So many segments are looked at before one goes down.
+pub const CHILL: usize = 16;
+
+/// Where the reserve of free memory begins to be filled up, and where that ends, in bytes, for a
+/// `limit`: writers seldom wait for a device then, and little of the memory is idle.
+pub fn reserve(limit: u64, segment: u32) -> (u64, u64) {
+    let least = (TIGHT_SEGMENTS + 1) * u64::from(segment);
+    let low = (limit / RESERVE_PART).max(least).min(limit / 4);
+    (low, low + low / 2)
+}
+
+/// See [`reserve`].
+const RESERVE_PART: u64 = 16;
+
+/// Whether slots are so few that those with garbage should be emptied.
+pub fn few_slots(free: u32, count: u32) -> bool {
+    u64::from(free) < (u64::from(count) / RESERVE_PART).clamp(1, 64)
+}
+
+/// A segment that may go down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The segment.
+    pub sealed: Sealed,
+    /// What is in it.
+    pub survey: Survey,
+}
+
+/// The next segments behind a clock's hand, in the order in which it comes to them; says how many.
+/// Their age is what the hand goes by, from the oldest on, and round again.
+pub fn behind_hand(
+    sealed: impl Iterator<Item = Sealed>,
+    hand: u64,
+    chosen: &mut [Sealed; CHILL],
+) -> usize {
+    let distance = |s: &Sealed| s.sequence.wrapping_sub(hand);
+    let mut count = 0;
+    for sealed in sealed {
+        let at = chosen[..count].partition_point(|s| distance(s) < distance(&sealed));
+        if at == CHILL {
+            continue;
+        }
+        count = (count + 1).min(CHILL);
+        chosen[at..count].rotate_right(1);
+        chosen[at] = sealed;
+    }
+    count
+}
+
+/// Sorts what a clock's hand came to: what goes down first is last. What does not compress goes
+/// before what does, if it is about as cold. Says how many stay where they are for this time,
+/// because half of what is in them was read: those are first. At least one goes.
+pub fn chill(candidates: &mut [Candidate]) -> usize {
+    // In sixteenths, so that little differences leave the choice to compression and age.
+    let share = |part: u32, survey: &Survey| {
+        (u64::from(part) * 16).checked_div(u64::from(survey.live)).unwrap_or(0)
+    };
+    candidates.sort_unstable_by_key(|Candidate { sealed, survey }| {
+        let (hot, raw) = (share(survey.hot, survey), share(survey.raw, survey));
+        std::cmp::Reverse((hot, 16 - raw.min(16), sealed.sequence))
+    });
+    let stay =
+        candidates.iter().take_while(|c| c.survey.hot > 0 && c.survey.hot >= c.survey.live / 2);
+    stay.count().min(candidates.len().saturating_sub(1))
 }
 
 /// How many victims to choose at a look at the whole table of `segments`. Few, because the later
@@ -104,6 +176,48 @@ mod tests {
     fn blocks_stay_together_if_that_saves_an_eighth() {
         assert!(pays_together(7000, 8000) && !pays_together(7001, 8000));
         assert!(pays_together(0, 0) && !pays_together(1, 1));
+    }
+
+    #[test]
+    fn the_hand_goes_by_age_and_round_again() {
+        let all = (0..40).map(|n| sealed(n * 7 % 40, 0));
+        let mut chosen = [sealed(0, 0); CHILL];
+        assert_eq!(behind_hand(all.clone(), 30, &mut chosen), CHILL);
+        let expected: Vec<u32> = (30..40).chain(0..6).collect();
+        assert_eq!(chosen.map(|s| s.segment).to_vec(), expected);
+        assert_eq!(behind_hand(all.take(3), 0, &mut chosen), 3);
+        assert_eq!(chosen[..3].iter().map(|s| s.segment).collect::<Vec<_>>(), [0, 7, 14]);
+        assert_eq!(behind_hand(std::iter::empty(), 0, &mut chosen), 0);
+    }
+
+    #[test]
+    fn the_coldest_goes_first_and_of_those_what_does_not_compress() {
+        let candidate = |segment, hot, raw| Candidate {
+            sealed: sealed(segment, 0),
+            survey: Survey { live: 1600, hot, raw },
+        };
+        let mut all = [
+            candidate(1, 0, 0),
+            candidate(2, 50, 1600),
+            candidate(3, 800, 0),
+            candidate(4, 400, 1600),
+            candidate(5, 1600, 0),
+        ];
+        assert_eq!(chill(&mut all), 2);
+        assert_eq!(all.map(|c| c.sealed.segment), [5, 3, 4, 1, 2]);
+        let mut hot = [candidate(1, 1600, 0), candidate(2, 1600, 0)];
+        assert_eq!(chill(&mut hot), 1, "one has to go");
+        assert_eq!(hot[1].sealed.segment, 1, "the older");
+        assert_eq!(chill(&mut []), 0);
+    }
+
+    #[test]
+    fn the_reserve_is_a_little_of_the_limit_and_enough_for_writers() {
+        assert_eq!(reserve(512 << 20, 1 << 20), (32 << 20, 48 << 20));
+        assert_eq!(reserve(32 << 20, 1 << 20), (4 << 20, 6 << 20));
+        assert_eq!(reserve(8 << 20, 1 << 20), (2 << 20, 3 << 20));
+        assert!(few_slots(0, 1) && !few_slots(1, 1));
+        assert!(few_slots(63, 1 << 20) && !few_slots(64, 1 << 20));
     }
 
     #[test]

@@ -11,7 +11,9 @@
 //!   own;
 //! - no stripe lock is held and no epoch pinned while a thread waits for the cleaner.
 
+use super::demote::Lower;
 use super::policy;
+use super::spill::SpillTo;
 use crate::BLOCK_SIZE;
 use crate::error::Result;
 use crate::media::Memory;
@@ -20,6 +22,8 @@ use crate::store::segment::Sealed;
 use crate::store::{Blocked, Cleaned, Session, Shape, Store, Version};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::thread::Thread;
 use std::time::Instant;
 
 /// Nothing more fits under the limit.
@@ -46,6 +50,10 @@ pub struct Ram {
     session_memory: u64,
     stalls: AtomicU64,
     no_space: AtomicU64,
+    /// Where segments go that memory has no room for.
+    lower: Option<Lower>,
+    /// The thread that keeps the reserve.
+    keeper: OnceLock<Thread>,
 }
 
 impl Ram {
@@ -54,6 +62,21 @@ impl Ram {
     /// # Errors
     /// See [`Store::new`] and [`Store::recount`].
     pub fn new(memory: &Memory, shape: Shape, limit: u64) -> Result<Self> {
+        Self::above(memory, shape, limit, None)
+    }
+
+    /// The same above a spill device, which has what its slots held if another process left the
+    /// memory.
+    ///
+    /// # Errors
+    /// As [`Ram::new`].
+    pub fn above(
+        memory: &Memory,
+        shape: Shape,
+        limit: u64,
+        below: Option<SpillTo>,
+    ) -> Result<Self> {
+        debug_assert_eq!(shape.slots, below.as_ref().map_or(0, |below| below.slots));
         let store = Store::new(memory, shape, limit)?;
         if memory.is_inherited() {
             store.recount()?;
@@ -61,8 +84,11 @@ impl Ram {
         let session = store.session()?;
         let session_memory = session.memory();
         let zero = || AtomicU64::new(0);
+        let lower = below.map(|below| Lower::new(below, &store));
         Ok(Self {
             store,
+            lower,
+            keeper: OnceLock::new(),
             cleaner: Mutex::new(session),
             victims: Mutex::new(Vec::new()),
             opened: zero(),
@@ -71,6 +97,15 @@ impl Ram {
             stalls: zero(),
             no_space: zero(),
         })
+    }
+
+    pub(super) fn lower(&self) -> Option<&Lower> {
+        self.lower.as_ref()
+    }
+
+    /// Makes the calling thread the one that is woken up when the reserve has to be filled up.
+    pub fn keep_awake(&self) {
+        self.keeper.get_or_init(std::thread::current);
     }
 
     /// The store below.
@@ -150,12 +185,21 @@ impl Ram {
         while cleaned < policy::PAY_SEGMENTS * self.store.segment_size()
             && (self.over(policy::BUSY_PERMILLE) || self.tight())
         {
-            let part = if self.tight() { policy::WORTH_PART } else { policy::BUSY_WORTH_PART };
+            let part = match (self.tight(), self.can_spill()) {
+                (true, true) => policy::SPILL_WORTH_PART,
+                (true, false) => policy::WORTH_PART,
+                (false, _) => policy::BUSY_WORTH_PART,
+            };
             let Some(dead) = self.clean_one(session, Taker::Ordinary, part) else { break };
             cleaned += dead;
             self.store.collect();
         }
         self.assisting.fetch_sub(1, Ordering::AcqRel);
+        if self.wants_reserve()
+            && let Some(keeper) = self.keeper.get()
+        {
+            keeper.unpark();
+        }
         self.trim_surplus();
         self.store.frames().prepare(self.store.budget());
         if self.store.open_segment(Taker::Ordinary, len) {
@@ -173,10 +217,22 @@ impl Ram {
 
     /// Whether the limit is near.
     fn tight(&self) -> bool {
+        self.free() < policy::TIGHT_SEGMENTS * u64::from(self.store.segment_size())
+    }
+
+    /// Bytes of memory that writers could take.
+    pub(super) fn free(&self) -> u64 {
         let (budget, segment) = (self.store.budget(), u64::from(self.store.segment_size()));
         let ready = self.store.frames().ready() as u64 * segment;
-        let free = (budget.limit() + ready).saturating_sub(budget.used() + budget.reserve());
-        free < policy::TIGHT_SEGMENTS * segment
+        (budget.limit() + ready).saturating_sub(budget.used() + budget.reserve())
+    }
+
+    /// Counts the caller among those who make room, while `work` lasts.
+    pub(super) fn assist<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.assisting.fetch_add(1, Ordering::AcqRel);
+        let result = work();
+        self.assisting.fetch_sub(1, Ordering::AcqRel);
+        result
     }
 
     /// Makes room at the limit for the writer of `session`, until `enough` says that it is.
@@ -210,9 +266,7 @@ impl Ram {
             if enough(&self.store) {
                 return Ok(());
             }
-            if self.clean_one(cleaner, Taker::Cleaner, policy::WORTH_PART).is_some()
-                || self.seal_garbage()
-            {
+            if self.make_some_room(cleaner) {
                 waited = false;
                 continue;
             }
@@ -228,6 +282,19 @@ impl Ram {
             }
             self.store.epochs().wait();
         }
+    }
+
+    /// Cleans a segment, or takes one down, or gets one's slot free. `false` when nothing helps.
+    fn make_some_room(&self, cleaner: &Session) -> bool {
+        let clean = |part| self.clean_one(cleaner, Taker::Cleaner, part).is_some();
+        if self.lower.is_none() {
+            return clean(policy::WORTH_PART) || self.seal_garbage();
+        }
+        self.can_spill() && clean(policy::SPILL_WORTH_PART)
+            || self.demote_one(cleaner, Taker::Cleaner)
+            || clean(policy::WORTH_PART)
+            || self.seal_garbage()
+            || self.can_spill() && self.compact_one(cleaner, Taker::Cleaner, policy::WORTH_PART)
     }
 
     /// Makes room for `bytes` of tables or buffers, which are added to what is used afterwards.
@@ -252,7 +319,7 @@ impl Ram {
     }
 
     /// Waits until everything that was retired is free. Pins are short, so this is too.
-    fn settle(&self) {
+    pub(super) fn settle(&self) {
         let mut round = 0;
         self.store.collect();
         while self.store.retired() > 0 {
@@ -264,7 +331,7 @@ impl Ram {
 
     /// Cleans the emptiest segment, if at least one part in `worth_part` of it is garbage. Says how
     /// much that was; `None` when none is worth it, or there is no room to clean.
-    fn clean_one(&self, session: &Session, who: Taker, worth_part: u32) -> Option<u32> {
+    pub(super) fn clean_one(&self, session: &Session, who: Taker, worth_part: u32) -> Option<u32> {
         let least = self.store.segment_size() / worth_part;
         loop {
             let chosen = {
@@ -311,10 +378,16 @@ impl Ram {
     }
 
     fn over(&self, permille: u64) -> bool {
-        let payload = self.store.tallies().sum().payload.max(0) as u64;
+        let mut payload = self.store.tallies().sum().payload.max(0) as u64;
+        let mut index = 0;
+        if let Some(lower) = &self.lower {
+            // Of what is below, only the index is here, and that can't be cleaned.
+            payload = payload.saturating_sub(lower.live());
+            index = self.store.index().leaf_bytes();
+        }
         // Cleaning makes more ready frames, so it is no answer to having them.
         let ready = self.store.frames().ready() as u64 * u64::from(self.store.segment_size());
-        let used = self.store.budget().used().saturating_sub(ready);
+        let used = self.store.budget().used().saturating_sub(ready + index);
         policy::over(used, payload, permille, self.store.segment_size())
     }
 
@@ -335,6 +408,9 @@ impl Ram {
             self.store.frames().trim(self.store.budget(), READY_BUSY);
         }
         self.drop_empty_leaves();
+        if self.lower.is_some() {
+            self.store.free_dead_slots();
+        }
         self.store.collect();
         self.store.frames().trim(self.store.budget(), 0);
     }

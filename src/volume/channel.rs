@@ -5,8 +5,8 @@ use super::crew::{WORTH_SHARING, Work};
 use super::device::{Load, Way};
 use super::hand::Hand;
 use super::{Channel, IoError, Request, Volume};
-use crate::store::{Damaged, Session};
-use crate::tiers::NoSpace;
+use crate::store::Session;
+use crate::tiers::{NoSpace, Unread};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -25,9 +25,12 @@ impl From<NoSpace> for IoError {
     }
 }
 
-impl From<Damaged> for IoError {
-    fn from(damaged: Damaged) -> Self {
-        Self::Corrupt(damaged.0)
+impl From<Unread> for IoError {
+    fn from(unread: Unread) -> Self {
+        match unread {
+            Unread::Damaged(block) => Self::Corrupt(block),
+            Unread::Drive(block) => Self::Lost(block),
+        }
     }
 }
 

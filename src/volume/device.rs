@@ -99,6 +99,9 @@ pub enum IoError {
     /// The record of this block is damaged.
     #[error("block {0} is damaged")]
     Corrupt(u64),
+    /// The spill device does not give this block back.
+    #[error("block {0} can't be read from the spill device")]
+    Lost(u64),
     /// A drive, or the kernel that moves bytes, failed with this errno.
     #[error("a drive failed (errno {0})")]
     Drive(i32),
@@ -114,9 +117,9 @@ impl IoError {
     /// The errno that the kernel or a client is told.
     pub fn errno(self) -> i32 {
         match self {
-            Self::OutOfRange => 22, // EINVAL
-            Self::NoSpace => 28,    // ENOSPC
-            Self::Corrupt(_) => 5,  // EIO
+            Self::OutOfRange => 22,                // EINVAL
+            Self::NoSpace => 28,                   // ENOSPC
+            Self::Corrupt(_) | Self::Lost(_) => 5, // EIO
             Self::Drive(errno) => errno,
             Self::Unsupported => 95, // EOPNOTSUPP
             Self::Busy => 16,        // EBUSY

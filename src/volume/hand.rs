@@ -21,15 +21,14 @@ impl Hand {
     }
 
     pub(super) fn read(&mut self, ram: &Ram, offset: u64, buf: &mut [u8]) -> Result<(), IoError> {
-        let store = ram.store();
         each_mut(offset, buf, |piece, now| {
             match piece {
                 Piece::Blocks { first, .. } => {
                     let (blocks, _) = now.as_chunks_mut::<BLOCK_SIZE>();
-                    store.read_run(&mut self.session, first, blocks)?;
+                    ram.read_run(&mut self.session, first, blocks)?;
                 }
                 Piece::Part { block, from, len } => {
-                    store.read(&mut self.session, block, &mut self.block)?;
+                    ram.read(&mut self.session, block, &mut self.block)?;
                     now.copy_from_slice(&self.block[from..from + len]);
                 }
             }
@@ -84,7 +83,7 @@ impl Hand {
         change: impl Fn(&mut [u8; BLOCK_SIZE]),
     ) -> Result<(), IoError> {
         loop {
-            let entry = ram.store().read(&mut self.session, block, &mut self.block)?;
+            let entry = ram.read(&mut self.session, block, &mut self.block)?;
             change(&mut self.block);
             if ram.write_if(&mut self.session, block, &self.block, entry)? {
                 return Ok(());

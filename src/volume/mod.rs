@@ -12,11 +12,12 @@ mod device;
 mod hand;
 mod logged;
 mod record;
+mod spiller;
 mod split;
 mod tender;
 
 pub use crate::store::codec::Algorithm;
-pub use crate::tiers::Policy;
+pub use crate::tiers::{Policy, SpillTo};
 pub use attach::{Opened, Pair, cannot_use};
 pub use bare::BareVolume;
 pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
@@ -35,6 +36,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::tiers::Ram;
 use counters::{Counters, Totals};
 use crew::Crew;
+use spiller::Spiller;
 use std::sync::{Arc, OnceLock};
 use tender::Tender;
 
@@ -74,6 +76,7 @@ pub struct Volume {
     /// For questions that no front-end's thread asks.
     inspector: Mutex<Option<Session>>,
     tender: Mutex<Option<Tender>>,
+    spiller: Mutex<Option<Spiller>>,
     crew: OnceLock<Crew>,
 }
 
@@ -105,8 +108,25 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create`], and when the memory is not of such a volume.
     pub fn create_in(options: &Options, memory: &Memory) -> Result<Arc<Self>> {
-        let volume = Arc::new(Self::new_in(options, memory)?);
+        Self::create_over(options, memory, None)
+    }
+
+    /// As [`Volume::create_in`], above a spill device; with what its slots held, if another process
+    /// had the memory before.
+    ///
+    /// # Errors
+    /// As [`Volume::create_in`].
+    pub fn create_over(
+        options: &Options,
+        memory: &Memory,
+        below: Option<SpillTo>,
+    ) -> Result<Arc<Self>> {
+        let spills = below.is_some();
+        let volume = Arc::new(Self::new_over(options, memory, below)?);
         *volume.tender.lock() = Some(Tender::start(&volume)?);
+        if spills {
+            *volume.spiller.lock() = Some(Spiller::start(&volume)?);
+        }
         if let Some(crew) = Crew::start(&volume)? {
             volume.crew.get_or_init(|| crew);
         }
@@ -126,6 +146,15 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create_in`].
     pub fn new_in(options: &Options, memory: &Memory) -> Result<Self> {
+        Self::new_over(options, memory, None)
+    }
+
+    /// As [`Volume::new_in`], above a spill device; with what its slots held, if another process
+    /// had the memory before.
+    ///
+    /// # Errors
+    /// As [`Volume::create_in`].
+    pub fn new_over(options: &Options, memory: &Memory, below: Option<SpillTo>) -> Result<Self> {
         check(options)?;
         let limit_max = options.ram_limit.max(options.ram_limit_max);
         let frames = limit_max.div_ceil(u64::from(options.segment)).min(u64::from(SEGMENTS_MAX));
@@ -133,9 +162,10 @@ impl Volume {
             blocks_max: if cfg!(shuttle) { options.size / BLOCK_SIZE as u64 } else { BLOCKS_MAX },
             segment: options.segment,
             frames: frames as u32,
+            slots: below.as_ref().map_or(0, |below| below.slots),
             algorithm: options.algorithm,
         };
-        let ram = Ram::new(memory, shape, options.ram_limit)?;
+        let ram = Ram::above(memory, shape, options.ram_limit, below)?;
         if options.lock_memory {
             ram.store().lock_memory()?;
         }
@@ -148,6 +178,7 @@ impl Volume {
             counters: Mutex::new(Accounts::default()),
             inspector: Mutex::new(Some(inspector)),
             tender: Mutex::new(None),
+            spiller: Mutex::new(None),
             crew: OnceLock::new(),
         })
     }
@@ -230,8 +261,7 @@ impl Volume {
         let same = at_least_0(counts.same - counts.zero) + zero;
         let segment = u64::from(store.segment_size());
         let metadata = store.metadata_bytes(self.size_now());
-        let sealed = store.segments().in_use();
-        let frames = (u64::from(sealed) + store.frames().ready() as u64) * segment;
+        let frames = store.frames().warm() as u64 * segment;
         let stored = at_least_0(counts.stored);
         let used = budget.used();
         Stats {
@@ -257,20 +287,62 @@ impl Volume {
                 0 => 0.0,
                 blocks => metadata as f64 / blocks as f64,
             },
-            segments: u64::from(sealed),
+            segments: u64::from(store.segments().in_use()),
             segments_cleaned: at_least_0(counts.cleaned),
             blocks_moved: at_least_0(counts.moved),
             bytes_moved: at_least_0(counts.moved_bytes),
             stalls: self.ram.stalls(),
             no_space: self.ram.refusals(),
             corrupt_records: at_least_0(counts.corrupt),
-            ..totals.stats()
+            spilled_segments: at_least_0(counts.spilled),
+            ..self.with_spill(totals.stats())
         }
     }
 
-    /// Cleans as after a long quiet time, at once.
+    fn with_spill(&self, stats: Stats) -> Stats {
+        let (ram, store) = (&self.ram, self.ram.store());
+        let Some(counts) = ram.spill_counts() else { return stats };
+        let (slots, (bytes, blocks)) = (store.slots(), store.segments().live_below());
+        Stats {
+            spill_device_reads: counts.reads,
+            spill_device_writes: counts.writes,
+            spill_read_bytes: counts.read_bytes,
+            spill_written_bytes: counts.written_bytes,
+            spill_allowed_bytes: ram.spill_allowed(),
+            spill_slots: slots.count().into(),
+            spill_slots_used: (slots.count() - slots.free()).into(),
+            spilled_blocks: blocks,
+            spilled_bytes: bytes,
+            spill_promoted_blocks: ram.promoted(),
+            spill_errors: counts.errors,
+            spill_failed: ram.spill_failed(),
+            ..stats
+        }
+    }
+
+    /// Cleans as after a long quiet time, and makes the room that writers find on a volume with a
+    /// spill device, at once.
     pub fn clean_now(&self) {
         self.ram.tend(true, &|| false);
+        if let Some(session) = &*self.inspector.lock() {
+            self.ram.keep_reserve(session, &|| false);
+        }
+    }
+
+    /// Takes everything down that can go, for tests of that.
+    #[doc(hidden)]
+    pub fn spill_now(&self) {
+        if let Some(session) = &*self.inspector.lock() {
+            self.ram.spill_all(session);
+        }
+    }
+
+    /// Empties a slot that has any garbage, for tests of that.
+    #[doc(hidden)]
+    pub fn compact_now(&self) {
+        if let Some(session) = &*self.inspector.lock() {
+            self.ram.compact_any(session);
+        }
     }
 
     /// Flips a bit in the record of a block, for tests of detection. `false` when the block has
@@ -290,10 +362,10 @@ impl Volume {
         self.ram.store().audit_order()
     }
 
-    /// Ends the volume's own thread. Requests after this still work; only those who write clean.
+    /// Ends the volume's own threads. Requests after this still work; only those who write clean.
     pub fn close(&self) {
-        let tender = self.tender.lock().take();
-        drop(tender);
+        let (tender, spiller) = (self.tender.lock().take(), self.spiller.lock().take());
+        drop((tender, spiller));
         if let Some(crew) = self.crew.get() {
             crew.stop();
         }

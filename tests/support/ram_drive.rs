@@ -11,6 +11,8 @@ pub struct RamDrive {
     size: u64,
     /// Writes and flushes fail.
     pub broken: AtomicBool,
+    /// Reads fail.
+    pub deaf: AtomicBool,
     /// Writes from this byte on fail.
     pub worn_from: AtomicU64,
     /// Flushes so far.
@@ -33,6 +35,7 @@ impl RamDrive {
             bytes: Mutex::new(vec![0; size as usize]),
             size,
             broken: AtomicBool::new(false),
+            deaf: AtomicBool::new(false),
             worn_from: AtomicU64::new(u64::MAX),
             flushes: AtomicU64::new(0),
             flush_ms: AtomicU64::new(0),
@@ -58,6 +61,9 @@ impl RamDrive {
         assert!(at + len <= self.size, "{action} {len} at {at}");
         let worn = at + len > self.worn_from.load(Ordering::SeqCst);
         if (self.broken.load(Ordering::SeqCst) || worn) && action != Action::Read {
+            return Err(DriveError { action, at, len, errno: 5 });
+        }
+        if self.deaf.load(Ordering::SeqCst) && action == Action::Read {
             return Err(DriveError { action, at, len, errno: 5 });
         }
         Ok(())

@@ -1,0 +1,318 @@
+//! What happens to segments on their way into slots, in them, and out of them again. Nothing here
+//! reads or writes a device: the tier above does, with what it is told here.
+//!
+//! Going down: whoever has claimed a sealed segment takes a slot, has the frame's bytes written
+//! into it, and only then says so ([`Store::spilled`]); the frame is free when its last reader is
+//! gone. Until then reads find the frame, afterwards the slot, which holds the same bytes.
+//!
+//! Reading: a read that comes to a record in a slot stops ([`Below`]). The part that is needed is
+//! read into the session's window, and the read begins again at that block, from its entry on.
+//! Nobody keeps the slot meanwhile: if it was given to another segment, nothing names the one
+//! before any more, and what was read for that is never looked at. So a block that was changed
+//! meanwhile is read as it is now, and whatever a read returns, it found while it was pinned.
+//!
+//! Coming back: live records are appended to the log like new ones, one by one when they are read a
+//! second time, or all of a slot when it is mostly garbage.
+//!
+//! Invariants:
+//! - a window names its bytes by the sequence of their segment, which never comes back, so it is
+//!   never out of date;
+//! - no epoch is pinned and no lock is held while a device is waited for.
+
+use super::budget::Taker;
+use super::clean::{Cleaned, Records, Which};
+use super::format::{Entry, HEADER, Home, Location, RECORD_MAX};
+use super::planted::{Bug, on};
+use super::read::{Why, decode};
+use super::segment::Sealed;
+use super::tally::Counts;
+use super::write::GROUP;
+use super::{Session, Store, Version};
+use crate::BLOCK_SIZE;
+use crate::media::{ALIGN, Buffer};
+use std::ops::Range;
+
+/// The most that one read brings from a slot, in bytes.
+const WINDOW: u32 = 32 << 10;
+
+const _: () = assert!(RECORD_MAX + 2 * ALIGN <= WINDOW as usize);
+
+/// A part of a slot that has to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Below {
+    /// The slot.
+    pub slot: u32,
+    /// Bytes from the slot's start, a multiple of [`ALIGN`].
+    pub from: u32,
+    /// The end of what is needed, and of neighbours that may be wanted next; a multiple of
+    /// [`ALIGN`].
+    pub to: u32,
+    /// What the window is known by.
+    name: u64,
+}
+
+/// A part of a segment, as it is in a slot.
+pub(super) struct Window {
+    buffer: Buffer,
+    /// The sequence of the segment; 0: there is nothing.
+    name: u64,
+    /// Which part it is.
+    range: Range<u32>,
+    /// Blocks that were found in a slot once more, and which versions they were.
+    again: [(u64, Option<Version>); GROUP],
+    again_count: usize,
+    /// The block after the last that was read from a slot.
+    next: u64,
+}
+
+impl Window {
+    pub(super) fn new() -> Self {
+        Self {
+            buffer: Buffer::new(WINDOW as usize),
+            name: 0,
+            range: 0..0,
+            again: [(0, None); GROUP],
+            again_count: 0,
+            next: 0,
+        }
+    }
+
+    pub(super) fn memory(&self) -> usize {
+        self.buffer.len()
+    }
+
+    fn record(&self, name: u64, at: Location) -> Option<&[u8]> {
+        let end = at.offset + at.record_len();
+        let has = self.name == name && at.offset >= self.range.start;
+        let start = (has && end <= self.range.end).then(|| at.offset - self.range.start)?;
+        self.buffer.get(start as usize..(start + at.record_len()) as usize)
+    }
+}
+
+/// A segment that is claimed, on its way into a slot that is taken for it.
+#[derive(Debug)]
+pub struct Going {
+    victim: Sealed,
+    frame: u32,
+    slot: u32,
+}
+
+/// How a segment that was asked to go down did.
+#[derive(Debug)]
+pub enum Spilled {
+    /// It is to be written.
+    Going(Going),
+    /// Nothing is left in it that would have to be.
+    Emptied,
+    /// There is no slot, or it is damaged.
+    Not,
+}
+
+/// What is in a sealed segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// Bytes of live records.
+    pub live: u32,
+    /// Of those, records that were read since they were made or looked at.
+    pub hot: u32,
+    /// Of the live ones, records of blocks that did not shrink.
+    pub raw: u32,
+}
+
+impl Store {
+    /// Reads a record from the session's window. The caller is pinned.
+    pub(super) fn read_spilled(
+        &self,
+        session: &mut Session,
+        block: u64,
+        (entry, at): (Entry, Location),
+        slot: u32,
+        out: &mut [u8; BLOCK_SIZE],
+    ) -> Result<(), Why> {
+        let sequence = self.segments.sequence(at.segment);
+        let Session { window: Some(window), codec, .. } = session else {
+            return Err(Why::Damaged);
+        };
+        let name = if on(Bug::WindowByNumber) { u64::from(at.segment) + 1 } else { sequence };
+        let Some(record) = window.record(name, at) else {
+            let follows = std::mem::replace(&mut window.next, block + 1) == block;
+            let from = at.offset / ALIGN as u32 * ALIGN as u32;
+            let to = self.wanted(block, at, from + if follows { WINDOW } else { WINDOW / 2 });
+            return Err(Why::Below(Below { slot, from, to, name }));
+        };
+        if !decode(codec, record, (block, sequence), out) {
+            // The device may say something else next time.
+            window.name = 0;
+            return Err(Why::Damaged);
+        }
+        window.next = block + 1;
+        if !entry.is_hot() {
+            self.index.warm(block, entry, entry.hot());
+        } else if let Some(again) = window.again.get_mut(window.again_count) {
+            *again = (block, Some(self.version(entry)));
+            window.again_count += 1;
+        }
+        Ok(())
+    }
+
+    /// The end of what to read for a block's record, together with the blocks that follow where
+    /// their records do, up to `most`.
+    fn wanted(&self, block: u64, at: Location, most: u32) -> u32 {
+        let mut end = at.offset + at.record_len();
+        let most = most.min(self.shape.segment);
+        for next in block + 1..self.index.blocks_max() {
+            match self.index.load(next).home() {
+                Home::Record(next) if next.segment == at.segment && next.offset == end => {
+                    if next.offset + next.record_len() > most {
+                        break;
+                    }
+                    end += next.record_len();
+                }
+                _ => break,
+            }
+        }
+        end.next_multiple_of(ALIGN as u32)
+    }
+
+    /// Where to put what is read of a slot.
+    ///
+    /// # Panics
+    /// When the session is of a store without slots.
+    pub fn window<'a>(&self, session: &'a mut Session, below: &Below) -> &'a mut [u8] {
+        let Some(window) = session.window.as_mut() else { unreachable!("no slots, no window") };
+        window.name = 0;
+        &mut window.buffer[..(below.to - below.from) as usize]
+    }
+
+    /// Says that the part of a slot is in the session's window.
+    pub fn brought(&self, session: &mut Session, below: &Below) {
+        if let Some(window) = session.window.as_mut() {
+            (window.name, window.range) = (below.name, below.from..below.to);
+        }
+    }
+
+    /// A block that was read from a slot although it had been read before, and which version that
+    /// was; each of them once.
+    pub fn read_again(&self, session: &mut Session) -> Option<(u64, Version)> {
+        let window = session.window.as_mut()?;
+        window.again_count = window.again_count.checked_sub(1)?;
+        let (block, version) = window.again[window.again_count];
+        version.map(|version| (block, version))
+    }
+
+    /// Looks at what is live in a sealed segment in a frame that the caller has claimed, as of some
+    /// moments during the call. With `cool`, its records are not hot any more.
+    pub fn survey(&self, session: &Session, sealed: Sealed, cool: bool) -> Survey {
+        let mut survey = Survey::default();
+        let segment = sealed.segment;
+        let Some(frame) = self.segments.frame(segment) else { return survey };
+        // For the index: the claim keeps the frame.
+        let _pin = session.pin(self);
+        for (header, at) in Records::of(segment, self.frames.bytes(frame, 0, sealed.end)) {
+            if header.block >= self.index.blocks_max() {
+                continue;
+            }
+            let now = self.index.load(header.block);
+            if !now.same_place(Entry::record(at)) {
+                continue;
+            }
+            let len = at.record_len();
+            survey.live += len;
+            survey.raw += if at.len as usize == BLOCK_SIZE { len } else { 0 };
+            if now.is_hot() {
+                survey.hot += len;
+                if cool {
+                    self.index.warm(header.block, now, now.cold());
+                }
+            }
+        }
+        survey
+    }
+
+    /// Begins to take a segment down that the caller has claimed: what is hot of it is appended
+    /// anew first, where there is room; the rest has to be written. If that is
+    /// [`Spilled::Not`], it is not claimed any more.
+    pub fn go_down(&self, session: &Session, victim: Sealed, who: Taker) -> Spilled {
+        let Some(frame) = self.segments.frame(victim.segment) else {
+            unreachable!("who is sealed and claimed has a frame")
+        };
+        self.keep_hot(session, victim, frame, who);
+        if self.segments.dead_bytes(victim.segment) == victim.end {
+            self.retire(victim.segment);
+            return Spilled::Emptied;
+        }
+        match self.slots.take() {
+            Some(slot) => {
+                if on(Bug::SpillBeforeWritten) {
+                    self.forget_frame(victim.segment, slot, 0);
+                }
+                Spilled::Going(Going { victim, frame, slot })
+            }
+            None => {
+                self.segments.unclaim(victim.segment);
+                Spilled::Not
+            }
+        }
+    }
+
+    fn keep_hot(&self, session: &Session, victim: Sealed, frame: u32, who: Taker) {
+        let bytes = self.frames.bytes(frame, 0, victim.end);
+        let mut records = Records::of(victim.segment, bytes).peekable();
+        while records.peek().is_some() {
+            let _pin = session.pin(self);
+            for (header, at) in records.by_ref().take(GROUP) {
+                let record = (&header, at);
+                if !self.relocate(session, bytes, victim.sequence, record, who, Which::Hot) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What to write to the slot of a segment that goes down, from the slot's start on.
+    pub fn bytes_of(&self, going: &Going) -> (u32, &[u8]) {
+        // What is behind the end has no meaning, and nobody writes there any more.
+        let len = going.victim.end.next_multiple_of(ALIGN as u32);
+        (going.slot, self.frames.bytes(going.frame, 0, len))
+    }
+
+    /// Ends what [`Store::go_down`] began: if it is `written`, the segment is in its slot from now
+    /// on; else it stays where it is, and the slot is free.
+    pub fn spilled(&self, session: &Session, going: Going, written: bool) {
+        let Going { victim, frame, slot } = going;
+        if written {
+            let records = Records::of(victim.segment, self.frames.bytes(frame, 0, victim.end));
+            self.forget_frame(victim.segment, slot, records.count() as u32);
+            session.count(&Counts { spilled: 1, ..Counts::default() });
+        } else {
+            self.slots.give(slot);
+        }
+        self.segments.unclaim(victim.segment);
+    }
+
+    fn forget_frame(&self, segment: u32, slot: u32, records: u32) {
+        if let Some(frame) = self.segments.spill(segment, slot, records) {
+            let mut retired = self.retired.lock();
+            retired.frames.push((frame, self.epochs.stamp()));
+        }
+    }
+
+    /// Frees the slots of segments that nothing names any more. Says how many that were.
+    pub fn free_dead_slots(&self) -> usize {
+        let mut freed = 0;
+        while let Some(dead) = self.segments.claim_dead_below() {
+            self.retire(dead);
+            freed += 1;
+        }
+        freed
+    }
+
+    /// Empties a spilled segment that the caller has claimed, with its bytes: what is live of it is
+    /// appended anew, and its slot is free when its last reader is gone.
+    pub fn take_up(&self, session: &Session, victim: Sealed, bytes: &[u8], who: Taker) -> Cleaned {
+        let end = (victim.end as usize).min(bytes.len());
+        self.clean_from(session, victim, &bytes[..end], who)
+    }
+}
+
+const _: () = assert!(HEADER < ALIGN);

@@ -1,0 +1,111 @@
+//! How much may be written in a day: a bucket that holds a day's bytes and fills up evenly. Pure:
+//! whoever asks says what time it is.
+//!
+//! Invariant: in any 24 hours at most two days' bytes are taken, and in the long run one a day.
+
+use std::time::Duration;
+
+const DAY_S: u64 = 24 * 60 * 60;
+
+/// The bucket. It begins full.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allowance {
+    /// Bytes a day; 0: no limit.
+    daily: u64,
+    /// Bytes in the bucket, times the seconds of a day, so that nothing is lost by rounding.
+    level: u128,
+    /// When that was.
+    at: Duration,
+}
+
+impl Allowance {
+    pub(super) fn new(daily: u64, now: Duration) -> Self {
+        Self { daily, level: full(daily), at: now }
+    }
+
+    /// Changes what a day has. What was taken stays taken.
+    pub(super) fn change(&mut self, daily: u64, now: Duration) {
+        self.fill(now);
+        let missing = full(self.daily) - self.level;
+        self.level = full(daily).saturating_sub(missing);
+        self.daily = daily;
+    }
+
+    fn fill(&mut self, now: Duration) {
+        let passed = now.saturating_sub(self.at).as_nanos();
+        let more = u128::from(self.daily) * passed / 1_000_000_000;
+        // Where time is too short to count, it is counted later.
+        if more > 0 || self.daily == 0 {
+            self.level = (self.level + more).min(full(self.daily));
+            self.at = now;
+        }
+    }
+
+    /// Whether so many bytes may be written now.
+    pub(super) fn has(&mut self, bytes: u64, now: Duration) -> bool {
+        self.fill(now);
+        self.daily == 0 || self.level >= full(bytes)
+    }
+
+    /// Takes bytes that are written now.
+    pub(super) fn take(&mut self, bytes: u64, now: Duration) {
+        self.fill(now);
+        self.level = self.level.saturating_sub(full(bytes));
+    }
+
+    /// Bytes that may be written now; `None` when there is no limit.
+    pub(super) fn left(&mut self, now: Duration) -> Option<u64> {
+        self.fill(now);
+        (self.daily > 0).then_some((self.level / u128::from(DAY_S)) as u64)
+    }
+}
+
+fn full(bytes: u64) -> u128 {
+    u128::from(bytes) * u128::from(DAY_S)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn a_day_has_its_bytes_and_they_come_evenly() {
+        let mut a = Allowance::new(24_000, Duration::ZERO);
+        assert!(a.has(24_000, Duration::ZERO) && !a.has(24_001, Duration::ZERO));
+        a.take(24_000, Duration::ZERO);
+        assert!(!a.has(1, Duration::ZERO));
+        assert!(a.has(1_000, HOUR) && !a.has(1_001, HOUR));
+        a.take(1_000, HOUR);
+        assert_eq!(a.left(HOUR * 3), Some(2_000));
+        assert_eq!(a.left(HOUR * 100), Some(24_000), "it holds a day's");
+        assert_eq!(a.left(HOUR * 50), Some(24_000), "a clock that goes back takes nothing");
+    }
+
+    #[test]
+    fn short_whiles_add_up() {
+        let mut a = Allowance::new(24, Duration::ZERO);
+        a.take(24, Duration::ZERO);
+        let step = Duration::from_nanos(10);
+        for n in 1..1000 {
+            assert!(!a.has(1, step * n));
+        }
+        assert!(a.has(1, HOUR));
+    }
+
+    #[test]
+    fn without_a_limit_all_may_go() {
+        let mut a = Allowance::new(0, Duration::ZERO);
+        a.take(1 << 60, Duration::ZERO);
+        assert!(a.has(1 << 60, Duration::ZERO));
+        assert_eq!(a.left(HOUR), None);
+        a.change(1000, HOUR);
+        assert_eq!(a.left(HOUR), Some(1000));
+        a.take(400, HOUR);
+        a.change(500, HOUR);
+        assert_eq!(a.left(HOUR), Some(100));
+        a.change(0, HOUR);
+        assert!(a.has(u64::MAX / 2, HOUR));
+    }
+}

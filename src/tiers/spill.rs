@@ -1,0 +1,137 @@
+//! The spill device: where its slots are, what was asked of it, and whether it still takes writes.
+//!
+//! Invariants: what could not be written is still in memory, so a failed write loses nothing; after
+//! one, nothing more is written ([`Spill::has_failed`]); what could not be read fails for those who
+//! asked for it, and for nobody else.
+
+use super::allowance::Allowance;
+use crate::media::{ALIGN, Drive, DriveError};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A device for segments that memory has no room for.
+#[derive(Clone)]
+pub struct SpillTo {
+    /// The device.
+    pub drive: Arc<dyn Drive>,
+    /// How many slots of a segment each are on it, behind a first one that is not used.
+    pub slots: u32,
+    /// Bytes that may be written in a day; 0: as many as there are.
+    pub daily: u64,
+}
+
+/// What was asked of the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpillCounts {
+    /// Reads.
+    pub reads: u64,
+    /// Bytes of those.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes of those.
+    pub written_bytes: u64,
+    /// Reads and writes that failed.
+    pub errors: u64,
+}
+
+/// See [`SpillTo`].
+pub(super) struct Spill {
+    drive: Arc<dyn Drive>,
+    segment: u32,
+    began: Instant,
+    allowance: Mutex<Allowance>,
+    failed: AtomicBool,
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+    errors: AtomicU64,
+}
+
+impl Spill {
+    pub(super) fn new(to: SpillTo, segment: u32) -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            drive: to.drive,
+            segment,
+            began: Instant::now(),
+            allowance: Mutex::new(Allowance::new(to.daily, Duration::ZERO)),
+            failed: AtomicBool::new(false),
+            reads: zero(),
+            read_bytes: zero(),
+            writes: zero(),
+            written_bytes: zero(),
+            errors: zero(),
+        }
+    }
+
+    /// Whether a write failed: nothing goes down any more.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Whether a segment may be written now.
+    pub(super) fn takes(&self) -> bool {
+        let has = || self.allowance.lock().has(self.segment.into(), self.began.elapsed());
+        !self.has_failed() && has()
+    }
+
+    /// Changes how much may be written in a day.
+    pub(super) fn set_daily(&self, bytes: u64) {
+        self.allowance.lock().change(bytes, self.began.elapsed());
+    }
+
+    /// Bytes that may still be written now; `None` when there is no limit.
+    pub(super) fn allowed(&self) -> Option<u64> {
+        self.allowance.lock().left(self.began.elapsed())
+    }
+
+    fn at(&self, slot: u32, from: u32) -> u64 {
+        (u64::from(slot) + 1) * u64::from(self.segment) + u64::from(from)
+    }
+
+    /// Writes the first bytes of a slot. `false` when that failed.
+    pub(super) fn write(&self, slot: u32, bytes: &[u8]) -> bool {
+        let len = bytes.len() as u64;
+        self.allowance.lock().take(len, self.began.elapsed());
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        let done = self.drive.write(self.at(slot, 0), bytes);
+        match done {
+            Ok(()) => self.written_bytes.fetch_add(len, Ordering::Relaxed),
+            Err(_) => {
+                self.failed.store(true, Ordering::Release);
+                self.errors.fetch_add(1, Ordering::Relaxed)
+            }
+        };
+        done.is_ok()
+    }
+
+    /// Reads a part of a slot.
+    ///
+    /// # Errors
+    /// The drive's.
+    pub(super) fn read(&self, slot: u32, from: u32, buf: &mut [u8]) -> Result<(), DriveError> {
+        debug_assert!(buf.len().is_multiple_of(ALIGN));
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let read = self.drive.read(self.at(slot, from), buf);
+        match read {
+            Ok(()) => self.read_bytes.fetch_add(buf.len() as u64, Ordering::Relaxed),
+            Err(_) => self.errors.fetch_add(1, Ordering::Relaxed),
+        };
+        read
+    }
+
+    pub(super) fn counts(&self) -> SpillCounts {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        SpillCounts {
+            reads: get(&self.reads),
+            read_bytes: get(&self.read_bytes),
+            writes: get(&self.writes),
+            written_bytes: get(&self.written_bytes),
+            errors: get(&self.errors),
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! Volumes above a spill device against a plain array of bytes, with so little memory that most of
+//! what they hold is in slots.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/ram_drive.rs"]
+#[allow(dead_code)]
+mod ram_drive;
+
+use ram_drive::RamDrive;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use ztier::media::Memory;
+use ztier::volume::{
+    Algorithm, Channel, Device, IoError, Options, Request, SpillTo, Volume, min_ram_limit,
+};
+
+const SIZE: u64 = 24 << 20;
+const BLOCK: u64 = 4096;
+
+/// xorshift64: the tests are the same every time.
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        (self.next() >> 11) % n
+    }
+
+    /// Bytes of which `noise` of 8 are noise.
+    fn bytes(&mut self, len: u64, noise: u64) -> Vec<u8> {
+        let word = self.next();
+        let each = (0..len.div_ceil(8)).flat_map(|i| {
+            let word = if i % 8 < noise { self.next() } else { word };
+            word.to_le_bytes()
+        });
+        each.take(len as usize).collect()
+    }
+}
+
+struct Rig {
+    drive: Arc<RamDrive>,
+    slots: u32,
+    memory: Memory,
+    options: Options,
+    up: Option<(Arc<Volume>, Box<dyn Channel>)>,
+    model: Vec<u8>,
+    dice: Dice,
+    refused: u64,
+    daily: u64,
+}
+
+impl Rig {
+    fn new(segment: u32, slots: u32, seed: u64) -> Self {
+        let ram_limit = min_ram_limit(SIZE, segment) + u64::from(segment);
+        let options = Options {
+            size: SIZE,
+            ram_limit,
+            ram_limit_max: ram_limit,
+            segment,
+            algorithm: Algorithm::Lz4,
+            lock_memory: false,
+        };
+        let drive = Arc::new(RamDrive::new((u64::from(slots) + 1) * u64::from(segment)));
+        let mut rig = Self {
+            drive,
+            slots,
+            memory: Memory::default(),
+            options,
+            up: None,
+            model: vec![0; SIZE as usize],
+            dice: Dice(seed | 1),
+            refused: 0,
+            daily: 0,
+        };
+        rig.start();
+        rig
+    }
+
+    fn start(&mut self) {
+        let below = SpillTo { drive: self.drive.clone(), slots: self.slots, daily: self.daily };
+        let volume = Volume::new_over(&self.options, &self.memory, Some(below)).unwrap();
+        let volume = Arc::new(volume);
+        let channel = Arc::clone(&volume).channel();
+        self.up = Some((volume, channel));
+    }
+
+    /// Lets a volume go on with the memory files and the device as they are.
+    fn succeed(&mut self) {
+        self.up = None;
+        let dup = |file: &OwnedFd| file.try_clone().unwrap();
+        let files = self.memory.files().into_iter().map(|(name, file)| (name, dup(&file)));
+        self.memory = Memory::inherited(files.collect());
+        self.start();
+        self.volume().audit().unwrap();
+    }
+
+    fn volume(&self) -> &Arc<Volume> {
+        &self.up.as_ref().unwrap().0
+    }
+
+    fn submit(&mut self, request: Request<'_>) -> Result<(), IoError> {
+        self.up.as_mut().unwrap().1.submit(request, Instant::now())
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        match self.submit(Request::Write { offset, data, fua: false }) {
+            Ok(()) => self.model[offset as usize..][..data.len()].copy_from_slice(data),
+            Err(IoError::NoSpace) => {
+                self.refused += 1;
+                self.learn(offset, data);
+            }
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    /// After a refusal each block has its old or its new content; the model learns which.
+    fn learn(&mut self, offset: u64, data: &[u8]) {
+        let mut got = vec![0; data.len()];
+        self.submit(Request::Read { offset, buf: &mut got }).unwrap();
+        let mut at = 0;
+        while at < data.len() {
+            let pos = offset as usize + at;
+            let n = (4096 - pos % 4096).min(data.len() - at);
+            let (old, new) = (&self.model[pos..pos + n], &data[at..at + n]);
+            assert!(got[at..at + n] == *old || got[at..at + n] == *new, "block at {pos} is torn");
+            self.model[pos..pos + n].copy_from_slice(&got[at..at + n]);
+            at += n;
+        }
+    }
+
+    fn check(&mut self, offset: u64, len: u64) {
+        let mut buf = vec![0xee; len as usize];
+        self.submit(Request::Read { offset, buf: &mut buf }).unwrap();
+        assert!(buf == self.model[offset as usize..][..len as usize], "{len} at {offset}");
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) {
+        self.zeroed(Request::Discard { offset, len }, offset, len);
+    }
+
+    fn zeroed(&mut self, request: Request<'_>, offset: u64, len: u64) {
+        match self.submit(request) {
+            Ok(()) => self.model[offset as usize..][..len as usize].fill(0),
+            // Zeroing a part of a block rewrites it.
+            Err(IoError::NoSpace) => self.learn(offset, &vec![0; len as usize]),
+            Err(e) => panic!("{e}"),
+        }
+    }
+
+    fn range(&mut self) -> (u64, u64) {
+        let (offset, len) = match self.dice.below(4) {
+            0 => (self.dice.below(SIZE), 1 + self.dice.below(20_000)),
+            1 => (self.dice.below(64) * BLOCK, BLOCK),
+            _ => (self.dice.below(SIZE / BLOCK) * BLOCK, (1 + self.dice.below(64)) * BLOCK),
+        };
+        (offset, len.min(SIZE - offset))
+    }
+
+    fn step(&mut self) {
+        let (offset, len) = self.range();
+        match self.dice.below(32) {
+            0..12 => {
+                let noise = [0, 1, 3, 5, 8, 8][self.dice.below(6) as usize];
+                let data = self.dice.bytes(len, noise);
+                self.write(offset, &data);
+            }
+            12..26 => self.check(offset, len),
+            26..28 => self.discard(offset, len),
+            28 => {
+                let no_hole = self.dice.below(2) == 0;
+                let zero = Request::WriteZeroes { offset, len, no_hole, fua: false };
+                self.zeroed(zero, offset, len);
+            }
+            29 | 30 => self.volume().clean_now(),
+            _ if self.dice.below(8) == 0 => self.succeed(),
+            _ => {}
+        }
+        let stats = self.volume().stats();
+        assert!(stats.mem_used_bytes <= self.options.ram_limit, "{}", stats.mem_used_bytes);
+    }
+
+    /// Writes everything up to `end`, compressible to various degrees.
+    fn fill(&mut self, end: u64) {
+        for offset in (0..end).step_by(256 << 10) {
+            let noise = 2 + self.dice.below(7);
+            let data = self.dice.bytes(256 << 10, noise);
+            self.write(offset, &data);
+        }
+    }
+
+    /// Discards everything; nothing may be left, in memory or below.
+    fn empty(&mut self) {
+        self.discard(0, SIZE);
+        self.volume().clean_now();
+        self.volume().clean_now();
+        self.check_all();
+        let stats = self.volume().stats();
+        assert_eq!((stats.blocks_stored, stats.compr_data_bytes), (0, 0));
+        assert_eq!((stats.spill_slots_used, stats.spilled_blocks), (0, 0), "{stats:?}");
+    }
+
+    fn check_all(&mut self) {
+        self.volume().audit().unwrap();
+        for offset in (0..SIZE).step_by(1 << 20) {
+            self.check(offset, 1 << 20);
+        }
+        self.volume().audit().unwrap();
+    }
+}
+
+fn run(segment: u32, slots: u32, seed: u64) -> Rig {
+    let mut rig = Rig::new(segment, slots, seed);
+    // So that most has to go down.
+    rig.fill(SIZE);
+    rig.check_all();
+    let stats = rig.volume().stats();
+    let (below, all) = (stats.spilled_blocks, stats.blocks_stored);
+    assert!(below > all / 3 && below < all, "{stats:?}");
+    for _ in 0..1500 {
+        rig.step();
+    }
+    rig.check_all();
+    rig.succeed();
+    rig.check_all();
+    rig
+}
+
+#[test]
+fn most_is_below_and_all_is_what_was_written() {
+    for (segment, seed) in [(32 << 10, 1), (128 << 10, 2), (1 << 20, 3), (32 << 10, 4)] {
+        let slots = (SIZE * 2 / u64::from(segment)) as u32;
+        let mut rig = run(segment, slots, seed);
+        assert_eq!(rig.refused, 0);
+        rig.empty();
+    }
+}
+
+/// Memory and slots together hold less than the device: writes are refused, never lost, and there
+/// is room again for as much as was discarded.
+#[test]
+fn everything_full_is_refused_and_discards_make_room() {
+    for (segment, seed) in [(32 << 10, 5), (256 << 10, 6)] {
+        let slots = (6 << 20) / segment;
+        let mut rig = run(segment, slots, seed);
+        assert!(rig.refused > 0);
+        let stats = rig.volume().stats();
+        assert!(stats.spill_slots_used + 1 >= slots.into(), "{stats:?}");
+        // What is left is spread over all slots, so they have to be emptied one into another.
+        for block in (0..SIZE / BLOCK).filter(|block| block % 3 != 0) {
+            rig.discard(block * BLOCK, BLOCK);
+        }
+        let before = rig.refused;
+        for block in (0..SIZE / BLOCK).filter(|block| block % 8 == 1) {
+            let data = rig.dice.bytes(BLOCK, 8);
+            rig.write(block * BLOCK, &data);
+        }
+        assert_eq!(rig.refused, before, "there was room for these");
+        rig.check_all();
+        rig.empty();
+    }
+}
+
+/// A device that takes no more: what is on it can be read, nothing is lost, memory is all there is.
+#[test]
+fn a_device_that_fails_takes_nothing_with_it() {
+    let mut rig = Rig::new(64 << 10, 400, 7);
+    rig.fill(SIZE / 2);
+    rig.drive.broken.store(true, Ordering::SeqCst);
+    rig.fill(SIZE);
+    let stats = rig.volume().stats();
+    assert!(stats.spill_failed && stats.spill_errors == 1, "{stats:?}");
+    assert!(rig.refused > 0);
+    let writes = rig.drive.writes.load(Ordering::SeqCst);
+    rig.drive.broken.store(false, Ordering::SeqCst);
+    rig.check_all();
+    rig.discard(0, SIZE / 2);
+    rig.fill(SIZE);
+    rig.check_all();
+    assert_eq!(rig.drive.writes.load(Ordering::SeqCst), writes, "it stays failed");
+    rig.empty();
+}
+
+/// Blocks whose device does not answer can't be read; all others can, and new content mends them.
+#[test]
+fn what_cannot_be_read_fails_alone() {
+    let mut rig = Rig::new(64 << 10, 400, 8);
+    rig.fill(SIZE);
+    rig.drive.deaf.store(true, Ordering::SeqCst);
+    let (mut lost, mut read) = (0, 0);
+    for offset in (0..SIZE).step_by(BLOCK as usize) {
+        let mut buf = vec![0; BLOCK as usize];
+        match rig.submit(Request::Read { offset, buf: &mut buf }) {
+            Ok(()) => {
+                read += 1;
+                assert!(buf == rig.model[offset as usize..][..BLOCK as usize]);
+            }
+            Err(e) => {
+                assert_eq!((e, e.errno()), (IoError::Lost(offset / BLOCK), 5));
+                lost += 1;
+                if lost % 64 == 0 {
+                    let data = rig.dice.bytes(BLOCK, 4);
+                    rig.write(offset, &data);
+                    rig.check(offset, BLOCK);
+                }
+            }
+        }
+    }
+    assert!(lost > 1000 && read > 100, "{lost} {read}");
+    rig.drive.deaf.store(false, Ordering::SeqCst);
+    rig.check_all();
+    rig.empty();
+}
+
+/// What is on the device is checked like what is in memory.
+#[test]
+fn damage_on_the_device_is_never_served() {
+    let mut rig = Rig::new(64 << 10, 400, 9);
+    rig.fill(SIZE);
+    for slot in 0..64 {
+        rig.drive.damage((slot + 1) * (64 << 10) + 5000);
+    }
+    let mut corrupt = 0;
+    for block in 0..SIZE / BLOCK {
+        let mut buf = vec![0; BLOCK as usize];
+        match rig.submit(Request::Read { offset: block * BLOCK, buf: &mut buf }) {
+            Ok(()) => assert!(buf == rig.model[(block * BLOCK) as usize..][..BLOCK as usize]),
+            Err(e) => {
+                assert_eq!(e, IoError::Corrupt(block));
+                corrupt += 1;
+            }
+        }
+    }
+    assert!((32..=64).contains(&corrupt), "{corrupt}");
+    rig.empty();
+}
+
+/// What is read again comes back, and what is read often stays: reads of few blocks among many stop
+/// asking the device.
+#[test]
+fn what_is_hot_is_in_memory() {
+    let mut rig = Rig::new(64 << 10, 600, 10);
+    rig.fill(SIZE);
+    let hot: Vec<u64> = (0..200).map(|i| i * 23 % (SIZE / BLOCK)).collect();
+    for round in 0..6 {
+        let before = rig.drive.reads.load(Ordering::SeqCst);
+        for block in &hot {
+            rig.check(block * BLOCK, BLOCK);
+        }
+        let reads = rig.drive.reads.load(Ordering::SeqCst) - before;
+        assert!(round < 3 || reads < 20, "{reads} in round {round}");
+        // Cold data goes by meanwhile.
+        for _ in 0..16 {
+            let data = rig.dice.bytes(16 * BLOCK, 5);
+            let at = SIZE / 2 + rig.dice.below(SIZE / 2 / (16 * BLOCK)) * 16 * BLOCK;
+            rig.write(at, &data);
+        }
+        rig.volume().clean_now();
+    }
+    assert!(rig.volume().stats().spill_promoted_blocks > 50);
+    rig.check_all();
+}
+
+/// Neighbours come along: reading everything in order asks the device once for many blocks.
+#[test]
+fn neighbours_are_read_together() {
+    let mut rig = Rig::new(256 << 10, 200, 11);
+    rig.fill(SIZE);
+    let below = rig.volume().stats().spilled_blocks;
+    for offset in (0..SIZE).step_by(BLOCK as usize) {
+        rig.check(offset, BLOCK);
+    }
+    let stats = rig.volume().stats();
+    assert!(stats.spill_device_reads * 4 < below, "{} for {below}", stats.spill_device_reads);
+    assert!(stats.spill_read_bytes < below * BLOCK * 5 / 4, "{}", stats.spill_read_bytes);
+}
+
+/// No more is written in a day than was allowed; then memory is all there is.
+#[test]
+fn a_daily_limit_is_kept() {
+    let mut rig = Rig::new(64 << 10, 400, 12);
+    let daily = 2 << 20;
+    rig.daily = daily;
+    rig.memory = Memory::default();
+    rig.start();
+    rig.fill(SIZE);
+    let stats = rig.volume().stats();
+    assert!(rig.refused > 0 && !stats.spill_failed, "{stats:?}");
+    assert!(stats.spill_written_bytes <= daily, "{stats:?}");
+    assert!(stats.spill_written_bytes + (64 << 10) > daily - (64 << 10), "{stats:?}");
+    assert!(stats.spill_allowed_bytes.is_some_and(|left| left < 128 << 10), "{stats:?}");
+    rig.check_all();
+}
+
+/// A lower limit on memory is reached by going down.
+#[test]
+fn a_lower_limit_sends_more_down() {
+    let mut rig = Rig::new(64 << 10, 800, 13);
+    let least = rig.options.ram_limit;
+    rig.options.ram_limit_max = 64 << 20;
+    rig.options.ram_limit = 64 << 20;
+    rig.memory = Memory::default();
+    rig.start();
+    rig.fill(SIZE);
+    assert_eq!(rig.volume().stats().spilled_blocks, 0);
+    rig.volume().set_ram_limit(least).unwrap();
+    rig.options.ram_limit = least;
+    let stats = rig.volume().stats();
+    assert!(stats.mem_used_bytes <= least && stats.spilled_blocks > 1000, "{stats:?}");
+    rig.check_all();
+}
