@@ -63,7 +63,7 @@ fn bad_input_is_refused_in_one_line_with_the_mend() {
             &["up", "x", "--size", "1G", "--export", "fuse", "--socket", "s"],
             &["make no sense", "--export nbd"],
         ),
-        (&["up", "x", "--size", "1G", "--spill", "/dev/sdb"], &["'--spill'"]),
+        (&["up", "x", "--size", "1G", "--spyll", "/dev/sdb"], &["'--spyll'", "'--spill'"]),
         (&["upp", "x"], &["`upp`", "`up`"]),
         (&["set", "x", "ramlimit=1G"], &["unknown key `ramlimit`", "`ram-limit`"]),
         (&["set", "x", "size"], &["not KEY=VALUE"]),

@@ -130,6 +130,18 @@ fn nothing_acknowledged_is_lost_with_the_daemon() {
 }
 
 #[test]
+fn nothing_acknowledged_is_lost_of_what_was_spilled() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.path().join("below");
+    std::fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
+    let up = [&UP[..], &["--ram-limit", "5M", "--spill", file.to_str().unwrap()]].concat();
+    sandbox.ztier(&up).ok();
+    kill_under_load(&sandbox, 20, &up);
+    let stats = &sandbox.status("vol")["stats"];
+    assert!(stats["spilled_blocks"].as_u64().unwrap() > 100, "{stats}");
+}
+
+#[test]
 fn nothing_acknowledged_is_lost_at_the_limit() {
     let sandbox = Sandbox::new();
     // So little that cleaning never stops.

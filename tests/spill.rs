@@ -416,3 +416,78 @@ fn a_lower_limit_sends_more_down() {
     assert!(stats.mem_used_bytes <= least && stats.spilled_blocks > 1000, "{stats:?}");
     rig.check_all();
 }
+
+/// Threads that write, read and discard blocks of their own, with the volume's own threads beside
+/// them, memory for a fraction of it, and a device that takes its time.
+#[test]
+fn threads_beside_the_volumes_own() {
+    let segment = 64 << 10;
+    let ram_limit = min_ram_limit(SIZE, segment) + (2 << 20);
+    let options = Options {
+        size: SIZE,
+        ram_limit,
+        ram_limit_max: ram_limit,
+        segment,
+        algorithm: Algorithm::Lz4,
+        lock_memory: false,
+    };
+    // Hardly enough for all of it, so slots are emptied, too.
+    let slots = 340;
+    let drive = Arc::new(RamDrive::new((u64::from(slots) + 1) * u64::from(segment)));
+    drive.write_ms.store(1, Ordering::SeqCst);
+    let below = SpillTo { drive: drive.clone(), slots, daily: 0 };
+    let volume = Volume::create_over(&options, &Memory::default(), Some(below)).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let volume = Arc::clone(&volume);
+            scope.spawn(move || work(volume, thread));
+        }
+    });
+    let stats = volume.stats();
+    assert!(stats.mem_used_max_bytes <= ram_limit, "{stats:?}");
+    assert!(stats.spilled_segments > 200 && stats.spill_promoted_blocks > 0, "{stats:?}");
+    volume.close();
+    volume.audit().unwrap();
+}
+
+const THREADS: u64 = 4;
+const OWN: u64 = SIZE / BLOCK / THREADS;
+
+/// What the thread of that number does with its blocks.
+fn work(volume: Arc<Volume>, thread: u64) {
+    let mut channel = volume.channel();
+    let mut dice = Dice(thread * 77 + 5);
+    let mut seeds = vec![None; OWN as usize];
+    let content = |seed: Option<u64>| match seed {
+        None => vec![0; BLOCK as usize],
+        Some(seed) => Dice(seed | 1).bytes(BLOCK, 3 + seed % 5),
+    };
+    let check = |channel: &mut dyn Channel, own: u64, seed| {
+        let mut buf = vec![1; BLOCK as usize];
+        let read = Request::Read { offset: (thread * OWN + own) * BLOCK, buf: &mut buf };
+        channel.submit(read, Instant::now()).unwrap();
+        assert!(buf == content(seed), "block {own} of thread {thread}");
+    };
+    for _ in 0..12_000 {
+        let own = dice.below(OWN);
+        let offset = (thread * OWN + own) * BLOCK;
+        let seed = &mut seeds[own as usize];
+        match dice.below(8) {
+            0..4 => {
+                *seed = Some(dice.next());
+                let data = content(*seed);
+                let write = Request::Write { offset, data: &data, fua: false };
+                channel.submit(write, Instant::now()).unwrap();
+            }
+            4 => {
+                *seed = None;
+                let discard = Request::Discard { offset, len: BLOCK };
+                channel.submit(discard, Instant::now()).unwrap();
+            }
+            _ => check(&mut *channel, own, *seed),
+        }
+    }
+    for (own, seed) in (0..).zip(&seeds) {
+        check(&mut *channel, own, *seed);
+    }
+}

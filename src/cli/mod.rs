@@ -194,8 +194,8 @@ mod tests {
         assert!(found.contains("[possible values: lz4, zstd, none]; a similar value"), "{found}");
         let found = error(&["ztier", "up", "x", "--size", "3X"]);
         assert!(found.ends_with("unknown unit `X` in `3X`; use K, M, G or T (powers of 1024)"));
-        let found = error(&["ztier", "up", "x", "--spill", "/dev/sdb"]);
-        assert!(found.starts_with("unexpected argument '--spill' found"), "{found}");
+        let found = error(&["ztier", "up", "x", "--spyll", "/dev/sdb"]);
+        assert!(found.starts_with("unexpected argument '--spyll' found"), "{found}");
         assert!(!error(&["ztier", "up"]).contains('\n'));
     }
 }

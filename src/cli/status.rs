@@ -2,7 +2,7 @@
 
 use super::{PATIENCE, client, output};
 use crate::config::Paths;
-use crate::config::plan::LogPlan;
+use crate::config::plan::{LogPlan, SpillPlan};
 use crate::config::size::{exact, human};
 use crate::control::{self, Request};
 use crate::daemon::{self, Found};
@@ -56,7 +56,7 @@ fn text(status: &control::Status) -> String {
         return bare(status, backing);
     }
     let (plan, stats) = (&status.plan, &status.stats);
-    output::pairs(&[
+    let mut rows = vec![
         ("volume", plan.name.clone()),
         ("open", status.endpoints.join(" ")),
         ("held by", holders(status)),
@@ -81,10 +81,81 @@ fn text(status: &control::Status) -> String {
             ),
         ),
         ("segments", format!("{} of {}", stats.segments, exact(plan.segment_bytes.into()))),
+    ];
+    if let Some(spill) = &plan.spill {
+        rows.extend(spilled(stats, spill, plan.segment_bytes));
+    }
+    rows.extend([
         ("errors", errors(stats)),
         ("durable", "nowhere: gone after `ztier down` or a reboot".into()),
         ("daemon", daemon_of(status)),
-    ])
+    ]);
+    output::pairs(&rows)
+}
+
+/// What there is to say of a spill device.
+fn spilled(stats: &Stats, spill: &SpillPlan, segment: u32) -> Vec<(&'static str, String)> {
+    let (used, slots) = (stats.spill_slots_used, stats.spill_slots);
+    let mut rows = vec![
+        ("spill", spill.device.display().to_string()),
+        (
+            "spilled",
+            format!(
+                "{} as {}, in {used} of {slots} slots of {}",
+                human(stats.spilled_blocks * crate::BLOCK_SIZE as u64),
+                human(stats.spilled_bytes),
+                exact(segment.into())
+            ),
+        ),
+        (
+            "spill written",
+            format!(
+                "{}, read {}; {}",
+                human(stats.spill_written_bytes),
+                human(stats.spill_read_bytes),
+                spill_limit(spill)
+            ),
+        ),
+    ];
+    let left = stats.spill_allowed_bytes.is_some_and(|left| left < segment.into());
+    let short = runs_short(stats, segment);
+    let state = match () {
+        () if stats.spill_failed => format!(
+            "failed: {} errors; nothing more goes down, and what can't be read there is lost",
+            stats.spill_errors
+        ),
+        () if left => "used up for today: nothing more goes down for now".into(),
+        () if let Some(rest) = short => format!(
+            "runs short: at the ratio of what is stored there is room for {} more; discard \
+             something, or give more memory (`ztier set NAME ram-limit=…`)",
+            human(rest)
+        ),
+        () if stats.spill_errors > 0 => format!("{} errors", stats.spill_errors),
+        () => "takes what memory has no room for".into(),
+    };
+    rows.push(("spill state", state));
+    rows
+}
+
+/// Bytes of data that still fit at the ratio of what is stored, if that is less than an eighth of
+/// the device and of what nobody has written yet.
+fn runs_short(stats: &Stats, segment: u32) -> Option<u64> {
+    let free = stats.ram_limit_bytes.saturating_sub(stats.mem_used_bytes)
+        + (stats.spill_slots - stats.spill_slots_used) * u64::from(segment);
+    let (data, packed) = (stats.orig_data_bytes, stats.compr_data_bytes);
+    let rest = (u128::from(free) * u128::from(data)).checked_div(packed.into())?;
+    let rest = u64::try_from(rest).unwrap_or(u64::MAX);
+    let same = stats.blocks_same * crate::BLOCK_SIZE as u64;
+    let unwritten = stats.disk_size_bytes.saturating_sub(data + same);
+    (rest < stats.disk_size_bytes / 8 && rest < unwritten).then_some(rest)
+}
+
+/// How much may be written to a spill device.
+pub(super) fn spill_limit(spill: &SpillPlan) -> String {
+    match spill.daily_bytes {
+        0 => "no daily limit".into(),
+        bytes => format!("at most {} a day", human(bytes)),
+    }
 }
 
 fn holders(status: &control::Status) -> String {

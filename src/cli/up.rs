@@ -52,7 +52,7 @@ pub struct Up {
     /// [default: 1000]
     #[arg(long, value_name = "MILLISECONDS")]
     commit_interval: Option<u64>,
-    /// With a log: overwrite what is on its drive, unless that is a log with data
+    /// With a log or --spill: overwrite what is on its drive, unless that is a log with data
     #[arg(long)]
     wipe: bool,
     /// With a log that holds data: take a backing store of the same content and another id, a copy
@@ -69,6 +69,13 @@ pub struct Up {
     /// [default: the smaller of the size and half of that memory]
     #[arg(long, value_name = "BYTES|%")]
     ram_limit: Option<Amount>,
+    /// Where the coldest data goes that memory has no room for: a device or file, which is
+    /// overwritten if it holds nothing known
+    #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
+    spill: Option<PathBuf>,
+    /// With --spill: the most that is written there in a day, like 20G
+    #[arg(long, value_name = "BYTES")]
+    spill_daily: Option<Amount>,
     /// How blocks are compressed [default: lz4]
     #[arg(long, value_parser = word::<Algorithm>(&["lz4", "zstd", "none"]))]
     algorithm: Option<Algorithm>,
@@ -99,7 +106,7 @@ pub struct Up {
     /// With --use swap: priority, 0 to 32767; higher is used first [default: 100]
     #[arg(long, value_name = "N")]
     priority: Option<i32>,
-    /// With a log: wait so long for its drives to appear
+    /// With a log or --spill: wait so long for its drives to appear
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     wait: u32,
     /// Stay in the foreground until a signal or `ztier down`
@@ -140,6 +147,9 @@ impl Up {
         if let Some(log) = &mut plan.log {
             (log.wipe, log.moved, log.accept_loss) = (self.wipe, self.moved, self.accept_loss);
             log.abandon = self.abandon_log;
+        }
+        if let Some(spill) = &mut plan.spill {
+            spill.wipe = self.wipe;
         }
         self.refuse_second(&paths)?;
         if self.dry_run {
@@ -190,6 +200,8 @@ impl Up {
             writeback_window: self.writeback_window,
             commit_interval: self.commit_interval,
             ram_limit: self.ram_limit,
+            spill: self.spill.clone(),
+            spill_daily: self.spill_daily,
             algorithm: self.algorithm,
             segment: self.segment,
             export: self.export,
@@ -220,7 +232,7 @@ impl Up {
     /// Waits until the drives are there.
     fn await_drives(&self, settings: &Settings) -> Result<()> {
         let end = Instant::now() + Duration::from_secs(self.wait.into());
-        for drive in [&settings.backing, &settings.log].into_iter().flatten() {
+        for drive in [&settings.backing, &settings.log, &settings.spill].into_iter().flatten() {
             while self.wait > 0 && !drive.exists() {
                 if Instant::now() >= end {
                     let (drive, seconds) = (drive.display(), self.wait);
@@ -278,9 +290,13 @@ impl Up {
                 chosen.why
             ),
             (None, None) => format!(
-                "{}: {size} in at most {} of memory, by {export} ({}); gone after a reboot",
+                "{}: {size} in at most {} of memory{}, by {export} ({}); gone after a reboot",
                 plan.name,
                 human(plan.ram_limit_bytes),
+                plan.spill.as_ref().map_or(String::new(), |spill| format!(
+                    " and what is cold on {}",
+                    spill.device.display()
+                )),
                 chosen.why
             ),
         });
@@ -297,20 +313,10 @@ impl Up {
         if self.save {
             makes.push(format!("file {}", paths.settings(&plan.name).display()));
         }
-        let (role, durable) = match (&plan.log, &plan.backing) {
-            (None, Some(_)) => {
-                ("a backing store alone", "in the backing store when a flush returns")
-            }
-            (None, None) => (
-                "compressed RAM disk (all data in memory)",
-                "nowhere: the data is in the daemon's memory and gone after `ztier down` or a reboot",
-            ),
-            (Some(_), _) => (
-                "durable log before a backing store",
-                "in the log when a flush returns, later in the backing store",
-            ),
-        };
-        let overwrites: Vec<_> = plan.log.iter().map(|log| &log.log).collect();
+        let (role, durable) = role(plan);
+        let log = plan.log.as_ref().map(|log| &log.log);
+        let spill = plan.spill.as_ref().map(|spill| &spill.device);
+        let overwrites: Vec<_> = log.into_iter().chain(spill).collect();
         if self.json {
             return output::json(&json!({
                 "plan": plan,
@@ -323,7 +329,10 @@ impl Up {
             }));
         }
         let overwrites = match &plan.log {
-            None => "nothing".into(),
+            None => match &plan.spill {
+                None => "nothing".into(),
+                Some(spill) => spilled_over(plan, spill)?,
+            },
             Some(log) if log.wipe => format!("{} unless it holds a log", log.log.display()),
             Some(log) => format!("{} if nothing known is on it", log.log.display()),
         };
@@ -351,10 +360,45 @@ impl Up {
             ("would overwrite", overwrites),
             ("durable", durable.into()),
         ];
+        rows.extend(plan.spill.as_ref().map(|spill| ("spill", status::spill_limit(spill))));
         rows.extend(writeback.map(|text| ("writeback", text)));
         rows.extend(plan.usage.as_ref().map(|usage| ("use", used_as(usage))));
         output::print(&output::pairs(&rows))
     }
+}
+
+/// What a volume is, and where its data is durable.
+fn role(plan: &Plan) -> (&'static str, &'static str) {
+    match (&plan.log, &plan.backing) {
+        (None, Some(_)) => ("a backing store alone", "in the backing store when a flush returns"),
+        (None, None) if plan.spill.is_some() => (
+            "compressed memory above a spill device",
+            "nowhere: what was spilled means nothing without the memory, which is gone after `ztier down` or a reboot",
+        ),
+        (None, None) => (
+            "compressed RAM disk (all data in memory)",
+            "nowhere: the data is in the daemon's memory and gone after `ztier down` or a reboot",
+        ),
+        (Some(_), _) => (
+            "durable log before a backing store",
+            "in the log when a flush returns, later in the backing store",
+        ),
+    }
+}
+
+/// What of a spill device would be overwritten.
+fn spilled_over(plan: &Plan, spill: &plan::SpillPlan) -> Result<String> {
+    let device = crate::volume::SpillDevice {
+        path: spill.device.clone(),
+        volume: plan.name.clone(),
+        segment: plan.segment_bytes,
+        daily: spill.daily_bytes,
+        wipe: spill.wipe,
+    };
+    Ok(match device.check()? {
+        Some(found) => format!("{}, which holds {found}", spill.device.display()),
+        None => format!("{}, on which nothing known is", spill.device.display()),
+    })
 }
 
 fn used_as(usage: &Usage) -> String {

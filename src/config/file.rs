@@ -44,6 +44,12 @@ pub struct Settings {
     /// Limit on all memory of the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ram_limit: Option<Amount>,
+    /// Where the coldest goes that memory has no room for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spill: Option<PathBuf>,
+    /// Bytes that may be written there in a day.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spill_daily: Option<Amount>,
     /// How blocks are compressed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub algorithm: Option<Algorithm>,
@@ -74,7 +80,7 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 18] = [
+pub const KEYS: [&str; 20] = [
     "size",
     "backing",
     "log",
@@ -84,6 +90,8 @@ pub const KEYS: [&str; 18] = [
     "writeback-window",
     "commit-interval",
     "ram-limit",
+    "spill",
+    "spill-daily",
     "algorithm",
     "segment",
     "export",
@@ -177,6 +185,8 @@ impl Settings {
             writeback_window: self.writeback_window.or(base.writeback_window),
             commit_interval: self.commit_interval.or(base.commit_interval),
             ram_limit: self.ram_limit.or(base.ram_limit),
+            spill: self.spill.or(base.spill),
+            spill_daily: self.spill_daily.or(base.spill_daily),
             algorithm: self.algorithm.or(base.algorithm),
             segment: self.segment.or(base.segment),
             export: self.export.or(base.export),
@@ -224,6 +234,8 @@ mod tests {
             writeback_window: Some(Amount::Bytes(64 << 20)),
             commit_interval: Some(20),
             ram_limit: Some(Amount::Percent(12.5)),
+            spill: Some("/dev/below".into()),
+            spill_daily: Some(Amount::Bytes(20 << 30)),
             algorithm: Some(Algorithm::Zstd),
             segment: Some(Amount::Bytes(64 << 10)),
             export: Some(Choice::Nbd),

@@ -163,9 +163,23 @@ pub struct Plan {
     /// The drive that the volume is, for one that is nothing else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<PathBuf>,
+    /// Where the coldest goes that memory has no room for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spill: Option<SpillPlan>,
     /// What a volume in memory is made into.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+}
+
+/// The spill device of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpillPlan {
+    /// The device.
+    pub device: PathBuf,
+    /// Bytes that may be written in a day; 0: as many as there are.
+    pub daily_bytes: u64,
+    /// Overwrite what is on the device.
+    pub wipe: bool,
 }
 
 /// The durable log of a plan.
@@ -222,11 +236,20 @@ impl Plan {
         let memory = machine::memory_bytes();
         let ram_limit_bytes = match settings.ram_limit {
             Some(limit) => limit.of(memory),
+            None if settings.spill.is_some() => {
+                let least = volume::min_ram_limit_above(size_bytes, segment_bytes);
+                size_bytes.min(memory / 2).max(least)
+            }
             None => {
                 size_bytes.min(memory / 2).max(volume::min_ram_limit(size_bytes, segment_bytes))
             }
         };
+        let spill = spill(settings)?;
         check_ram_limit(ram_limit_bytes, size_bytes, segment_bytes)?;
+        let least = volume::min_ram_limit_above(size_bytes, segment_bytes);
+        if spill.is_some() && ram_limit_bytes < least {
+            return Err(below_minimum(ram_limit_bytes, least, size_bytes, segment_bytes));
+        }
         let threads = check_threads(settings)?;
         let export = export(volume, settings, kind, paths)?;
         Ok(Self {
@@ -240,6 +263,7 @@ impl Plan {
             threads,
             log: None,
             backing: None,
+            spill,
         })
     }
 
@@ -294,6 +318,7 @@ impl Plan {
             .mend("leave out size and ram-limit"));
         }
         usage::refuse_with_log(settings)?;
+        refuse_of_spill(settings)?;
         let percent = settings.writeback_threshold.unwrap_or(50);
         check_threshold(percent)?;
         let commit_interval_ms = settings.commit_interval.unwrap_or(one_second());
@@ -333,6 +358,7 @@ impl Plan {
                 ..LogPlan::new(log, backing)
             }),
             backing: None,
+            spill: None,
             usage: None,
         })
     }
@@ -345,6 +371,7 @@ impl Plan {
         (backing, paths): (PathBuf, &Paths),
     ) -> Result<Self> {
         refuse_of_log(settings)?;
+        refuse_of_spill(settings)?;
         usage::refuse_with_log(settings)?;
         let memory = settings.size.is_some() || settings.ram_limit.is_some();
         if memory || settings.segment.is_some() || settings.algorithm.is_some() {
@@ -363,6 +390,7 @@ impl Plan {
             threads: check_threads(settings)?,
             log: None,
             backing: Some(backing),
+            spill: None,
             usage: None,
         })
     }
@@ -506,6 +534,33 @@ fn refuse_of_log(settings: &Settings) -> Result<()> {
     }
 }
 
+/// What is behind a backing store has nothing to spill.
+fn refuse_of_spill(settings: &Settings) -> Result<()> {
+    if settings.spill.is_none() && settings.spill_daily.is_none() {
+        return Ok(());
+    }
+    Err(Error::usage("spill is for a volume in memory alone")
+        .mend("leave out spill, or --backing and --log"))
+}
+
+fn spill(settings: &Settings) -> Result<Option<SpillPlan>> {
+    let daily_bytes = match settings.spill_daily {
+        Some(super::Amount::Percent(_)) => {
+            return Err(Error::usage("spill-daily is a number of bytes, like 20G"));
+        }
+        Some(super::Amount::Bytes(bytes)) => bytes,
+        None => 0,
+    };
+    let Some(device) = &settings.spill else {
+        return match settings.spill_daily {
+            Some(_) => Err(Error::usage("spill-daily is for a volume with a spill device")
+                .mend("leave out spill-daily, or give --spill")),
+            None => Ok(None),
+        };
+    };
+    Ok(Some(SpillPlan { device: absolute(device)?, daily_bytes, wipe: false }))
+}
+
 fn check_segment(settings: &Settings) -> Result<u32> {
     let Some(segment) = settings.segment else { return Ok(DEFAULT_SEGMENT) };
     let wrong = |why: &str| {
@@ -533,14 +588,18 @@ pub fn check_ram_limit(limit: u64, size: u64, segment: u32) -> Result<()> {
     if limit >= least {
         return Ok(());
     }
+    Err(below_minimum(limit, least, size, segment))
+}
+
+fn below_minimum(limit: u64, least: u64, size: u64, segment: u32) -> Error {
     let least = least.next_multiple_of(1 << 10);
-    Err(Error::usage(format!(
+    Error::usage(format!(
         "memory limit {limit} ({}) is below the minimum for {} in segments of {}",
         human(limit),
         human(size),
         exact(u64::from(segment)),
     ))
-    .mend(format!("give at least {}, or a smaller --segment", exact(least))))
+    .mend(format!("give at least {}, or a smaller --segment", exact(least)))
 }
 
 #[cfg(test)]
@@ -588,6 +647,10 @@ mod tests {
             (
                 Settings { writeback_threshold: Some(10), ..sized(4096) },
                 "writeback-threshold is for a volume with a log; leave out writeback-threshold, or give --backing and --log",
+            ),
+            (
+                Settings { spill_daily: Some(Amount::Bytes(1)), ..sized(4096) },
+                "spill-daily is for a volume with a spill device; leave out spill-daily, or give --spill",
             ),
             (
                 Settings { threads: Some(0), ..sized(4096) },

@@ -89,11 +89,12 @@ impl Heritage {
         }
         let drives = |plan: &Plan| {
             let log = plan.log.as_ref().map(|l| (l.log.clone(), l.backing.clone()));
-            (log, plan.backing.clone())
+            (log, plan.backing.clone(), plan.spill.as_ref().map(|spill| spill.device.clone()))
         };
         if drives(&plan) != drives(was) {
             notes.push("its drives stay what they were".into());
             (plan.log, plan.backing) = (was.log.clone(), was.backing.clone());
+            plan.spill = was.spill.clone();
         }
         (plan, notes)
     }

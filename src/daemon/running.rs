@@ -249,16 +249,43 @@ fn create(
         // A block device may be given to swapon; what carries swap must not be swapped out itself.
         lock_memory: plan.export.is_block_device(),
     };
-    match Volume::create_in(&options, memory) {
+    let below = spill(plan, memory)?;
+    let notes = below.as_ref().and_then(|below| too_large(plan, below)).into_iter().collect();
+    match Volume::create_over(&options, memory, below.clone()) {
         Err(e) if options.lock_memory && !carries_swap(plan) => {
             // Without the right to lock memory the device is good for everything else.
             options.lock_memory = false;
-            let volume = Volume::create_in(&options, memory)?;
+            let volume = Volume::create_over(&options, memory, below)?;
             log::line(&format!("memory is not locked, so don't use the device as swap: {e}"));
-            Ok((volume, Vec::new()))
+            Ok((volume, notes))
         }
-        created => Ok((created?, Vec::new())),
+        created => Ok((created?, notes)),
     }
+}
+
+fn spill(plan: &Plan, memory: &Memory) -> Result<Option<volume::SpillTo>> {
+    let Some(spill) = &plan.spill else { return Ok(None) };
+    let device = volume::SpillDevice {
+        path: spill.device.clone(),
+        volume: plan.name.clone(),
+        segment: plan.segment_bytes,
+        daily: spill.daily_bytes,
+        wipe: spill.wipe,
+    };
+    device.open(memory).map(Some)
+}
+
+/// What is to be said of a device that announces more than it can be expected to hold.
+fn too_large(plan: &Plan, below: &volume::SpillTo) -> Option<String> {
+    let homes = plan.ram_limit_bytes + u64::from(below.slots) * u64::from(plan.segment_bytes);
+    (plan.size_bytes > homes * 2).then(|| {
+        format!(
+            "its size is {}, and memory and spill device together hold {}: it is full before its \
+             end unless data shrinks below half",
+            size::human(plan.size_bytes),
+            size::human(homes)
+        )
+    })
 }
 
 fn carries_swap(plan: &Plan) -> bool {

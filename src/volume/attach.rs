@@ -410,7 +410,8 @@ pub(super) fn identify(drive: &FileDrive) -> Result<Identity> {
     Identity::of(drive, &StableId::of(drive)).map_err(|e| failed(drive.path(), &e))
 }
 
-fn failed(path: &Path, e: &crate::media::DriveError) -> Error {
+/// A drive that failed, named.
+pub(super) fn failed(path: &Path, e: &crate::media::DriveError) -> Error {
     Error::failure(format!("{}: {e}", path.display())).mend("look into the kernel's log")
 }
 
@@ -439,7 +440,8 @@ pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
     }
 }
 
-fn random<const N: usize>() -> Result<[u8; N]> {
+/// Random bytes.
+pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut at = 0;
     while at < N {

@@ -5,6 +5,7 @@
 
 mod attach;
 mod bare;
+mod below;
 mod channel;
 mod counters;
 mod crew;
@@ -20,6 +21,7 @@ pub use crate::store::codec::Algorithm;
 pub use crate::tiers::{Policy, SpillTo};
 pub use attach::{Opened, Pair, cannot_use};
 pub use bare::BareVolume;
+pub use below::{SpillDevice, min_ram_limit_above};
 pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 pub use device::{Freight, Load, Way};
 pub use logged::{LogOptions, LogVolume};
@@ -156,6 +158,10 @@ impl Volume {
     /// As [`Volume::create_in`].
     pub fn new_over(options: &Options, memory: &Memory, below: Option<SpillTo>) -> Result<Self> {
         check(options)?;
+        let least = min_ram_limit_above(options.size, options.segment);
+        if below.is_some() && options.ram_limit < least && !cfg!(shuttle) {
+            return Err(too_little(options.ram_limit, least));
+        }
         let limit_max = options.ram_limit.max(options.ram_limit_max);
         let frames = limit_max.div_ceil(u64::from(options.segment)).min(u64::from(SEGMENTS_MAX));
         let shape = Shape {
@@ -209,7 +215,7 @@ impl Volume {
                 .mend("sizes grow, never shrink"));
         }
         let limit = self.ram.store().budget().limit();
-        let least = min_ram_limit(size, self.ram.store().shape().segment);
+        let least = self.least_limit(size);
         if limit < least && !cfg!(shuttle) {
             return Err(too_little(limit, least));
         }
@@ -223,6 +229,14 @@ impl Volume {
         Ok(())
     }
 
+    fn least_limit(&self, size: u64) -> u64 {
+        let shape = self.ram.store().shape();
+        match shape.slots {
+            0 => min_ram_limit(size, shape.segment),
+            _ => min_ram_limit_above(size, shape.segment),
+        }
+    }
+
     /// Changes the limit on memory, in bytes.
     ///
     /// # Errors
@@ -230,7 +244,7 @@ impl Volume {
     /// is stored (failure); then nothing changes.
     pub fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         let shape = self.ram.store().shape();
-        let least = min_ram_limit(self.size_now(), shape.segment);
+        let least = self.least_limit(self.size_now());
         let most = u64::from(shape.frames) * u64::from(shape.segment);
         if bytes < least {
             return Err(too_little(bytes, least));

@@ -32,6 +32,11 @@ impl Disk {
         self.client.read(offset, u32::try_from(len).unwrap()).unwrap()
     }
 
+    /// What was read; `None` if that failed.
+    pub fn try_read(&mut self, offset: u64, len: usize) -> Option<Vec<u8>> {
+        self.client.read(offset, u32::try_from(len).unwrap()).ok()
+    }
+
     /// Whether the write was acknowledged; not if the server is gone.
     pub fn try_write(&mut self, offset: u64, data: &[u8]) -> bool {
         let request = request(proto::cmd::WRITE, 0, 79, offset, data.len() as u32);

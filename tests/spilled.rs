@@ -1,0 +1,175 @@
+//! `--spill` by its commands: what is refused before a byte is written, what a daemon that was
+//! killed leaves to the next, devices that are changed or fail meanwhile.
+#![allow(clippy::unwrap_used)]
+
+mod support {
+    pub mod disk;
+    pub mod nbd;
+    pub mod place;
+    pub mod sandbox;
+}
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::Command;
+use support::disk::Disk;
+use support::sandbox::Sandbox;
+
+const BLOCK: u64 = 4096;
+const UP: [&str; 10] =
+    ["up", "vol", "--size", "32M", "--export", "nbd", "--segment", "64K", "--ram-limit", "5M"];
+
+fn file(sandbox: &Sandbox, bytes: u64) -> PathBuf {
+    let path = sandbox.path().join("below");
+    File::create(&path).unwrap().set_len(bytes).unwrap();
+    path
+}
+
+fn up(sandbox: &Sandbox, path: &std::path::Path, more: &[&str]) -> support::sandbox::Done {
+    sandbox.ztier(&[&UP[..], &["--spill", path.to_str().unwrap()], more].concat())
+}
+
+fn connect(sandbox: &Sandbox) -> Disk {
+    Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol")
+}
+
+/// Writes blocks of noise, so that most of them go down.
+fn fill(sandbox: &Sandbox, blocks: u64) {
+    let mut disk = connect(sandbox);
+    for block in 0..blocks {
+        assert!(disk.try_write(block * BLOCK, &support::place::content(block, 1)), "{block}");
+    }
+}
+
+fn check(sandbox: &Sandbox, blocks: u64) {
+    let mut disk = connect(sandbox);
+    for block in 0..blocks {
+        let found = disk.read(block * BLOCK, BLOCK as usize);
+        assert!(found == support::place::content(block, 1), "block {block}");
+    }
+}
+
+#[test]
+fn more_than_memory_holds_is_there_and_told() {
+    let sandbox = Sandbox::new();
+    let path = file(&sandbox, 64 << 20);
+    let shown = path.to_str().unwrap();
+    let told = sandbox.ztier(&[&UP[..], &["--spill", shown, "--dry-run"]].concat()).ok();
+    assert!(told.contains(shown) && told.contains("nothing known is"), "{told}");
+    up(&sandbox, &path, &["--save", "--spill-daily", "1G"]).ok();
+    fill(&sandbox, 4000);
+    check(&sandbox, 4000);
+    let status = sandbox.status("vol");
+    let stats = &status["stats"];
+    let count = |name: &str| stats[name].as_u64().unwrap_or_else(|| panic!("{name}: {stats}"));
+    assert_eq!(count("no_space"), 0);
+    assert!(count("spilled_blocks") > 2500 && count("spilled_segments") > 100, "{stats}");
+    assert!(count("spill_device_reads") > 0 && count("spill_device_writes") > 100, "{stats}");
+    assert!(count("spill_slots_used") * 2 < count("spill_slots"), "{stats}");
+    assert!(count("spill_written_bytes") < 5000 * BLOCK, "{stats}");
+    assert!(count("spill_allowed_bytes") < 1 << 30, "{stats}");
+    assert!(count("mem_used_max_bytes") <= 5 << 20, "{stats}");
+    let text = sandbox.ztier(&["status", "vol"]).ok();
+    for part in [shown, "slots of 64K", "at most 1 GiB a day", "takes what memory has no room for"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+    // The settings say it all; its own device is taken again.
+    sandbox.ztier(&["up", "vol"]).ok();
+    assert_eq!(sandbox.status("vol")["stats"]["spilled_blocks"], 0);
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+}
+
+#[test]
+fn what_cannot_be_spilled_to_is_refused_and_untouched() {
+    let sandbox = Sandbox::new();
+    let missing = sandbox.path().join("missing");
+    up(&sandbox, &missing, &[]).refused(1, &["does not exist"]);
+    let small = file(&sandbox, 4 * (64 << 10));
+    up(&sandbox, &small, &[]).refused(1, &["too small to spill to", "the least is 327680"]);
+    let path = file(&sandbox, 16 << 20);
+    let made = Command::new("mkswap").arg(&path).output().unwrap();
+    assert!(made.status.success());
+    let before = std::fs::read(&path).unwrap();
+    up(&sandbox, &path, &[]).refused(1, &["holds swap", "--wipe"]);
+    up(&sandbox, &path, &["--dry-run"]).refused(1, &["holds swap", "--wipe"]);
+    assert!(std::fs::read(&path).unwrap() == before);
+    up(&sandbox, &path, &["--wipe", "--dry-run"]).ok();
+    assert!(std::fs::read(&path).unwrap() == before);
+    up(&sandbox, &path, &["--wipe"]).ok();
+    let shown = path.to_str().unwrap();
+    let other = ["up", "two", "--size", "32M", "--export", "nbd", "--spill", shown];
+    sandbox.ztier(&other).refused(1, &["below is in use"]);
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+    sandbox.ztier(&other).refused(1, &["holds what volume `vol` spilled", "--wipe"]);
+    let low = ["up", "vol", "--size", "32M", "--ram-limit", "1M", "--spill", shown];
+    sandbox.ztier(&low).refused(2, &["memory limit", "give at least"]);
+    let bare = ["up", "vol", "--backing", shown, "--spill", shown];
+    sandbox.ztier(&bare).refused(2, &["spill is for a volume in memory alone"]);
+    let daily = ["up", "vol", "--size", "32M", "--spill-daily", "1G"];
+    sandbox.ztier(&daily).refused(2, &["give --spill"]);
+}
+
+#[test]
+fn after_a_kill_only_the_same_device_goes_on() {
+    let sandbox = Sandbox::new();
+    let path = file(&sandbox, 64 << 20);
+    up(&sandbox, &path, &[]).ok();
+    fill(&sandbox, 4000);
+    sandbox.kill("vol");
+    let label = |bytes: Option<&[u8]>| {
+        let drive = File::options().read(true).write(true).open(&path).unwrap();
+        let mut before = vec![0; BLOCK as usize];
+        drive.read_exact_at(&mut before, 0).unwrap();
+        drive.write_all_at(bytes.unwrap_or(&[0; BLOCK as usize]), 0).unwrap();
+        before
+    };
+    let before = label(None);
+    let refused = ["does not hold what was spilled any more", "ztier down vol --discard"];
+    up(&sandbox, &path, &[]).refused(1, &refused);
+    label(Some(&before));
+    let away = sandbox.path().join("away");
+    std::fs::rename(&path, &away).unwrap();
+    up(&sandbox, &path, &[]).refused(1, &["does not exist"]);
+    file(&sandbox, 64 << 20);
+    up(&sandbox, &path, &[]).refused(1, &refused[..1]);
+    std::fs::rename(&away, &path).unwrap();
+    // Whoever asks for another device is told that it stays what it was.
+    let other = sandbox.path().join("other");
+    File::create(&other).unwrap().set_len(64 << 20).unwrap();
+    up(&sandbox, &other, &[]).ok();
+    assert_eq!(sandbox.status("vol")["spill"]["device"], path.to_str().unwrap());
+    check(&sandbox, 4000);
+    sandbox.ztier(&["restart", "vol"]).ok();
+    check(&sandbox, 4000);
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+    assert!(std::fs::read(&other).unwrap().iter().all(|byte| *byte == 0));
+}
+
+/// A device whose file loses its bytes: what was on it can't be read, all else can.
+#[test]
+fn a_device_that_is_cut_off_costs_what_was_on_it() {
+    let sandbox = Sandbox::new();
+    let path = file(&sandbox, 64 << 20);
+    up(&sandbox, &path, &[]).ok();
+    fill(&sandbox, 4000);
+    File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    let mut disk = connect(&sandbox);
+    let (mut lost, mut read) = (0, 0);
+    for block in (0..4000).rev() {
+        match disk.try_read(block * BLOCK, BLOCK as usize) {
+            Some(found) => {
+                assert!(found == support::place::content(block, 1), "block {block}");
+                read += 1;
+            }
+            None => lost += 1,
+        }
+    }
+    assert!(lost > 2000 && read > 300, "{lost} {read}");
+    let text = sandbox.ztier(&["status", "vol"]).ok();
+    assert!(text.contains("failed reads"), "{text}");
+    drop(disk);
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+}
