@@ -75,7 +75,7 @@ impl Lower {
         self.live.load(Ordering::Relaxed)
     }
 
-    fn look(&self, store: &Store) {
+    pub(super) fn look(&self, store: &Store) {
         self.live.store(store.segments().live_below().0, Ordering::Relaxed);
     }
 }
@@ -301,7 +301,7 @@ impl Ram {
             }
         }
         let slots = self.store().slots();
-        if policy::few_slots(slots.free(), slots.count()) {
+        if self.can_spill() && policy::few_slots(slots.free(), slots.count()) {
             lower.look(self.store());
             let part = policy::SLOT_WORTH_PART;
             let compact = || self.compact_one(session, Taker::Ordinary, part);

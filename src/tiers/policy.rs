@@ -116,11 +116,14 @@ pub fn chill(candidates: &mut [Candidate]) -> usize {
     stay.count().min(candidates.len().saturating_sub(1))
 }
 
+/// The most victims that are chosen at a time.
+pub const VICTIMS_MAX: usize = 64;
+
 /// How many victims to choose at a look at the whole table of `segments`. Few, because the later
 /// ones of a long list are not the emptiest any more when their turn comes; more where looking
 /// costs more.
 pub fn batch(segments: u32) -> usize {
-    (segments as usize / 64).clamp(2, 64)
+    (segments as usize / 64).clamp(2, VICTIMS_MAX)
 }
 
 /// Whether `used` bytes are too many for `payload` bytes.
@@ -128,20 +131,29 @@ pub fn over(used: u64, payload: u64, permille: u64, segment: u32) -> bool {
     used > payload / 1000 * permille + SLACK_SEGMENTS * u64::from(segment)
 }
 
-/// The segments to clean next, the emptiest first, at most `most` of them: those with at least
+/// The segments to clean next, the emptiest last, at most `most` of them (which `chosen` has room
+/// for, so that nothing is allocated): those with at least
 /// `least_dead` bytes of garbage. Greedy choice is optimal for uniform overwriting and within a few
 /// percent of it elsewhere while the share of garbage is small (Rosenblum & Ousterhout 1992,
 /// §3.4–3.6 compare it with cost-benefit, which needs hot and cold data in separate streams to
 /// pay).
-pub fn victims(sealed: impl Iterator<Item = Sealed>, least_dead: u32, most: usize) -> Vec<Sealed> {
-    let mut worth: Vec<Sealed> = sealed.filter(|s| s.dead >= least_dead.max(1)).collect();
-    let by_dead = |s: &Sealed| std::cmp::Reverse((s.dead, std::cmp::Reverse(s.sequence)));
-    if worth.len() > most {
-        worth.select_nth_unstable_by_key(most, by_dead);
-        worth.truncate(most);
+pub fn victims(
+    sealed: impl Iterator<Item = Sealed>,
+    least_dead: u32,
+    most: usize,
+    chosen: &mut Vec<Sealed>,
+) {
+    chosen.clear();
+    let emptier = |s: &Sealed| (s.dead, std::cmp::Reverse(s.sequence));
+    for sealed in sealed.filter(|s| s.dead >= least_dead.max(1)) {
+        let at = chosen.partition_point(|s| emptier(s) < emptier(&sealed));
+        if chosen.len() < most {
+            chosen.insert(at, sealed);
+        } else if at > 0 {
+            chosen[..at].rotate_left(1);
+            chosen[at - 1] = sealed;
+        }
     }
-    worth.sort_unstable_by_key(by_dead);
-    worth
 }
 
 #[cfg(test)]
@@ -155,11 +167,15 @@ mod tests {
     #[test]
     fn the_emptiest_go_first_and_full_ones_stay() {
         let all = [sealed(1, 10), sealed(2, 900), sealed(3, 500), sealed(4, 900), sealed(5, 0)];
-        let chosen: Vec<u32> =
-            victims(all.into_iter(), 20, 3).into_iter().map(|s| s.segment).collect();
-        assert_eq!(chosen, [2, 4, 3]);
-        assert!(victims(all.into_iter(), 901, 3).is_empty());
-        assert_eq!(victims(all.into_iter(), 0, 9).len(), 4);
+        let choose = |least, most| {
+            let mut chosen = Vec::with_capacity(most);
+            victims(all.into_iter(), least, most, &mut chosen);
+            chosen.into_iter().map(|s| s.segment).collect::<Vec<u32>>()
+        };
+        assert_eq!(choose(20, 3), [3, 4, 2]);
+        assert_eq!(choose(20, 2), [4, 2]);
+        assert!(choose(901, 3).is_empty());
+        assert_eq!(choose(0, 9), [1, 3, 4, 2]);
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl Ram {
             lower,
             keeper: OnceLock::new(),
             cleaner: Mutex::new(session),
-            victims: Mutex::new(Vec::new()),
+            victims: Mutex::new(Vec::with_capacity(policy::VICTIMS_MAX)),
             opened: zero(),
             assisting: zero(),
             session_memory,
@@ -338,12 +338,8 @@ impl Ram {
                 let segments = self.store.segments();
                 let mut victims = self.victims.lock();
                 if victims.is_empty() {
-                    *victims = policy::victims(
-                        segments.all_sealed(),
-                        least,
-                        policy::batch(segments.in_use()),
-                    );
-                    victims.reverse();
+                    let most = policy::batch(segments.in_use());
+                    policy::victims(segments.all_sealed(), least, most, &mut victims);
                 }
                 if victims.last()?.dead < least {
                     // Others may find it worth cleaning.
@@ -408,8 +404,9 @@ impl Ram {
             self.store.frames().trim(self.store.budget(), READY_BUSY);
         }
         self.drop_empty_leaves();
-        if self.lower.is_some() {
+        if let Some(lower) = &self.lower {
             self.store.free_dead_slots();
+            lower.look(&self.store);
         }
         self.store.collect();
         self.store.frames().trim(self.store.budget(), 0);
