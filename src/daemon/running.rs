@@ -168,12 +168,16 @@ impl Bringing<'_> {
         events: Sender<Event>,
         notes: &mut Vec<String>,
     ) -> Result<(Arc<Running>, Server)> {
-        let Self { plan, paths, files, .. } = self;
+        let Self { mut plan, paths, files, .. } = self;
         let again = heritage.taken_up(&plan);
         let restarts = heritage.restarts();
         let kept = heritage.into_memory(&plan);
         let (volume, said) = create(&plan, paths, &kept, self.told)?;
         notes.extend(said);
+        if let Some(spill) = &mut plan.spill {
+            // That was asked for once, not for whatever is there when the next daemon comes.
+            spill.wipe = false;
+        }
         // Before anything can be written into it.
         let keeper = Keeper::start(kept, files.keep.clone())?;
         let control = Leftover::Socket(files.control.clone());
