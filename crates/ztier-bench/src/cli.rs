@@ -1,5 +1,7 @@
 //! The command line: which table, how much of it, where the figures go.
 
+mod scan;
+
 use crate::data::Kind;
 use crate::model;
 use crate::report::{Report, print, say, warn};
@@ -39,10 +41,16 @@ enum Command {
     /// The durable log: the source's rows, synced writes, a full log, opening, exports, everyday
     /// work; on modelled drives or real ones.
     Log(LogArgs),
+    /// Swap: memory that does not fit, gone over again and again, on ours, kernel zram, zswap and
+    /// disks.
+    Scan(scan::ScanArgs),
     /// Overwrites a volume for a long time and states how its memory grows (fails if it does).
     Soak(SoakArgs),
     /// The modelled drives: the rows of the source that they are calibrated by, and what they cost.
     Models(ModelsArgs),
+    /// The load of `scan`, in a process of its own.
+    #[command(hide = true)]
+    ScanLoad(scan::LoadArgs),
     /// One IOzone series on files in a directory; used by the other commands.
     #[command(hide = true)]
     IozoneSeries(SeriesArgs),
@@ -247,6 +255,8 @@ fn run(command: Command) -> Result<()> {
         }
         Command::Models(args) => drive_models(args),
         Command::Log(args) => durable_log(args),
+        Command::Scan(args) => args.run(),
+        Command::ScanLoad(args) => args.run(),
         Command::IozoneSeries(args) => {
             let SeriesArgs { dir, file_bytes, record_bytes, mode, data: kind } = args;
             iozone::child(&dir, Series::new(file_bytes, record_bytes, mode, kind)?)
@@ -303,6 +313,7 @@ fn zram_in_machine(args: &ZramArgs) -> Result<()> {
     let machine = Inside {
         args: inside,
         memory: 2560,
+        cpus: 2,
         disks: &[],
         modules: "fuse loop ublk_drv zram",
         counted: args.machine.instructions,
@@ -323,6 +334,7 @@ fn log_in_machine(args: &LogArgs) -> Result<()> {
     let machine = Inside {
         args: inside,
         memory: 1024,
+        cpus: 2,
         disks: &[("log", 2 << 30), ("backing", 4 << 30)],
         modules: "fuse loop ublk_drv dm-writecache bcache",
         counted: args.machine.instructions,
@@ -462,6 +474,10 @@ mod tests {
             "log --real --quick --data 2:1 --segment 32K",
             "log --real /mnt --only synced",
             "log --only rows --rows C,D",
+            "scan --quick --vm --json a --csv b",
+            "scan --only ztier,zram-lz4,modelled-disk --mib 480 --passes 10 --runs 5 --limit 300",
+            "scan --page-cluster 0,3,5 --disk /dev/sdb,/dev/sdc",
+            "scan-load 480 10 --seconds 30 --join /sys/fs/cgroup/a/cgroup.procs",
             "soak --minutes 60",
             "models --real-time --drive sim:hdd-7200,sim:ssd-840pro:16G --json a",
         ] {
@@ -478,6 +494,11 @@ mod tests {
             "log --real /mnt --log sim:ssd-null",
             "log --only everything",
             "log --rows G",
+            "scan --mib 1",
+            "scan --only everything",
+            "scan --page-cluster 11",
+            "scan --runs 0",
+            "scan-load 480",
         ] {
             let words = std::iter::once("ztier-bench").chain(line.split(' '));
             assert!(Cli::try_parse_from(words).is_err(), "{line}");

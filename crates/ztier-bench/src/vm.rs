@@ -26,6 +26,8 @@ pub struct Inside<'a> {
     pub args: Vec<String>,
     /// Memory of the machine, in MiB.
     pub memory: u32,
+    /// Its CPUs; one, if it counts instructions.
+    pub cpus: u32,
     /// Names and sizes of its disks, `/disk/NAME`.
     pub disks: &'a [(&'a str, u64)],
     /// Modules that are loaded before.
@@ -49,7 +51,8 @@ impl Inside<'_> {
             Trouble::Failed(error) => error,
         })?;
         let _turn = lab.turn(LIMIT)?;
-        let mut setup = Setup::new(&lab).memory(self.memory).cpus(if self.counted { 1 } else { 2 });
+        let cpus = if self.counted { 1 } else { self.cpus };
+        let mut setup = Setup::new(&lab).memory(self.memory).cpus(cpus);
         setup = setup.args(&["-cpu", CPU]);
         if self.counted {
             setup = setup.args(&["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]);
@@ -82,8 +85,11 @@ impl Inside<'_> {
     }
 
     fn emulation(&self, release: &str) -> String {
-        let how =
-            if self.counted { "1 CPU whose clock counts instructions" } else { "2 emulated CPUs" };
+        let how = match (self.counted, self.cpus) {
+            (true, _) => "1 CPU whose clock counts instructions".to_owned(),
+            (false, 1) => "1 emulated CPU".to_owned(),
+            (false, cpus) => format!("{cpus} emulated CPUs"),
+        };
         format!("Linux {release} under QEMU TCG, {how}, {} MiB", self.memory)
     }
 }

@@ -90,13 +90,15 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Makes `bytes` (at least [`RECORD_MAX`]) of distinct blocks.
+    /// Makes `bytes` of distinct blocks. A pool smaller than [`RECORD_MAX`] gives out records of
+    /// at most its own size.
     ///
     /// # Errors
     /// No memory; no readable files for [`Kind::Files`].
     pub fn build(kind: Kind, bytes: usize, seed: u64) -> Result<Self> {
         let distinct = bytes / BLOCK_SIZE;
-        let mut buf = AlignedBuf::new(distinct * BLOCK_SIZE + RECORD_MAX)?;
+        let most = RECORD_MAX.min(distinct * BLOCK_SIZE);
+        let mut buf = AlignedBuf::new(distinct * BLOCK_SIZE + most)?;
         let (body, tail) = buf.split_at_mut(distinct * BLOCK_SIZE);
         match kind {
             Kind::Iozone => {}
@@ -105,7 +107,7 @@ impl Pool {
             Kind::Runs(ratio) => synth::fill_runs(body, ratio, seed),
             Kind::Files => files::fill(body, seed)?,
         }
-        tail.copy_from_slice(&body[..RECORD_MAX]);
+        tail.copy_from_slice(&body[..most]);
         let mut pool = Self { bytes: buf, distinct: distinct as u64, kind, ratio: 1.0 };
         pool.ratio = pool.measure();
         Ok(pool)
@@ -114,6 +116,14 @@ impl Pool {
     /// One of its own for another thread (stamps are written in place).
     pub fn duplicate(&self) -> Result<Self> {
         Ok(Self { bytes: self.bytes.duplicate()?, ..*self })
+    }
+
+    /// Keeps all of it in memory, whatever is short.
+    ///
+    /// # Errors
+    /// More than this process may lock.
+    pub fn lock(&self) -> Result<()> {
+        self.bytes.lock()
     }
 
     /// The data of `len` bytes from `offset` on (both multiples of 4096, `len` ≤ [`RECORD_MAX`]).

@@ -14,6 +14,7 @@ pub mod raw;
 pub mod served;
 pub mod writecache;
 pub mod zram;
+pub mod zswap;
 pub mod ztier;
 
 use ::ztier::error::Result;

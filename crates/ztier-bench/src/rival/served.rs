@@ -23,6 +23,15 @@ impl Served {
     /// # Errors
     /// The export does not work here.
     pub fn new(device: Arc<dyn Device>, name: &str) -> Result<Self> {
+        let threads = std::thread::available_parallelism().map_or(2, usize::from);
+        Self::by(device, name, threads)
+    }
+
+    /// The same by so many threads: at most so many requests are under way.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn by(device: Arc<dyn Device>, name: &str, threads: usize) -> Result<Self> {
         let dir = WorkDir::new(name)?;
         let export = FuseLoop::start(
             device,
@@ -30,7 +39,7 @@ impl Served {
                 name: format!("bench-{}-{name}", std::process::id()),
                 run_dir: dir.path().to_owned(),
                 link_dir: dir.path().join("link"),
-                threads: std::thread::available_parallelism().map_or(2, usize::from),
+                threads,
                 block_device: true,
             },
         )?;

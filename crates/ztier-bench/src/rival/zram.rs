@@ -2,7 +2,7 @@
 
 use super::Disk;
 use crate::report::warn;
-use crate::sys::interrupt;
+use crate::sys::{interrupt, knob};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,6 +10,8 @@ use ztier::error::{Context, Error, Result};
 
 /// As it is called in reports, with lz4.
 pub const NAME: &str = "kernel zram lz4";
+/// As it is called in reports, with what the kernel takes by itself.
+pub const DEFAULT_NAME: &str = "kernel zram default";
 /// As it is called in reports, with zstd.
 pub const ZSTD_NAME: &str = "kernel zram zstd";
 const CONTROL: &str = "/sys/class/zram-control";
@@ -21,7 +23,7 @@ pub struct Zram {
     id: u32,
     device: PathBuf,
     size: u64,
-    algorithm: &'static str,
+    algorithm: String,
 }
 
 /// `mm_stat`: what the device holds.
@@ -31,6 +33,8 @@ pub struct MmStat {
     pub compr_data_size: u64,
     /// Bytes of the allocator's pages, without the table.
     pub mem_used_total: u64,
+    /// The most of that since the device was added.
+    pub mem_used_max: u64,
 }
 
 impl Zram {
@@ -46,13 +50,29 @@ impl Zram {
     ///
     /// # Errors
     /// No root, no zram in this kernel, no such algorithm in it.
-    pub fn with(size: u64, algorithm: &'static str) -> Result<Self> {
+    pub fn with(size: u64, algorithm: &str) -> Result<Self> {
+        Self::add(size, Some(algorithm))
+    }
+
+    /// Adds a device of `size` bytes with the algorithm that the kernel takes by itself.
+    ///
+    /// # Errors
+    /// As [`Self::with`].
+    pub fn with_default(size: u64) -> Result<Self> {
+        Self::add(size, None)
+    }
+
+    fn add(size: u64, algorithm: Option<&str>) -> Result<Self> {
         // Reading the file adds a device and gives its number.
         let text = fs::read_to_string(format!("{CONTROL}/hot_add"))
             .context("cannot add a zram device (needs root and a kernel with zram)")?;
         let id = text.trim().parse().context(format!("zram says it added {text:?}"))?;
-        let zram = Self { id, device: PathBuf::from(format!("/dev/zram{id}")), size, algorithm };
-        zram.set("comp_algorithm", algorithm)?;
+        let device = PathBuf::from(format!("/dev/zram{id}"));
+        let mut zram = Self { id, device, size, algorithm: String::new() };
+        if let Some(algorithm) = algorithm {
+            zram.set("comp_algorithm", algorithm)?;
+        }
+        zram.algorithm = knob::read(&zram.sysfs("comp_algorithm"))?;
         zram.set("disksize", &size.to_string())?;
         let end = Instant::now() + Duration::from_secs(5);
         while !zram.device.exists() {
@@ -89,7 +109,9 @@ impl Zram {
 
 fn parse_mm_stat(text: &str) -> Option<MmStat> {
     let mut fields = text.split_whitespace().skip(1).map(|f| f.parse().ok());
-    Some(MmStat { compr_data_size: fields.next()??, mem_used_total: fields.next()?? })
+    let (compr_data_size, mem_used_total) = (fields.next()??, fields.next()??);
+    // Between them is the limit.
+    Some(MmStat { compr_data_size, mem_used_total, mem_used_max: fields.nth(1)?? })
 }
 
 impl Disk for Zram {
@@ -150,9 +172,9 @@ mod tests {
     }
 
     #[test]
-    fn mm_stat_fields_are_the_second_and_third() {
-        let text = "  4096 74 12288 0 12288 0 0 0 0\n";
-        let stat = MmStat { compr_data_size: 74, mem_used_total: 12288 };
+    fn mm_stat_fields_are_the_second_third_and_fifth() {
+        let text = "  4096 74 12288 0 16384 0 0 0 0\n";
+        let stat = MmStat { compr_data_size: 74, mem_used_total: 12288, mem_used_max: 16384 };
         assert_eq!(parse_mm_stat(text), Some(stat));
         assert_eq!(parse_mm_stat("4096 74"), None);
     }

@@ -49,6 +49,21 @@ impl Up {
         ])
     }
 
+    /// `ztier up NAME …` for swap: `--size SIZE --export auto`, and with `spill` `--ram-limit BYTES
+    /// --spill FILE`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn for_swap(size: u64, spill: Option<(u64, &Path)>) -> Result<Self> {
+        let size = size.to_string();
+        let mut args = vec!["--size", &size, "--export", "auto"];
+        let words = spill.map(|(limit, path)| (limit.to_string(), path.to_string_lossy()));
+        if let Some((limit, path)) = &words {
+            args.extend(["--ram-limit", limit, "--spill", path]);
+        }
+        Self::with(&args)
+    }
+
     fn with(args: &[&str]) -> Result<Self> {
         let binary = binary()?;
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -80,6 +95,15 @@ impl Up {
         run(&self.binary, &["restart", &self.name], LIMIT).map(drop)
     }
 
+    /// `ztier status NAME --json`.
+    ///
+    /// # Errors
+    /// What `ztier` says.
+    pub fn status(&self) -> Result<serde_json::Value> {
+        let text = run(&self.binary, &["status", &self.name, "--json"], LIMIT)?;
+        serde_json::from_str(&text).context("`ztier status --json` is no JSON")
+    }
+
     /// `ztier stats NAME --format FORMAT`.
     pub fn stats(&self, format: &str) -> Result<String> {
         run(&self.binary, &["stats", &self.name, "--format", format], LIMIT)
@@ -108,6 +132,15 @@ impl Drop for Up {
             }
         }
     }
+}
+
+/// Whether `ztier up` of the same build takes an option.
+///
+/// # Errors
+/// There is no `ztier`.
+pub fn takes(option: &str) -> Result<bool> {
+    let help = run(binary()?, &["up", "--help"], LIMIT)?;
+    Ok(help.split_whitespace().any(|word| word == option))
 }
 
 /// The `ztier` of the same build.

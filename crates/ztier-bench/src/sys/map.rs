@@ -64,6 +64,28 @@ impl AlignedBuf {
         Ok(buf)
     }
 
+    /// The same in pages of 4 KiB, so that they go to swap and come back one by one.
+    pub fn small_pages(len: usize) -> Result<Self> {
+        let buf = Self::new(len)?;
+        // SAFETY: the range is the map's own, and the advice changes no content.
+        let advised = unsafe { madvise(buf.0.start.as_ptr().cast(), len, Advice::LinuxNoHugepage) };
+        // A kernel without huge pages does not know the word for not wanting them.
+        match advised {
+            Err(e) if e != rustix::io::Errno::INVAL => Err(e).context("cannot ask for small pages"),
+            _ => Ok(buf),
+        }
+    }
+
+    /// Keeps it in memory, whatever is short.
+    ///
+    /// # Errors
+    /// More than this process may lock.
+    pub fn lock(&self) -> Result<()> {
+        // SAFETY: the range is the map's own; locking changes no content.
+        unsafe { rustix::mm::mlock(self.0.start.as_ptr().cast(), self.0.len) }
+            .context(format!("cannot lock {} bytes in memory", self.0.len))
+    }
+
     /// A copy of its own.
     pub fn duplicate(&self) -> Result<Self> {
         let mut copy = Self::new(self.len())?;

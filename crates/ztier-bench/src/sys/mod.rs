@@ -5,5 +5,7 @@ pub mod command;
 pub mod cpu;
 pub mod direct;
 pub mod interrupt;
+pub mod knob;
 pub mod map;
+pub mod usage;
 pub mod workdir;

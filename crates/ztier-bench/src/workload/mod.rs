@@ -9,6 +9,7 @@ pub mod memory;
 pub mod models;
 mod random;
 pub mod restart;
+pub mod scan;
 pub mod sequential;
 pub mod soak;
 pub mod startup;

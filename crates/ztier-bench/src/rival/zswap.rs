@@ -1,0 +1,81 @@
+//! The kernel's zswap: memory before a swap device that keeps pages compressed.
+//!
+//! Invariant: its settings are the machine's; they are put back in the reverse order of their
+//! change, so that it is off before anything else changes.
+
+use crate::sys::knob::{Knob, read};
+use std::fs;
+use std::path::Path;
+use ztier::error::{Context, Error, Result};
+
+/// As it is called in reports.
+pub const NAME: &str = "zswap, disk";
+const PARAMETERS: &str = "/sys/module/zswap/parameters";
+/// What ours and zram are compared with.
+const WANTED: &str = "lz4";
+
+/// Zswap, on for as long as this lives. Fields are dropped in order.
+#[derive(Debug)]
+pub struct Zswap {
+    _enabled: Knob,
+    _compressor: Option<Knob>,
+}
+
+impl Zswap {
+    /// Turns it on, with LZ4 where the kernel has that.
+    ///
+    /// # Errors
+    /// A kernel without it; no root; it is on already, for the machine's own swap.
+    pub fn new() -> Result<Self> {
+        let parameters = Path::new(PARAMETERS);
+        let enabled = parameters.join("enabled");
+        if !parameters.exists() {
+            return Err(Error::failure("this kernel has no zswap"));
+        }
+        if read(&enabled)? == "Y" {
+            let text = "zswap is on already, and may hold pages of the machine's own swap";
+            return Err(Error::failure(text).mend(format!("echo N > {}", enabled.display())));
+        }
+        // A kernel without this compressor keeps its own, and the report says which.
+        let compressor = Knob::set(parameters.join("compressor"), WANTED).ok();
+        Ok(Self { _enabled: Knob::set(enabled, "Y")?, _compressor: compressor })
+    }
+
+    /// What must be said about it.
+    pub fn about() -> String {
+        let value = |name: &str| read(&Path::new(PARAMETERS).join(name)).unwrap_or_default();
+        let compressor = value("compressor");
+        let lacks = if compressor == WANTED { "" } else { " (this kernel's has no lz4)" };
+        format!(
+            "{compressor}{lacks}, at most {} % of memory, shrinker {}",
+            value("max_pool_percent"),
+            value("shrinker_enabled")
+        )
+    }
+}
+
+/// Bytes of memory that it takes now.
+///
+/// # Errors
+/// A kernel without it.
+pub fn memory() -> Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    parse(&text).ok_or_else(|| Error::failure("/proc/meminfo has no line Zswap"))
+}
+
+fn parse(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("Zswap:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_memory_is_not_what_it_holds() {
+        let text = "MemFree: 1 kB\nZswap:              12 kB\nZswapped:           40 kB\n";
+        assert_eq!(parse(text), Some(12 * 1024));
+        assert_eq!(parse("Zswapped: 40 kB\n"), None);
+    }
+}

@@ -1,0 +1,123 @@
+//! What processes cost and the system counts, from `/proc`.
+//!
+//! Invariant: a field that is not there is an error or `None`, never a zero that looks measured.
+
+use std::time::Duration;
+use ztier::error::{Context, Error, Result};
+
+/// What a process took since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// In its own code, in ticks of 10 ms as a rule.
+    pub user: Duration,
+    /// In the kernel, for it.
+    pub system: Duration,
+    /// Faults that needed no I/O.
+    pub minor_faults: u64,
+    /// Faults that needed I/O.
+    pub major_faults: u64,
+}
+
+impl Usage {
+    /// That of a process, of all its threads.
+    ///
+    /// # Errors
+    /// There is no such process.
+    pub fn of(pid: u32) -> Result<Self> {
+        let path = format!("/proc/{pid}/stat");
+        let text = std::fs::read_to_string(&path).context(format_args!("cannot read {path}"))?;
+        parse_stat(&text, rustix::param::clock_ticks_per_second())
+            .ok_or_else(|| Error::failure(format!("{path} is not understood: {text:?}")))
+    }
+
+    /// User and system time together.
+    pub fn cpu(self) -> Duration {
+        self.user + self.system
+    }
+}
+
+/// Fields 10, 12, 14 and 15; the second may hold anything, so counting begins behind it.
+fn parse_stat(text: &str, ticks_per_second: u64) -> Option<Usage> {
+    let (_, rest) = text.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    let time = |ticks: u64| Duration::from_secs_f64(ticks as f64 / ticks_per_second as f64);
+    Some(Usage {
+        minor_faults: field(10)?,
+        major_faults: field(12)?,
+        user: time(field(14)?),
+        system: time(field(15)?),
+    })
+}
+
+/// How long the calling process's first thread has run, and how long it was ready and had no CPU.
+pub fn own_schedule() -> Option<(Duration, Duration)> {
+    parse_schedule(&std::fs::read_to_string("/proc/self/schedstat").ok()?)
+}
+
+fn parse_schedule(text: &str) -> Option<(Duration, Duration)> {
+    let mut fields = text.split_whitespace().map(|f| f.parse().ok().map(Duration::from_nanos));
+    Some((fields.next()??, fields.next()??))
+}
+
+/// Pages that went to swap devices and came back since the machine started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swapped {
+    /// Read from swap devices.
+    pub pages_in: u64,
+    /// Written to swap devices; what zswap keeps is not among them.
+    pub pages_out: u64,
+}
+
+/// What the machine has swapped so far.
+///
+/// # Errors
+/// A kernel without swap.
+pub fn swapped() -> Result<Swapped> {
+    let text = std::fs::read_to_string("/proc/vmstat").context("cannot read /proc/vmstat")?;
+    parse_vmstat(&text).ok_or_else(|| Error::failure("/proc/vmstat has no pswpin and pswpout"))
+}
+
+fn parse_vmstat(text: &str) -> Option<Swapped> {
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        line.trim().parse().ok()
+    };
+    Some(Swapped { pages_in: field("pswpin")?, pages_out: field("pswpout")? })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn fields_are_found_behind_any_name() {
+        let text = "7 (a ) b(c) S 1 7 7 0 -1 4194304 100 0 5 0 250 75 0 0 20 0 1 0 300 0 0";
+        let usage = parse_stat(text, 100).unwrap();
+        assert_eq!((usage.minor_faults, usage.major_faults), (100, 5));
+        assert_eq!((usage.user.as_millis(), usage.system.as_millis()), (2500, 750));
+        assert_eq!(usage.cpu().as_millis(), 3250);
+        assert_eq!(parse_stat("7 (a) S 1", 100), None);
+    }
+
+    #[test]
+    fn counters_are_matched_by_their_whole_name() {
+        let text = "pswpin_more 9\nzswpin 8\npswpin 3\npswpout 4\n";
+        assert_eq!(parse_vmstat(text), Some(Swapped { pages_in: 3, pages_out: 4 }));
+        assert_eq!(parse_vmstat("pswpin 3\n"), None);
+    }
+
+    #[test]
+    fn schedules_are_two_numbers() {
+        let both = (Duration::from_nanos(5), Duration::from_nanos(6));
+        assert_eq!(parse_schedule("5 6 7\n"), Some(both));
+        assert_eq!(parse_schedule("5"), None);
+    }
+
+    #[test]
+    fn this_process_has_a_usage() {
+        assert!(Usage::of(std::process::id()).unwrap().minor_faults > 0);
+        assert!(Usage::of(u32::MAX).is_err());
+    }
+}

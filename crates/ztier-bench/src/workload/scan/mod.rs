@@ -1,0 +1,231 @@
+//! The linux-mm `scan` benchmark: memory that does not fit is gone over again and again, with each
+//! system as the swap space in turn.
+//!
+//! Invariants: rivals take turns in each round, under the same settings; the first run of each is
+//! told apart, as in the source; a wrong page ends the system's runs and fails the table.
+
+pub mod load;
+
+mod limit;
+mod measure;
+mod state;
+mod swap;
+mod system;
+mod watch;
+
+pub use system::{Place, System};
+
+use crate::report::{Report, say, warn};
+use crate::sys::interrupt;
+use crate::sys::knob::{Knob, read};
+use measure::{Measured, Shape};
+use std::path::Path;
+use std::time::Duration;
+use system::Contender;
+use ztier::error::Result;
+
+const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
+/// As the kernel has it by itself.
+const CLUSTER: u32 = 3;
+/// The longest that one load may take, of a quick run and of a full one.
+const TIME: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(600)];
+/// The same on the modelled disk, which is as slow as it is.
+const MODELLED_TIME: [Duration; 2] = [Duration::from_secs(12), Duration::from_secs(120)];
+
+/// What the command line says.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// End within a minute.
+    pub quick: bool,
+    /// In a machine of our own: its memory is the limit.
+    pub inside: bool,
+    /// `--mib`.
+    pub mib: Option<u64>,
+    /// `--passes`.
+    pub passes: Option<u32>,
+    /// `--runs`.
+    pub runs: Option<u32>,
+    /// `--limit`, in MiB; 0 for none.
+    pub limit: Option<u64>,
+    /// `--page-cluster`.
+    pub clusters: Vec<u32>,
+    /// `--only`.
+    pub systems: Vec<System>,
+}
+
+/// What a table measures.
+#[derive(Clone, Debug)]
+struct Plan {
+    shape: Shape,
+    /// On the modelled disk.
+    small: Shape,
+    runs: u32,
+    clusters: Vec<u32>,
+    systems: Vec<System>,
+}
+
+/// All runs of one system.
+struct Runs {
+    system: System,
+    /// In order, the first apart from the others.
+    found: Vec<Measured>,
+}
+
+impl Choice {
+    fn plan(&self) -> Plan {
+        let pick = |quick: u64, full: u64| if self.quick { quick } else { full };
+        let mib = self.mib.unwrap_or(if self.inside { 480 } else { pick(96, 480) });
+        // What the source's machine had for the load, less what its system took.
+        let in_proportion = |mib: u64| (mib * 5 / 8).max(8);
+        let limit = match self.limit {
+            None if self.inside => None,
+            None => Some(in_proportion(mib)),
+            Some(0) => None,
+            Some(mib) => Some(mib),
+        };
+        let passes = self.passes.unwrap_or(if self.quick { 3 } else { 10 });
+        let speed = usize::from(!self.quick || self.inside);
+        let shape = Shape {
+            mib,
+            passes,
+            limit_mib: limit,
+            time: TIME[speed],
+            look: Duration::from_millis(pick(20, 100)),
+        };
+        let small = Shape {
+            mib: mib.min(pick(24, 64)),
+            passes: passes.min(if self.quick { 1 } else { 2 }),
+            limit_mib: Some(in_proportion(mib.min(pick(24, 64)))),
+            time: MODELLED_TIME[speed],
+            ..shape
+        };
+        let mut systems = self.systems.clone();
+        if systems.is_empty() {
+            systems = clap::ValueEnum::value_variants().to_vec();
+        }
+        let clusters = match &self.clusters[..] {
+            [] if self.quick || self.inside => vec![CLUSTER],
+            [] => vec![CLUSTER, 0],
+            given => given.to_vec(),
+        };
+        let few = if self.inside { 2 } else { 3 };
+        let runs = self.runs.unwrap_or(if self.quick { few } else { 5 });
+        Plan { shape, small, runs, clusters, systems }
+    }
+}
+
+/// Runs the table; what went wrong with which system.
+///
+/// # Errors
+/// The run is interrupted; the settings cannot be changed.
+pub fn run(report: &mut Report, choice: &Choice, place: &Place) -> Result<Vec<String>> {
+    let plan = choice.plan();
+    let mut failed = Vec::new();
+    state::conditions(report, &plan)?;
+    let (modelled, others): (Vec<_>, Vec<_>) =
+        plan.systems.iter().copied().partition(|s| *s == System::ModelledDisk);
+    for (i, &cluster) in plan.clusters.iter().enumerate() {
+        if others.is_empty() {
+            break;
+        }
+        let _cluster = Knob::set(PAGE_CLUSTER, &cluster.to_string())?;
+        let section = format!("scan, page-cluster {cluster}");
+        let suffix = if i == 0 { String::new() } else { format!("_page_cluster_{cluster}") };
+        let mut turns = Turns { report, section: &section, place, failed: &mut failed };
+        let runs = turns.all(&others, &plan.shape, plan.runs)?;
+        state::table(report, &section, &plan.shape, &runs);
+        state::ratios(report, &suffix, &runs);
+    }
+    if !modelled.is_empty() {
+        let _cluster = Knob::set(PAGE_CLUSTER, &plan.clusters[0].to_string())?;
+        let section = format!("modelled, page-cluster {}", plan.clusters[0]);
+        let mut turns = Turns { report, section: &section, place, failed: &mut failed };
+        let runs = turns.all(&[System::Ztier, System::ModelledDisk], &plan.small, 1)?;
+        state::table(report, &section, &plan.small, &runs);
+        state::modelled(report, &runs);
+    }
+    Ok(failed)
+}
+
+/// Systems that take turns.
+struct Turns<'a> {
+    report: &'a mut Report,
+    section: &'a str,
+    place: &'a Place,
+    failed: &'a mut Vec<String>,
+}
+
+impl Turns<'_> {
+    /// So many rounds; a system that fails is left out of the next.
+    fn all(&mut self, systems: &[System], shape: &Shape, rounds: u32) -> Result<Vec<Runs>> {
+        let mut all: Vec<Runs> =
+            systems.iter().map(|&system| Runs { system, found: Vec::new() }).collect();
+        let mut up: Vec<Option<Contender>> = systems.iter().map(|_| None).collect();
+        let mut gone = vec![false; systems.len()];
+        for round in 0..rounds {
+            for i in 0..systems.len() {
+                interrupt::check()?;
+                if gone[i] {
+                    continue;
+                }
+                let half = half_of_memory(&all);
+                match self.turn(&mut up[i], systems[i], shape, half, round) {
+                    Ok(Some(found)) => all[i].found.push(found),
+                    Ok(None) => gone[i] = true,
+                    Err(e) => {
+                        interrupt::check()?;
+                        self.report.missing(self.section, systems[i].name(), &e);
+                        self.failed.push(systems[i].name().into());
+                        gone[i] = true;
+                        up[i] = None;
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// One run; nothing where the machine lacks the system.
+    fn turn(
+        &mut self,
+        up: &mut Option<Contender>,
+        system: System,
+        shape: &Shape,
+        half: Option<u64>,
+        round: u32,
+    ) -> Result<Option<Measured>> {
+        if up.is_none() {
+            match Contender::up(system, shape.swap_bytes(), self.place, half) {
+                Ok(contender) => {
+                    self.report.note(self.section, system.name(), contender.about());
+                    *up = Some(contender);
+                }
+                Err(e) => {
+                    interrupt::check()?;
+                    self.report.missing(self.section, system.name(), e);
+                    return Ok(None);
+                }
+            }
+        }
+        let Some(contender) = up else { return Ok(None) };
+        let found = contender.measure(shape)?;
+        let (elapsed, name) = (found.outcome.elapsed_s, system.name());
+        say(&format!("{name}, run {}: {elapsed:.2} s", round + 1));
+        if found.outcome.cut {
+            let ended = found.outcome.passes_s.len();
+            warn(&format!("{name} was stopped after {ended} of {} passes", shape.passes));
+        }
+        Ok(Some(found))
+    }
+}
+
+/// Half of the most memory that ours had so far, with everything in memory.
+fn half_of_memory(all: &[Runs]) -> Option<u64> {
+    let ours = all.iter().find(|runs| runs.system == System::Ztier)?;
+    Some(ours.found.last()?.store? / 2)
+}
+
+/// The machine's own setting.
+fn cluster_here() -> String {
+    read(Path::new(PAGE_CLUSTER)).unwrap_or_else(|_| "unknown".into())
+}

@@ -1,0 +1,369 @@
+//! Rows, a table, notes and ratios of what was measured.
+//!
+//! Invariant: the first run of a system counts only in the row that says so, unless there is no
+//! other.
+
+use super::limit::Limit;
+use super::measure::{Measured, Shape};
+use super::{Plan, Runs, System, cluster_here, load};
+use crate::report::{Report, Row, Table, Target as Goal, median, print};
+use ztier::error::Result;
+
+const MIB: f64 = (1 << 20) as f64;
+
+/// A figure of a run: what it is, its unit, and how it is had.
+type Figure = (&'static str, &'static str, fn(&Measured) -> Option<f64>);
+
+const FIGURES: [Figure; 19] = [
+    ("elapsed", "s", |m| Some(m.outcome.elapsed_s)),
+    ("filling", "s", |m| Some(m.outcome.fill_s)),
+    ("a pass", "s", |m| pass(m)),
+    ("user time of the load", "s", |m| Some(m.outcome.user_s)),
+    ("system time of the load", "s", |m| Some(m.outcome.system_s)),
+    ("CPU use of the load", "%", |m| Some(cpu_percent(m))),
+    ("ready without a CPU", "s", |m| m.outcome.queued_s),
+    ("waiting for pages", "s", |m| waiting(m)),
+    ("a fault that waited", "us", |m| Some(1e6 * waiting(m)? / faults(m)?)),
+    ("CPU time of the serving process", "s", |m| Some(m.serving?.as_secs_f64())),
+    ("swap in use, least", "MiB", |m| Some(m.range?.least / MIB)),
+    ("swap in use, mean", "MiB", |m| Some(m.range?.mean / MIB)),
+    ("swap in use, most", "MiB", |m| Some(m.range?.most / MIB)),
+    ("memory of compressed pages, most", "MiB", |m| Some(m.store? as f64 / MIB)),
+    ("memory of load and compressed pages, most", "MiB", |m| Some(all_memory(m)? / MIB)),
+    ("swapped out", "MiB", |m| Some(m.bytes_out as f64 / MIB)),
+    ("swapped in", "MiB", |m| Some(m.bytes_in as f64 / MIB)),
+    ("written to a disk", "MiB", |m| Some(m.written as f64 / MIB)),
+    ("asked of ztier to write", "MiB", |m| Some(m.counters?.asked as f64 / MIB)),
+];
+
+/// The median of the passes.
+fn pass(m: &Measured) -> Option<f64> {
+    let passes = &m.outcome.passes_s;
+    (!passes.is_empty()).then(|| median(passes))
+}
+
+fn cpu_percent(m: &Measured) -> f64 {
+    100.0 * (m.outcome.user_s + m.outcome.system_s) / m.outcome.elapsed_s.max(1e-9)
+}
+
+/// What is left of the time when the load neither ran nor queued for a CPU.
+fn waiting(m: &Measured) -> Option<f64> {
+    let busy = m.outcome.running_s? + m.outcome.queued_s?;
+    Some((m.outcome.elapsed_s - busy).max(0.0))
+}
+
+fn faults(m: &Measured) -> Option<f64> {
+    (m.outcome.major_faults > 0).then_some(m.outcome.major_faults as f64)
+}
+
+fn all_memory(m: &Measured) -> Option<f64> {
+    Some((m.peak? + m.store?) as f64)
+}
+
+/// States what holds for all systems.
+///
+/// # Errors
+/// No memory; no group with a limit can be made here.
+pub fn conditions(report: &mut Report, plan: &Plan) -> Result<()> {
+    report.note("scan", "load", plan.shape.about());
+    if let Some(mib) = plan.shape.limit_mib {
+        report.note("scan", "limit", Limit::new(mib << 20)?.about());
+    }
+    report.note("scan", "data", load::data()?);
+    let (clusters, own) = (&plan.clusters, cluster_here());
+    let text = format!("{clusters:?}, the same for all systems; it was {own} on this machine");
+    report.note("scan", "vm.page-cluster", text);
+    Ok(())
+}
+
+impl Runs {
+    /// Those that count: without the first, if there are more.
+    fn counted(&self) -> &[Measured] {
+        match &self.found[..] {
+            [_, rest @ ..] if !rest.is_empty() => rest,
+            all => all,
+        }
+    }
+
+    fn figure(&self, figure: fn(&Measured) -> Option<f64>) -> Vec<f64> {
+        self.counted().iter().filter_map(figure).collect()
+    }
+
+    /// NaN if there is none.
+    fn middle(&self, figure: fn(&Measured) -> Option<f64>) -> f64 {
+        median(&self.figure(figure))
+    }
+}
+
+/// Rows of each figure, and a table of those that matter most.
+pub fn table(report: &mut Report, section: &str, shape: &Shape, all: &[Runs]) {
+    let case = |what: &str| format!("{what}, {}", shape.about());
+    let table = Table::new(&[
+        ("system", 26),
+        ("first s", 8),
+        ("elapsed s", 9),
+        ("user s", 7),
+        ("sys s", 7),
+        ("CPU %", 5),
+        ("serving s", 9),
+        ("swap MiB", 11),
+        ("memory MiB", 10),
+        ("disk MiB", 8),
+    ]);
+    print(&format!("\n{section}: {}", shape.about()));
+    print(&table.head());
+    for runs in all.iter().filter(|runs| !runs.found.is_empty()) {
+        print(&table.line(&cells(runs)));
+        let mut row = |what: &str, unit, values: Vec<f64>, cpu: Option<(f64, f64)>| {
+            if !values.is_empty() {
+                report.silent_row(Row {
+                    section: section.into(),
+                    system: runs.system.name().into(),
+                    case: case(what),
+                    unit,
+                    runs: values,
+                    cpu_own_percent: cpu.map(|cpu| cpu.0),
+                    cpu_machine_percent: cpu.map(|cpu| cpu.1),
+                    ..Row::default()
+                });
+            }
+        };
+        let first = runs.found[0].outcome.elapsed_s;
+        row("elapsed, first run", "s", vec![first], None);
+        for (i, (what, unit, figure)) in FIGURES.into_iter().enumerate() {
+            let own = runs.middle(|m| Some(cpu_percent(m)));
+            let cpu = (own, runs.middle(|m| Some(m.machine_percent)));
+            row(what, unit, runs.figure(figure), (i == 0).then_some(cpu));
+        }
+        if let Some(last) = runs.found.last() {
+            let used = last.samples.iter().map(|sample| sample.swap as f64 / MIB).collect();
+            let each = shape.look.as_millis();
+            row(&format!("swap in use each {each} ms, last run"), "MiB", used, None);
+        }
+    }
+    for runs in all.iter().filter(|runs| !runs.found.is_empty()) {
+        if let Some(text) = account(runs) {
+            report.note(section, runs.system.name(), text);
+        }
+    }
+}
+
+fn cells(runs: &Runs) -> Vec<String> {
+    let number = |value: f64, digits: usize| match value.is_finite() {
+        true => format!("{value:.digits$}"),
+        false => "–".to_owned(),
+    };
+    let figure = |figure, digits| number(runs.middle(figure), digits);
+    let swap = format!(
+        "{}…{}",
+        figure(|m| Some(m.range?.least / MIB), 0),
+        figure(|m| Some(m.range?.most / MIB), 0)
+    );
+    vec![
+        runs.system.name().into(),
+        number(runs.found[0].outcome.elapsed_s, 2),
+        figure(|m| Some(m.outcome.elapsed_s), 2),
+        figure(|m| Some(m.outcome.user_s), 2),
+        figure(|m| Some(m.outcome.system_s), 2),
+        figure(|m| Some(cpu_percent(m)), 0),
+        figure(|m| Some(m.serving?.as_secs_f64()), 2),
+        swap,
+        figure(|m| Some(m.store? as f64 / MIB), 1),
+        figure(|m| Some(m.written as f64 / MIB), 0),
+    ]
+}
+
+/// Where the time of a run went: the source's question.
+fn account(runs: &Runs) -> Option<String> {
+    let of = |figure: fn(&Measured) -> Option<f64>| {
+        let value = runs.middle(figure);
+        value.is_finite().then_some(value)
+    };
+    let elapsed = of(|m| Some(m.outcome.elapsed_s))?;
+    let share = |value: f64| format!("{:.0} %", 100.0 * value / elapsed);
+    let (user, system) = (of(|m| Some(m.outcome.user_s))?, of(|m| Some(m.outcome.system_s))?);
+    let mut text = format!(
+        "CPU use of the load {} (user {}, system {})",
+        share(user + system),
+        share(user),
+        share(system)
+    );
+    if let (Some(queued), Some(waited)) = (of(|m| m.outcome.queued_s), of(waiting)) {
+        text += &format!(", ready without a CPU {}, waiting {}", share(queued), share(waited));
+        let each = of(|m| Some(1e6 * waiting(m)? / faults(m)?));
+        if let (Some(faults), Some(each)) = (of(faults), each) {
+            text += &format!(" in {faults:.0} faults of {each:.0} us each");
+        }
+    }
+    if let Some(serving) = of(|m| Some(m.serving?.as_secs_f64())) {
+        text += &format!("; the process that serves the pages {}", share(serving));
+    }
+    let machine = of(|m| Some(m.machine_percent))?;
+    Some(text + &format!("; all of the machine {machine:.0} % of one CPU"))
+}
+
+fn runs_of(all: &[Runs], system: System) -> Option<&Runs> {
+    all.iter().find(|runs| runs.system == system && !runs.found.is_empty())
+}
+
+/// Ours beside each rival. Targets count at the first page-cluster, which has no suffix.
+pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
+    let mut ratio = |name: &str, value: f64, goal: Goal| {
+        let goal = if suffix.is_empty() { goal } else { Goal::None };
+        report.ratio(&format!("{name}{suffix}"), value, goal);
+    };
+    let elapsed = |runs: &Runs| runs.middle(|m| Some(m.outcome.elapsed_s));
+    if let Some(ours) = runs_of(all, System::Ztier) {
+        let zram = if ours.found[0].ublk { 1.0 } else { 0.9 };
+        for (system, name, goal) in [
+            (System::Disk, "vs_disk_swap", Goal::AtLeast(1.5)),
+            (System::ZramLz4, "vs_kernel_zram", Goal::AtLeast(zram)),
+            (System::Zram, "vs_kernel_zram_default", Goal::None),
+            (System::Zswap, "vs_zswap", Goal::None),
+        ] {
+            if let Some(rival) = runs_of(all, system) {
+                ratio(name, elapsed(rival) / elapsed(ours), goal);
+            }
+        }
+        // Of the volume's life, so that of its last run.
+        let last = ours.found.last().and_then(|m| m.counters).filter(|c| c.reads > 0);
+        if let Some(counters) = last {
+            let value = counters.read_p99_ns / counters.read_p50_ns;
+            ratio("swap_in_p99_vs_median", value, Goal::AtMost(3.0));
+        }
+    }
+    let Some(spill) = runs_of(all, System::Spill) else { return };
+    let written = |runs: &Runs| runs.middle(|m| Some(m.written as f64));
+    if let Some(disk) = runs_of(all, System::Disk) {
+        ratio("spill_vs_disk_swap", elapsed(disk) / elapsed(spill), Goal::AtLeast(3.0));
+        // Half of what disk swap writes: what goes down, page by page and whole.
+        let value = written(spill) / (written(disk) / 2.0);
+        ratio("spill_bytes_vs_uncompressed", value, Goal::AtMost(0.5));
+    }
+    if let Some(zswap) = runs_of(all, System::Zswap) {
+        let counts = spill.found[0].ublk;
+        let goal = |most| if counts { Goal::AtMost(most) } else { Goal::None };
+        ratio("spill_vs_zswap", elapsed(spill) / elapsed(zswap), goal(1.0));
+        if written(zswap) > 0.0 {
+            ratio("spill_bytes_vs_zswap", written(spill) / written(zswap), goal(0.6));
+        }
+    }
+}
+
+/// Ours beside the modelled disk: by passes, since that one may be stopped before its last.
+pub fn modelled(report: &mut Report, all: &[Runs]) {
+    let (Some(ours), Some(disk)) =
+        (runs_of(all, System::Ztier), runs_of(all, System::ModelledDisk))
+    else {
+        return;
+    };
+    let value = disk.middle(pass) / ours.middle(pass);
+    report.ratio("vs_modelled_disk", value, Goal::AtLeast(10.0));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::scan::load::Outcome;
+    use crate::workload::scan::system::Counters;
+    use std::time::Duration;
+
+    fn measured(elapsed_s: f64, written: u64, ublk: bool) -> Measured {
+        Measured {
+            outcome: Outcome {
+                elapsed_s,
+                user_s: elapsed_s / 10.0,
+                system_s: elapsed_s / 5.0,
+                running_s: Some(elapsed_s * 0.3),
+                queued_s: Some(elapsed_s * 0.1),
+                major_faults: 1000,
+                passes_s: vec![elapsed_s / 2.0, elapsed_s / 2.0],
+                ..Outcome::default()
+            },
+            machine_percent: 120.0,
+            serving: Some(Duration::from_secs_f64(elapsed_s / 4.0)),
+            peak: Some(100 << 20),
+            store: Some(20 << 20),
+            range: None,
+            samples: Vec::new(),
+            bytes_in: 0,
+            bytes_out: 0,
+            written,
+            ublk,
+            counters: Some(Counters {
+                reads: 10,
+                read_p50_ns: 5.0,
+                read_p99_ns: 20.0,
+                ..Counters::default()
+            }),
+        }
+    }
+
+    fn runs(system: System, elapsed: &[f64], written: u64, ublk: bool) -> Runs {
+        let found = elapsed.iter().map(|&elapsed| measured(elapsed, written, ublk)).collect();
+        Runs { system, found }
+    }
+
+    fn ratios_of(all: &[Runs], suffix: &str) -> serde_json::Value {
+        let mut report = Report::new("scan");
+        ratios(&mut report, suffix, all);
+        modelled(&mut report, all);
+        serde_json::from_str(&report.json().unwrap_or_default()).unwrap_or_default()
+    }
+
+    #[test]
+    fn the_first_run_counts_only_where_there_is_no_other() {
+        let several = runs(System::Ztier, &[9.0, 2.0, 4.0], 0, false);
+        assert!((several.middle(|m| Some(m.outcome.elapsed_s)) - 3.0).abs() < 1e-9);
+        let one = runs(System::Ztier, &[9.0], 0, false);
+        assert!((one.middle(|m| Some(m.outcome.elapsed_s)) - 9.0).abs() < 1e-9);
+        assert!(runs(System::Ztier, &[], 0, false).middle(pass).is_nan());
+    }
+
+    #[test]
+    fn ratios_say_how_many_times_as_fast_ours_is() {
+        let all = |ublk| {
+            [
+                runs(System::Ztier, &[9.0, 2.0], 0, ublk),
+                runs(System::ZramLz4, &[9.0, 3.0], 0, false),
+                runs(System::Disk, &[9.0, 8.0], 1000, false),
+                runs(System::Zswap, &[9.0, 5.0], 400, false),
+                runs(System::Spill, &[9.0, 4.0], 200, ublk),
+                runs(System::ModelledDisk, &[60.0], 0, false),
+            ]
+        };
+        let json = ratios_of(&all(false), "");
+        let expected = serde_json::json!({
+            "vs_kernel_zram": 1.5, "vs_disk_swap": 4.0, "vs_zswap": 2.5, "vs_modelled_disk": 30.0,
+            "swap_in_p99_vs_median": 4.0, "spill_vs_disk_swap": 2.0, "spill_vs_zswap": 0.8,
+            "spill_bytes_vs_uncompressed": 0.4, "spill_bytes_vs_zswap": 0.5,
+        });
+        assert_eq!(json["ratios"], expected);
+        assert_eq!(json["targets"]["vs_kernel_zram"], 0.9);
+        assert!(json["targets"].get("spill_vs_zswap").is_none());
+        let json = ratios_of(&all(true), "");
+        assert_eq!(json["targets"]["vs_kernel_zram"], 1.0);
+        assert_eq!(json["targets"]["spill_bytes_vs_zswap"], 0.6);
+        let json = ratios_of(&all(true), "_page_cluster_0");
+        assert_eq!(json["ratios"]["vs_disk_swap_page_cluster_0"], 4.0);
+        assert_eq!(json["targets"], serde_json::json!({ "vs_modelled_disk": 10.0 }));
+    }
+
+    #[test]
+    fn rivals_that_are_missing_make_no_ratio() {
+        let all = [runs(System::Ztier, &[2.0], 0, false), runs(System::Disk, &[], 0, false)];
+        let json = ratios_of(&all, "");
+        assert_eq!(json["ratios"], serde_json::json!({ "swap_in_p99_vs_median": 4.0 }));
+    }
+
+    #[test]
+    fn the_time_of_a_run_is_accounted_for() {
+        let text = account(&runs(System::Ztier, &[10.0], 0, false)).unwrap_or_default();
+        assert_eq!(
+            text,
+            "CPU use of the load 30 % (user 10 %, system 20 %), ready without a CPU 10 %, waiting \
+             60 % in 1000 faults of 6000 us each; the process that serves the pages 25 %; all of \
+             the machine 120 % of one CPU"
+        );
+    }
+}

@@ -1,0 +1,354 @@
+//! The systems that take turns: each a device to swap on, and what it says about itself.
+//!
+//! Invariant: a system stays up from its first run to its last, and only one is swapped on at a
+//! time; so each is as old as a machine's would be, and none helps another.
+
+use super::swap;
+use crate::model::{Kind, ModelDrive, Name};
+use crate::report::say;
+use crate::rival::Disk;
+use crate::rival::raw::RawDevice;
+use crate::rival::served::Served;
+use crate::rival::zram::{self, Zram};
+use crate::rival::zswap::{self, Zswap};
+use crate::rival::ztier::{self, Up};
+use crate::sys::usage::Usage;
+use crate::workload::log::{Source, Spec};
+use ::ztier::error::{Context as _, Error, Result};
+use clap::ValueEnum;
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Requests that the modelled disk may have under way: threads that serve it.
+const QUEUE: usize = 16;
+/// Memory that must be left for everything else while this process serves swap.
+const ROOM: u64 = 2 << 30;
+
+/// Who takes the pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum System {
+    /// Ours, by `ztier up … --export auto`, all in memory.
+    Ztier,
+    /// Kernel zram with lz4.
+    ZramLz4,
+    /// Kernel zram with the algorithm that it takes by itself.
+    Zram,
+    /// Zswap before the disk.
+    Zswap,
+    /// The disk.
+    Disk,
+    /// Ours, with half of the memory that the data would take, and the rest spilled to the disk.
+    Spill,
+    /// The modelled disk of 7200 rpm, on a smaller scan.
+    ModelledDisk,
+}
+
+impl System {
+    /// As it is called in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ztier => "ztier",
+            Self::ZramLz4 => zram::NAME,
+            Self::Zram => zram::DEFAULT_NAME,
+            Self::Zswap => zswap::NAME,
+            Self::Disk => "disk swap",
+            Self::Spill => "ztier, half spilled",
+            Self::ModelledDisk => "disk swap on sim:hdd-7200",
+        }
+    }
+}
+
+/// Where disk swap goes.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// A file that is made in this directory.
+    Directory(PathBuf),
+    /// Block devices that hold nothing.
+    Devices(Vec<PathBuf>),
+}
+
+impl Place {
+    /// A file or device for one of the systems that need any, each its own.
+    fn source(&self, system: System, bytes: u64) -> Result<Source> {
+        let takers = [System::Disk, System::Zswap, System::Spill];
+        let number = takers.iter().position(|taker| *taker == system).unwrap_or(0);
+        match self {
+            Self::Devices(paths) => {
+                let path = paths.get(number).ok_or_else(|| {
+                    let given = paths.len();
+                    Error::failure(format!("no device is left of the {given} of --disk"))
+                        .mend("give one more, or a directory")
+                })?;
+                Source::new(Spec::Path(path.clone()))
+            }
+            Self::Directory(dir) => {
+                let source = Source::make(dir, ["swap", "zswap", "spill"][number], bytes)?;
+                if let Some(path) = source.path() {
+                    let only_root = std::fs::Permissions::from_mode(0o600);
+                    std::fs::set_permissions(path, only_root).context("cannot protect a file")?;
+                }
+                Ok(source)
+            }
+        }
+    }
+}
+
+/// A system that is up. What serves the pages is dropped before what is below it.
+pub struct Contender {
+    behind: Behind,
+    device: PathBuf,
+}
+
+enum Behind {
+    Ztier(Up),
+    /// Ours over a drive.
+    Spill(Up, Source),
+    Zram(Zram),
+    Disk(Source),
+    /// With what is to be said about it.
+    Zswap(Source, String),
+    Modelled(Served),
+}
+
+/// What ours counts, as far as the table needs it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counters {
+    /// The most memory it had.
+    pub memory_max: u64,
+    /// Bytes that were written to it.
+    pub asked: u64,
+    /// Bytes written to the spill device.
+    pub spill_written: u64,
+    /// Read requests: how many, and how long 50 and 99 of 100 took at most.
+    pub reads: u64,
+    /// See `reads`.
+    pub read_p50_ns: f64,
+    /// See `reads`.
+    pub read_p99_ns: f64,
+}
+
+impl Contender {
+    /// Brings one up with swap space of `size` bytes; `limit` is the memory of [`System::Spill`].
+    ///
+    /// # Errors
+    /// What this machine lacks for it.
+    pub fn up(system: System, size: u64, place: &Place, limit: Option<u64>) -> Result<Self> {
+        let behind = match system {
+            System::Ztier => Behind::Ztier(Up::for_swap(size, None)?),
+            System::ZramLz4 => Behind::Zram(Zram::new(size)?),
+            System::Zram => Behind::Zram(Zram::with_default(size)?),
+            System::Zswap => {
+                // Only tried: it is on while it is swapped on.
+                let tried = Zswap::new()?;
+                let about = Zswap::about();
+                drop(tried);
+                zswap::memory()?;
+                Behind::Zswap(place.source(system, size)?, about)
+            }
+            System::Disk => Behind::Disk(place.source(system, size)?),
+            System::Spill => spilling(size, place, limit)?,
+            System::ModelledDisk => Behind::Modelled(modelled(size)?),
+        };
+        let path = match &behind {
+            Behind::Ztier(up) | Behind::Spill(up, _) => up.path(),
+            Behind::Zram(zram) => zram.path(),
+            Behind::Disk(source) | Behind::Zswap(source, _) => {
+                source.path().ok_or_else(|| Error::failure("disk swap needs a file or a device"))?
+            }
+            Behind::Modelled(served) => served.path(),
+        };
+        let device = path.to_owned();
+        swap::make(&device)?;
+        Ok(Self { behind, device })
+    }
+
+    /// Swaps on it. What comes back is dropped in order.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn on(&self) -> Result<On> {
+        // Zram hears of free slots without it, and a disk need not.
+        let discard = matches!(self.behind, Behind::Ztier(_) | Behind::Spill(..));
+        let zswap = match self.behind {
+            Behind::Zswap(..) => Some(Zswap::new()?),
+            _ => None,
+        };
+        Ok(On { swap: swap::SwapOn::new(&self.device, discard)?, _zswap: zswap })
+    }
+
+    /// Where the pages go.
+    pub fn device(&self) -> &Path {
+        &self.device
+    }
+
+    /// What must be said about it.
+    pub fn about(&self) -> String {
+        match &self.behind {
+            Behind::Ztier(up) => up.about(),
+            Behind::Spill(up, source) => format!("{}, spilling to {source}", up.about()),
+            Behind::Zram(zram) => zram.about(),
+            Behind::Disk(source) => source.to_string(),
+            Behind::Zswap(source, about) => format!("{about}, before {source}"),
+            Behind::Modelled(_) => {
+                let device = self.device.display();
+                format!("{device}: FUSE and a loop device, {QUEUE} requests under way at most")
+            }
+        }
+    }
+
+    /// Memory that the compressed pages take now, where that can be asked without work.
+    pub fn memory(&self) -> Option<u64> {
+        match &self.behind {
+            Behind::Zram(zram) => Some(zram.mm_stat().ok()?.mem_used_total + zram.table_bytes()),
+            Behind::Zswap(..) => zswap::memory().ok(),
+            _ => None,
+        }
+    }
+
+    /// The most memory that the compressed pages took so far, where that is counted.
+    pub fn memory_max(&self) -> Option<u64> {
+        match &self.behind {
+            Behind::Zram(zram) => Some(zram.mm_stat().ok()?.mem_used_max + zram.table_bytes()),
+            Behind::Ztier(_) | Behind::Spill(..) => Some(self.counters().ok()??.memory_max),
+            Behind::Disk(_) | Behind::Modelled(_) => Some(0),
+            Behind::Zswap(..) => None,
+        }
+    }
+
+    /// What ours has counted; `None` of others.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub fn counters(&self) -> Result<Option<Counters>> {
+        match &self.behind {
+            Behind::Ztier(up) | Behind::Spill(up, _) => {
+                let status = up.status()?;
+                let missing = || Error::failure("`ztier status --json` lacks what is counted");
+                Ok(Some(counters(&status).ok_or_else(missing)?))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Processor time of the process that serves it; `None` where the kernel does.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub fn serving(&self) -> Result<Option<Duration>> {
+        match &self.behind {
+            Behind::Ztier(up) | Behind::Spill(up, _) => {
+                let status = up.status()?;
+                let pid = status["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+                let pid = pid.ok_or_else(|| Error::failure("`ztier status --json` has no pid"))?;
+                Ok(Some(Usage::of(pid)?.cpu()))
+            }
+            Behind::Modelled(_) => Ok(Some(Usage::of(std::process::id())?.cpu())),
+            _ => Ok(None),
+        }
+    }
+
+    /// Bytes that went to a disk when the kernel wrote `swapped` bytes to the device and `counters`
+    /// is what ours did meanwhile.
+    pub fn written(&self, swapped: u64, counters: Option<Counters>) -> u64 {
+        match self.behind {
+            Behind::Disk(_) | Behind::Zswap(..) | Behind::Modelled(_) => swapped,
+            Behind::Spill(..) => counters.map_or(0, |counters| counters.spill_written),
+            Behind::Ztier(_) | Behind::Zram(_) => 0,
+        }
+    }
+}
+
+/// Swap that is on, and zswap before it. Dropped in order: swapping off empties zswap.
+pub struct On {
+    /// The device's.
+    pub swap: swap::SwapOn,
+    _zswap: Option<Zswap>,
+}
+
+fn spilling(size: u64, place: &Place, limit: Option<u64>) -> Result<Behind> {
+    if !ztier::takes("--spill")? {
+        return Err(Error::failure("this `ztier up` has no --spill"));
+    }
+    let limit = limit.ok_or_else(|| {
+        Error::failure("how much memory half of the data takes is not known without `ztier`")
+    })?;
+    let source = place.source(System::Spill, size)?;
+    let path = source.path().ok_or_else(|| Error::failure("spilling needs a file or a device"))?;
+    say(&format!("spilling above {} KiB of memory", limit >> 10));
+    let up = Up::for_swap(size, Some((limit, path)))?;
+    Ok(Behind::Spill(up, source))
+}
+
+/// A modelled disk, served by this process.
+fn modelled(size: u64) -> Result<Served> {
+    let available = crate::report::available_bytes();
+    if available < 4 * size + ROOM {
+        let free = available >> 20;
+        return Err(Error::failure(format!(
+            "{free} MiB of memory are too few for a disk that is kept in memory, below swap"
+        )));
+    }
+    let drive = ModelDrive::real_time(Name { size, ..Kind::Hdd7200.into() });
+    drive.reserve(size);
+    let device = Arc::new(RawDevice(Arc::new(drive)));
+    // The threads that serve it should not wait for what they serve, if this process may ask for
+    // that; they get it from the thread that starts them. It must not be the one that later starts
+    // the load, which has to wait. The room demanded above is what keeps them from waiting anyway.
+    let serve = || {
+        let _ = rustix::process::configure_io_flusher_behavior(true);
+        Served::by(device, "modelled", QUEUE)
+    };
+    std::thread::scope(|scope| scope.spawn(serve).join())
+        .unwrap_or_else(|_| Err(Error::failure("a thread of the benchmark panicked")))
+}
+
+fn counters(status: &Value) -> Option<Counters> {
+    let stats = &status["stats"];
+    let serving = &stats["read"]["serving"];
+    Some(Counters {
+        memory_max: stats["mem_used_max_bytes"].as_u64()?,
+        asked: stats["write"]["bytes"].as_u64()?,
+        // Only volumes that spill have it.
+        spill_written: stats["spill_written_bytes"].as_u64().unwrap_or(0),
+        reads: serving["count"].as_u64()?,
+        read_p50_ns: serving["p50_ns"].as_f64()?,
+        read_p99_ns: serving["p99_ns"].as_f64()?,
+    })
+}
+
+impl Counters {
+    /// What was counted since; what is no sum stays as it is.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            asked: self.asked - before.asked,
+            spill_written: self.spill_written - before.spill_written,
+            reads: self.reads - before.reads,
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use ::ztier::stats::Stats;
+
+    #[test]
+    fn counters_are_those_that_the_product_prints() {
+        let mut stats = Stats { mem_used_max_bytes: 7, ..Stats::default() };
+        stats.write.bytes = 8;
+        stats.read.serving.p50_ns = 9;
+        stats.read.serving.p99_ns = 10;
+        let status = serde_json::json!({ "pid": 1, "stats": stats });
+        let found = counters(&status).unwrap();
+        assert_eq!((found.memory_max, found.asked, found.spill_written), (7, 8, 0));
+        assert!((found.read_p99_ns - found.read_p50_ns - 1.0).abs() < 1e-9);
+        assert_eq!(counters(&serde_json::json!({ "stats": {} })), None);
+        let later = Counters { asked: 12, memory_max: 9, ..found };
+        assert_eq!((later.since(found).asked, later.since(found).memory_max), (4, 9));
+    }
+}
