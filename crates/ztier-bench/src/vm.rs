@@ -32,6 +32,8 @@ pub struct Inside<'a> {
     pub disks: &'a [(&'a str, u64)],
     /// Modules that are loaded before.
     pub modules: &'a str,
+    /// What the shell does before.
+    pub prepare: &'a str,
     /// Count instructions: one CPU, whose clock goes on by a nanosecond with each.
     pub counted: bool,
     /// Where figures go, as `--json` and `--csv`.
@@ -71,8 +73,9 @@ impl Inside<'_> {
         let counted = if self.counted { " --counted" } else { "" };
         let args: String = self.args.iter().map(|arg| format!(" {}", quoted(arg))).collect();
         let script = format!(
-            "export PATH=$PATH:/usr/local/bin; {load}exec ztier-bench{args} --inside {inside}{counted} \
-             --json {FIGURES}.json --csv {FIGURES}.csv"
+            "export PATH=$PATH:/usr/local/bin; {load}{}exec ztier-bench{args} --inside {inside}{counted} \
+             --json {FIGURES}.json --csv {FIGURES}.csv",
+            self.prepare
         );
         let status = machine.begin(&script)?.follow(LIMIT, std::io::stdout())?;
         for (path, end) in [(self.json, "json"), (self.csv, "csv")] {

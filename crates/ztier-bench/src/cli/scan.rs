@@ -11,6 +11,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
+/// What a machine does before a run: it has control groups, which its first programs do not mount.
+const PREPARE: &str = "mkdir -p /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup; \
+    echo +memory >/sys/fs/cgroup/cgroup.subtree_control; ";
 /// The longest that a load may be told to run, in seconds.
 const SECONDS_MAX: f64 = 1e6;
 
@@ -36,6 +39,9 @@ pub struct ScanArgs {
     /// against targets (3,0, or 3).
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..=10))]
     page_cluster: Vec<u32>,
+    /// The part of the machine's memory that zswap may have, in percent (its own setting).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    zswap_percent: Option<u32>,
     /// Only these systems (all by default).
     #[arg(long, value_name = "SYSTEM", value_delimiter = ',')]
     only: Vec<System>,
@@ -87,6 +93,7 @@ impl ScanArgs {
             runs: self.runs,
             limit: self.limit,
             clusters: self.page_cluster,
+            zswap_percent: self.zswap_percent,
             systems: self.only,
         };
         let mut report = Report::new("scan");
@@ -109,6 +116,7 @@ impl ScanArgs {
             ("--passes", self.passes.map(u64::from)),
             ("--runs", self.runs.map(u64::from)),
             ("--limit", self.limit),
+            ("--zswap-percent", self.zswap_percent.map(u64::from)),
         ];
         for (option, number) in numbers {
             inside.extend(number.into_iter().flat_map(|n| [option.to_owned(), n.to_string()]));
@@ -124,7 +132,8 @@ impl ScanArgs {
             memory: 512,
             cpus: 1,
             disks: &[("swap", 1 << 30), ("zswap", 1 << 30), ("spill", 1 << 30)],
-            modules: "fuse loop ublk_drv zram lz4",
+            modules: "fuse loop ublk_drv zram",
+            prepare: PREPARE,
             counted: self.machine.instructions,
             json: self.json.as_deref(),
             csv: self.csv.as_deref(),

@@ -19,14 +19,16 @@ const WANTED: &str = "lz4";
 pub struct Zswap {
     _enabled: Knob,
     _compressor: Option<Knob>,
+    _percent: Option<Knob>,
 }
 
 impl Zswap {
-    /// Turns it on, with LZ4 where the kernel has that.
+    /// Turns it on, with LZ4 where the kernel has that, and at most so many percent of the
+    /// machine's memory.
     ///
     /// # Errors
     /// A kernel without it; no root; it is on already, for the machine's own swap.
-    pub fn new() -> Result<Self> {
+    pub fn new(percent: Option<u32>) -> Result<Self> {
         let parameters = Path::new(PARAMETERS);
         let enabled = parameters.join("enabled");
         if !parameters.exists() {
@@ -38,7 +40,11 @@ impl Zswap {
         }
         // A kernel without this compressor keeps its own, and the report says which.
         let compressor = Knob::set(parameters.join("compressor"), WANTED).ok();
-        Ok(Self { _enabled: Knob::set(enabled, "Y")?, _compressor: compressor })
+        let percent = percent
+            .map(|n| Knob::set(parameters.join("max_pool_percent"), &n.to_string()))
+            .transpose()?;
+        let enabled = Knob::set(enabled, "Y")?;
+        Ok(Self { _enabled: enabled, _compressor: compressor, _percent: percent })
     }
 
     /// What must be said about it.

@@ -21,23 +21,23 @@ use crate::sys::knob::{Knob, read};
 use measure::{Measured, Shape};
 use std::path::Path;
 use std::time::Duration;
-use system::Contender;
+use system::{Contender, More};
 use ztier::error::Result;
 
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 /// As the kernel has it by itself.
 const CLUSTER: u32 = 3;
 /// The longest that one load may take, of a quick run and of a full one.
-const TIME: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(600)];
+const TIME: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(300)];
 /// The same on the modelled disk, which is as slow as it is.
-const MODELLED_TIME: [Duration; 2] = [Duration::from_secs(12), Duration::from_secs(120)];
+const MODELLED_TIME: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(240)];
 
 /// What the command line says.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
     /// End within a minute.
     pub quick: bool,
-    /// In a machine of our own: its memory is the limit.
+    /// In a machine of our own, as small as the source's.
     pub inside: bool,
     /// `--mib`.
     pub mib: Option<u64>,
@@ -49,6 +49,8 @@ pub struct Choice {
     pub limit: Option<u64>,
     /// `--page-cluster`.
     pub clusters: Vec<u32>,
+    /// `--zswap-percent`.
+    pub zswap_percent: Option<u32>,
     /// `--only`.
     pub systems: Vec<System>,
 }
@@ -74,17 +76,18 @@ struct Runs {
 impl Choice {
     fn plan(&self) -> Plan {
         let pick = |quick: u64, full: u64| if self.quick { quick } else { full };
-        let mib = self.mib.unwrap_or(if self.inside { 480 } else { pick(96, 480) });
+        // In the source's memory there is room for less beside what is kept compressed and locked.
+        let mib = self.mib.unwrap_or(if self.inside { pick(96, 256) } else { pick(96, 480) });
         // What the source's machine had for the load, less what its system took.
         let in_proportion = |mib: u64| (mib * 5 / 8).max(8);
         let limit = match self.limit {
-            None if self.inside => None,
             None => Some(in_proportion(mib)),
             Some(0) => None,
             Some(mib) => Some(mib),
         };
         let passes = self.passes.unwrap_or(if self.quick { 3 } else { 10 });
         let speed = usize::from(!self.quick || self.inside);
+        let modelled = if self.quick { 64 } else { 480 };
         let shape = Shape {
             mib,
             passes,
@@ -92,10 +95,11 @@ impl Choice {
             time: TIME[speed],
             look: Duration::from_millis(pick(20, 100)),
         };
+        // Enough that neither the disk's own cache nor its reading ahead holds what is out.
         let small = Shape {
-            mib: mib.min(pick(24, 64)),
+            mib: mib.min(modelled),
             passes: passes.min(if self.quick { 1 } else { 2 }),
-            limit_mib: Some(in_proportion(mib.min(pick(24, 64)))),
+            limit_mib: Some(in_proportion(mib.min(modelled))),
             time: MODELLED_TIME[speed],
             ..shape
         };
@@ -131,7 +135,13 @@ pub fn run(report: &mut Report, choice: &Choice, place: &Place) -> Result<Vec<St
         let _cluster = Knob::set(PAGE_CLUSTER, &cluster.to_string())?;
         let section = format!("scan, page-cluster {cluster}");
         let suffix = if i == 0 { String::new() } else { format!("_page_cluster_{cluster}") };
-        let mut turns = Turns { report, section: &section, place, failed: &mut failed };
+        let mut turns = Turns {
+            report,
+            section: &section,
+            place,
+            zswap_percent: choice.zswap_percent,
+            failed: &mut failed,
+        };
         let runs = turns.all(&others, &plan.shape, plan.runs)?;
         state::table(report, &section, &plan.shape, &runs);
         state::ratios(report, &suffix, &runs);
@@ -139,7 +149,13 @@ pub fn run(report: &mut Report, choice: &Choice, place: &Place) -> Result<Vec<St
     if !modelled.is_empty() {
         let _cluster = Knob::set(PAGE_CLUSTER, &plan.clusters[0].to_string())?;
         let section = format!("modelled, page-cluster {}", plan.clusters[0]);
-        let mut turns = Turns { report, section: &section, place, failed: &mut failed };
+        let mut turns = Turns {
+            report,
+            section: &section,
+            place,
+            zswap_percent: choice.zswap_percent,
+            failed: &mut failed,
+        };
         let runs = turns.all(&[System::Ztier, System::ModelledDisk], &plan.small, 1)?;
         state::table(report, &section, &plan.small, &runs);
         state::modelled(report, &runs);
@@ -152,6 +168,7 @@ struct Turns<'a> {
     report: &'a mut Report,
     section: &'a str,
     place: &'a Place,
+    zswap_percent: Option<u32>,
     failed: &'a mut Vec<String>,
 }
 
@@ -168,8 +185,9 @@ impl Turns<'_> {
                 if gone[i] {
                     continue;
                 }
-                let half = half_of_memory(&all);
-                match self.turn(&mut up[i], systems[i], shape, half, round) {
+                let zswap_percent = self.zswap_percent;
+                let more = More { limit: half_of_memory(&all), zswap_percent };
+                match self.turn(&mut up[i], systems[i], shape, more, round) {
                     Ok(Some(found)) => all[i].found.push(found),
                     Ok(None) => gone[i] = true,
                     Err(e) => {
@@ -191,11 +209,11 @@ impl Turns<'_> {
         up: &mut Option<Contender>,
         system: System,
         shape: &Shape,
-        half: Option<u64>,
+        more: More,
         round: u32,
     ) -> Result<Option<Measured>> {
         if up.is_none() {
-            match Contender::up(system, shape.swap_bytes(), self.place, half) {
+            match Contender::up(system, shape.swap_bytes(), self.place, more) {
                 Ok(contender) => {
                     self.report.note(self.section, system.name(), contender.about());
                     *up = Some(contender);

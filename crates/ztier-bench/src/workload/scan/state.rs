@@ -241,23 +241,30 @@ pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
         ratio("spill_bytes_vs_uncompressed", value, Goal::AtMost(0.5));
     }
     if let Some(zswap) = runs_of(all, System::Zswap) {
-        let counts = spill.found[0].ublk;
+        // A pool that holds everything is another system.
+        let counts = written(zswap) > 0.0;
         let goal = |most| if counts { Goal::AtMost(most) } else { Goal::None };
         ratio("spill_vs_zswap", elapsed(spill) / elapsed(zswap), goal(1.0));
-        if written(zswap) > 0.0 {
+        if counts {
             ratio("spill_bytes_vs_zswap", written(spill) / written(zswap), goal(0.6));
         }
     }
 }
 
-/// Ours beside the modelled disk: by passes, since that one may be stopped before its last.
+/// A pass, or as much of the first one as there was time for: no pass takes less.
+fn pass_at_least(m: &Measured) -> Option<f64> {
+    pass(m).or(m.outcome.cut.then_some(m.outcome.elapsed_s - m.outcome.fill_s))
+}
+
+/// Ours beside the modelled disk: by passes, since that one may be stopped before its last. If it
+/// is stopped before its first ends, the ratio is at least this.
 pub fn modelled(report: &mut Report, all: &[Runs]) {
     let (Some(ours), Some(disk)) =
         (runs_of(all, System::Ztier), runs_of(all, System::ModelledDisk))
     else {
         return;
     };
-    let value = disk.middle(pass) / ours.middle(pass);
+    let value = disk.middle(pass_at_least) / ours.middle(pass);
     report.ratio("vs_modelled_disk", value, Goal::AtLeast(10.0));
 }
 
@@ -340,13 +347,27 @@ mod tests {
         });
         assert_eq!(json["ratios"], expected);
         assert_eq!(json["targets"]["vs_kernel_zram"], 0.9);
-        assert!(json["targets"].get("spill_vs_zswap").is_none());
+        let mut kept = all(false);
+        kept[3].found.iter_mut().for_each(|m| m.written = 0);
+        let kept = ratios_of(&kept, "");
+        assert_eq!(kept["ratios"]["spill_vs_zswap"], 0.8);
+        assert!(kept["targets"].get("spill_vs_zswap").is_none());
+        assert!(kept["ratios"].get("spill_bytes_vs_zswap").is_none());
         let json = ratios_of(&all(true), "");
         assert_eq!(json["targets"]["vs_kernel_zram"], 1.0);
         assert_eq!(json["targets"]["spill_bytes_vs_zswap"], 0.6);
         let json = ratios_of(&all(true), "_page_cluster_0");
         assert_eq!(json["ratios"]["vs_disk_swap_page_cluster_0"], 4.0);
         assert_eq!(json["targets"], serde_json::json!({ "vs_modelled_disk": 10.0 }));
+    }
+
+    #[test]
+    fn a_disk_that_was_stopped_in_its_first_pass_counts_with_what_it_took() {
+        let mut disk = runs(System::ModelledDisk, &[60.0], 0, false);
+        let outcome = &mut disk.found[0].outcome;
+        (outcome.passes_s, outcome.fill_s, outcome.cut) = (Vec::new(), 20.0, true);
+        let json = ratios_of(&[runs(System::Ztier, &[2.0], 0, false), disk], "");
+        assert_eq!(json["ratios"]["vs_modelled_disk"], 40.0);
     }
 
     #[test]

@@ -108,9 +108,18 @@ enum Behind {
     Spill(Up, Source),
     Zram(Zram),
     Disk(Source),
-    /// With what is to be said about it.
-    Zswap(Source, String),
+    /// With its limit, and what is to be said about it.
+    Zswap(Source, Option<u32>, String),
     Modelled(Served),
+}
+
+/// What some systems are made with.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct More {
+    /// The memory of [`System::Spill`].
+    pub limit: Option<u64>,
+    /// The part of the machine's memory that [`System::Zswap`] may have.
+    pub zswap_percent: Option<u32>,
 }
 
 /// What ours counts, as far as the table needs it.
@@ -131,31 +140,31 @@ pub struct Counters {
 }
 
 impl Contender {
-    /// Brings one up with swap space of `size` bytes; `limit` is the memory of [`System::Spill`].
+    /// Brings one up with swap space of `size` bytes.
     ///
     /// # Errors
     /// What this machine lacks for it.
-    pub fn up(system: System, size: u64, place: &Place, limit: Option<u64>) -> Result<Self> {
+    pub fn up(system: System, size: u64, place: &Place, more: More) -> Result<Self> {
         let behind = match system {
             System::Ztier => Behind::Ztier(Up::for_swap(size, None)?),
             System::ZramLz4 => Behind::Zram(Zram::new(size)?),
             System::Zram => Behind::Zram(Zram::with_default(size)?),
             System::Zswap => {
                 // Only tried: it is on while it is swapped on.
-                let tried = Zswap::new()?;
+                let tried = Zswap::new(more.zswap_percent)?;
                 let about = Zswap::about();
                 drop(tried);
                 zswap::memory()?;
-                Behind::Zswap(place.source(system, size)?, about)
+                Behind::Zswap(place.source(system, size)?, more.zswap_percent, about)
             }
             System::Disk => Behind::Disk(place.source(system, size)?),
-            System::Spill => spilling(size, place, limit)?,
+            System::Spill => spilling(size, place, more.limit)?,
             System::ModelledDisk => Behind::Modelled(modelled(size)?),
         };
         let path = match &behind {
             Behind::Ztier(up) | Behind::Spill(up, _) => up.path(),
             Behind::Zram(zram) => zram.path(),
-            Behind::Disk(source) | Behind::Zswap(source, _) => {
+            Behind::Disk(source) | Behind::Zswap(source, ..) => {
                 source.path().ok_or_else(|| Error::failure("disk swap needs a file or a device"))?
             }
             Behind::Modelled(served) => served.path(),
@@ -173,7 +182,7 @@ impl Contender {
         // Zram hears of free slots without it, and a disk need not.
         let discard = matches!(self.behind, Behind::Ztier(_) | Behind::Spill(..));
         let zswap = match self.behind {
-            Behind::Zswap(..) => Some(Zswap::new()?),
+            Behind::Zswap(_, percent, _) => Some(Zswap::new(percent)?),
             _ => None,
         };
         Ok(On { swap: swap::SwapOn::new(&self.device, discard)?, _zswap: zswap })
@@ -191,7 +200,7 @@ impl Contender {
             Behind::Spill(up, source) => format!("{}, spilling to {source}", up.about()),
             Behind::Zram(zram) => zram.about(),
             Behind::Disk(source) => source.to_string(),
-            Behind::Zswap(source, about) => format!("{about}, before {source}"),
+            Behind::Zswap(source, _, about) => format!("{about}, before {source}"),
             Behind::Modelled(_) => {
                 let device = self.device.display();
                 format!("{device}: FUSE and a loop device, {QUEUE} requests under way at most")
