@@ -85,7 +85,7 @@ impl Choice {
             Some(0) => None,
             Some(mib) => Some(mib),
         };
-        let passes = self.passes.unwrap_or(if self.quick { 3 } else { 10 });
+        let passes = self.passes.unwrap_or(if self.quick { 2 } else { 10 });
         let speed = usize::from(!self.quick || self.inside);
         let modelled = if self.quick { 64 } else { 480 };
         let shape = Shape {
