@@ -17,7 +17,7 @@ pub struct Frames {
     free: Mutex<Free>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Free {
     ready: Vec<u32>,
     cold: Vec<u32>,
@@ -34,7 +34,10 @@ impl Frames {
         let frame_size = frame_size as usize;
         let arena = memory.arena("frames", count as usize * frame_size)?;
         arena.prefer_huge_pages();
-        Ok(Self { arena, frame_size, count, free: Mutex::new(Free::default()) })
+        // Room for all, which costs no memory until it is used: the lists never have to grow.
+        let list = || Vec::with_capacity(count as usize);
+        let free = Mutex::new(Free { ready: list(), cold: list(), fresh: 0 });
+        Ok(Self { arena, frame_size, count, free })
     }
 
     /// See [`Arena::lock`].
@@ -66,7 +69,7 @@ impl Frames {
             }
         }
         let mut free = self.free.lock();
-        free.cold = (0..fresh).filter(|frame| !is_taken(*frame as usize)).collect();
+        free.cold.extend((0..fresh).filter(|frame| !is_taken(*frame as usize)));
         free.fresh = fresh;
         budget.add((taken.len() * self.frame_size) as u64);
         Ok(())
@@ -129,18 +132,18 @@ impl Frames {
 
     /// Returns the memory of ready frames beyond `keep` of them. Says how many frames that were.
     pub fn trim(&self, budget: &Budget, keep: usize) -> usize {
-        let surplus = {
+        let surplus = || {
             let mut free = self.free.lock();
-            if free.ready.len() <= keep {
-                return 0;
-            }
-            free.ready.split_off(keep)
+            if free.ready.len() > keep { free.ready.pop() } else { None }
         };
-        for frame in &surplus {
-            self.arena.remove(*frame as usize * self.frame_size, self.frame_size);
-            self.cool(*frame, budget);
+        // One by one: a list of them would have to be allocated by who is short of memory.
+        let mut trimmed = 0;
+        while let Some(frame) = surplus() {
+            self.arena.remove(frame as usize * self.frame_size, self.frame_size);
+            self.cool(frame, budget);
+            trimmed += 1;
         }
-        surplus.len()
+        trimmed
     }
 
     /// Takes back a frame without memory. The frame comes before its bytes: whoever gets bytes for

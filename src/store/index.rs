@@ -306,7 +306,7 @@ impl Index {
     /// every reader of today is gone ([`Index::collect`]).
     pub fn drop_empty(&self, epochs: &Epochs) {
         let mut rare = self.rare.lock();
-        for leaf in std::mem::take(&mut rare.empty) {
+        while let Some(leaf) = rare.empty.pop() {
             if !self.drop_one(&mut rare, leaf, epochs) {
                 self.directory.get(leaf as usize).fetch_and(!NOTED, Ordering::AcqRel);
                 // It may have become empty again while it still was noted.
@@ -382,21 +382,20 @@ impl Index {
         if rare.leaving.is_empty() {
             return 0;
         }
+        // In place: whoever makes room may be unable to allocate.
         let horizon = epochs.horizon();
-        let (gone, staying): (Vec<_>, Vec<_>) =
-            rare.leaving.drain(..).partition(|(_, stamp)| *stamp < horizon);
-        rare.leaving = staying;
-        let mut gone: Vec<u64> = gone.into_iter().map(|(leaf, _)| leaf).collect();
-        gone.sort_unstable();
-        for run in gone.chunk_by(|a, b| a + 1 == *b) {
-            let first = (run[0] * LEAF) as usize;
+        rare.leaving.sort_unstable_by_key(|(leaf, stamp)| (*stamp >= horizon, *leaf));
+        let gone = rare.leaving.partition_point(|(_, stamp)| *stamp < horizon);
+        for run in rare.leaving[..gone].chunk_by(|(a, _), (b, _)| a + 1 == *b) {
+            let first = (run[0].0 * LEAF) as usize;
             self.entries.remove_pages(first..first + run.len() * LEAF as usize);
-            for leaf in run {
+            for (leaf, _) in run {
                 self.directory.get(*leaf as usize).fetch_and(!LEAVING, Ordering::AcqRel);
             }
             budget.give((run.len() * PAGE) as u64);
             self.leaves.fetch_sub(run.len() as u64, Ordering::Relaxed);
         }
-        gone.len()
+        rare.leaving.drain(..gone);
+        gone
     }
 }

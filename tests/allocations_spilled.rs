@@ -1,0 +1,120 @@
+//! What carries swap must not ask for memory while memory is short: writes at the limit, segments
+//! on their way down, reads of what is there, and discards allocate nothing.
+#![allow(clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use ztier::media::{Drive, DriveError, Memory};
+use ztier::volume::{Algorithm, Device, Options, Request, SpillTo, Volume, min_ram_limit_above};
+
+/// Counts what its own thread asks for.
+struct Counting;
+
+thread_local! {
+    static ASKED: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is the system's; only a number of the thread's own is changed beside it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ASKED.set(ASKED.get() + 1);
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// Bytes in memory, written and read without asking for any.
+struct Slots(Mutex<Vec<u8>>);
+
+impl Drive for Slots {
+    fn size(&self) -> u64 {
+        self.0.lock().unwrap().len() as u64
+    }
+
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        buf.copy_from_slice(&self.0.lock().unwrap()[at as usize..][..buf.len()]);
+        Ok(())
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        self.0.lock().unwrap()[at as usize..][..data.len()].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn zero(&self, _: u64, _: u64) -> Result<(), DriveError> {
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DriveError> {
+        Ok(())
+    }
+}
+
+const SIZE: u64 = 24 << 20;
+const BLOCK: u64 = 4096;
+
+fn fill(data: &mut [u8], seed: u64) {
+    let mut x = seed | 1;
+    for (at, word) in data.chunks_mut(8).enumerate() {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let word_of = if at % 3 == 0 { seed } else { x };
+        word.copy_from_slice(&word_of.to_le_bytes());
+    }
+}
+
+#[test]
+fn at_the_limit_nothing_is_asked_for() {
+    let segment = 64 << 10;
+    let ram_limit = min_ram_limit_above(SIZE, segment);
+    let options = Options {
+        size: SIZE,
+        ram_limit,
+        ram_limit_max: ram_limit,
+        segment,
+        algorithm: Algorithm::Lz4,
+        lock_memory: false,
+    };
+    let slots = 400;
+    let bytes = vec![0; (slots as usize + 1) * segment as usize];
+    let below = SpillTo { drive: Arc::new(Slots(Mutex::new(bytes))), slots, daily: 1 << 40 };
+    let volume = Volume::new_over(&options, &Memory::default(), Some(below)).unwrap();
+    let volume = Arc::new(volume);
+    let mut channel = Arc::clone(&volume).channel();
+    let (mut data, mut found) = (vec![0; 4 * BLOCK as usize], vec![0; 4 * BLOCK as usize]);
+    let mut dice = 1u64;
+    let mut asked = 0;
+    assert!(ASKED.get() > 10, "what it took to get here is counted");
+    for round in 0..12_000u64 {
+        // Lists reach the length that they have in the first rounds.
+        if round == 6000 {
+            asked = ASKED.get();
+        }
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
+        let offset = if round < 1536 { round } else { (dice >> 33) % 1536 } * 4 * BLOCK;
+        if round < 1536 || round % 4 < 2 {
+            fill(&mut data, offset | 1);
+            let write = Request::Write { offset, data: &data, fua: false };
+            channel.submit(write, Instant::now()).unwrap();
+        } else if round % 16 == 2 {
+            let discard = Request::Discard { offset, len: BLOCK };
+            channel.submit(discard, Instant::now()).unwrap();
+        } else {
+            let read = Request::Read { offset, buf: &mut found };
+            channel.submit(read, Instant::now()).unwrap();
+        }
+    }
+    let asked = ASKED.get() - asked;
+    let stats = volume.stats();
+    assert!(stats.spilled_segments > 400 && stats.spill_device_reads > 1000, "{stats:?}");
+    assert_eq!(asked, 0);
+}
