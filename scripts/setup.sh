@@ -83,7 +83,7 @@ need_vm() {
     need qemu-system-x86_64=qemu-system-x86 busybox=busybox-static depmod=kmod xz=xz-utils \
         strip=binutils setpriv=util-linux mkfs.ext4=e2fsprogs mkfs.xfs=xfsprogs \
         mkfs.btrfs=btrfs-progs nbd-client=nbd-client dmsetup=dmsetup make-bcache=bcache-tools \
-        fio=fio
+        fio=fio stress-ng=stress-ng
 }
 
 # build_release: the program, optimised.

@@ -51,10 +51,23 @@ impl Down {
     }
 
     fn end(&self, paths: &Paths) -> Result<()> {
-        let files = paths.volume(&self.name);
         if self.drain {
-            drain::drain(&Client::new(&files.control), &self.name)?;
+            drain::drain(&Client::new(&paths.volume(&self.name).control), &self.name)?;
         }
+        self.stop(paths)?;
+        match daemon::find(paths, &self.name) {
+            // It could not remove everything: what was taken away by force is still held.
+            Found::Dead(_) | Found::Broken(_) => self.clean(paths).map_err(|e| {
+                Error::failure(format!("volume `{}` is stopped, but {e}", self.name))
+                    .mend(format!("then `ztier down {}` again", self.name))
+            }),
+            _ => output::print(&format!("{} is down\n", self.name)),
+        }
+    }
+
+    /// Has the daemon end.
+    fn stop(&self, paths: &Paths) -> Result<()> {
+        let files = paths.volume(&self.name);
         let request = Request::Down { discard: self.discard, force: self.force };
         Client::new(&files.control).ask::<()>(&request, PATIENCE)?;
         let deadline = Instant::now() + PATIENCE_TO_EXIT;
@@ -68,13 +81,22 @@ impl Down {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        match daemon::find(paths, &self.name) {
-            // It could not remove everything: what was taken away by force is still held.
-            Found::Dead(_) | Found::Broken(_) => self.clean(paths).map_err(|e| {
-                Error::failure(format!("volume `{}` is stopped, but {e}", self.name))
-                    .mend(format!("then `ztier down {}` again", self.name))
-            }),
-            _ => output::print(&format!("{} is down\n", self.name)),
+        Ok(())
+    }
+
+    /// Takes the volume `name` down, with or without a daemon, and says nothing. It holds nothing
+    /// that anybody needs.
+    ///
+    /// # Errors
+    /// As the command.
+    pub(super) fn quietly(paths: &Paths, name: &str) -> Result<()> {
+        let down = Self { name: name.to_owned(), discard: true, drain: false, force: false };
+        if let Found::Up(_) = daemon::find(paths, name) {
+            down.stop(paths)?;
+        }
+        match daemon::find(paths, name) {
+            Found::Dead(_) | Found::Broken(_) => down.remove(paths).map(drop),
+            _ => Ok(()),
         }
     }
 
@@ -91,13 +113,18 @@ impl Down {
     }
 
     fn clean(&self, paths: &Paths) -> Result<()> {
+        let removed = self.remove(paths)?;
+        let what = if removed.is_empty() { "nothing was left".into() } else { removed.join(", ") };
+        output::print(&format!("{}: its daemon was gone; removed: {what}\n", self.name))
+    }
+
+    /// Removes what a dead daemon left.
+    fn remove(&self, paths: &Paths) -> Result<Vec<String>> {
         let files = paths.volume(&self.name);
         let Some(lock) = Lock::acquire(&files, Duration::from_secs(1))? else {
             return Err(Error::failure(format!("volume `{}` came up just now", self.name))
                 .mend("look with `ztier list`"));
         };
-        let removed = state::clean(lock, &files)?;
-        let what = if removed.is_empty() { "nothing was left".into() } else { removed.join(", ") };
-        output::print(&format!("{}: its daemon was gone; removed: {what}\n", self.name))
+        state::clean(lock, &files)
     }
 }

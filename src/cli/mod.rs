@@ -13,10 +13,12 @@ mod meter;
 mod output;
 mod pages;
 mod restart;
+mod run;
 mod sampler;
 mod set;
 mod stats;
 mod status;
+mod swap;
 mod udev;
 mod up;
 
@@ -50,6 +52,9 @@ enum Command {
     Status(status::Status),
     Stats(stats::Stats),
     Set(set::Set),
+    Swapon(swap::On),
+    Swapoff(swap::Off),
+    Run(Box<run::Run>),
     /// Make a log, or look at one that no volume uses
     #[command(subcommand)]
     Log(log::Log),
@@ -91,6 +96,12 @@ pub fn main() -> ExitCode {
         Command::Status(status) => status.run(),
         Command::Stats(stats) => stats.run(),
         Command::Set(set) => set.run(),
+        Command::Swapon(on) => on.run(),
+        Command::Swapoff(off) => off.run(),
+        Command::Run(run) => match run.run() {
+            Ok(status) => return ExitCode::from(status),
+            Err(e) => Err(e),
+        },
         Command::Doctor(doctor) => doctor.run(),
         Command::Estimate(estimate) => estimate.run(),
         Command::Man(man) => man.run(),

@@ -1,12 +1,13 @@
 //! `ztier status`: what a running volume is, what it holds, and who holds it.
 
 use super::{PATIENCE, client, output};
-use crate::config::Paths;
 use crate::config::plan::{LogPlan, SpillPlan};
 use crate::config::size::{exact, human};
+use crate::config::{Paths, Usage};
 use crate::control::{self, Request};
 use crate::daemon::{self, Found};
 use crate::error::Result;
+use crate::export::usage::swapped;
 use crate::stats::time::rfc3339;
 use crate::stats::{LogStats, Stats};
 use clap::Args;
@@ -90,6 +91,15 @@ fn text(status: &control::Status) -> String {
         ("durable", "nowhere: gone after `ztier down` or a reboot".into()),
         ("daemon", daemon_of(status)),
     ]);
+    if let Some(Usage::Swap { priority, .. }) = &plan.usage {
+        let device = status.endpoints.first().map(Path::new).and_then(swapped);
+        let area =
+            device.map(|area| format!("{} of {} used, ", human(area.used), human(area.size)));
+        rows.push(("swap", format!("{}priority {priority}", area.unwrap_or_default())));
+        // What spills says so by itself.
+        let warning = short(stats).filter(|_| plan.spill.is_none());
+        rows.extend(warning.map(|text| ("WARNING", text)));
+    }
     output::pairs(&rows)
 }
 
@@ -156,6 +166,21 @@ pub(super) fn spill_limit(spill: &SpillPlan) -> String {
         0 => "no daily limit".into(),
         bytes => format!("at most {} a day", human(bytes)),
     }
+}
+
+/// What to say of swap whose memory will be full before it is, as its content compresses now.
+fn short(stats: &Stats) -> Option<String> {
+    let Stats { mem_used_bytes: used, ram_limit_bytes: limit, disk_size_bytes: size, .. } = *stats;
+    let held = stats.orig_data_bytes + stats.blocks_same * crate::BLOCK_SIZE as u64;
+    let holds = (u128::from(held) * u128::from(limit) / u128::from(used.max(1))) as u64;
+    // A small part of a store says little of what follows.
+    (used > limit / 4 && holds < size / 100 * 95).then(|| {
+        format!(
+            "memory will be full with {} of {} in use: give a higher ram-limit (`ztier set`)",
+            human(holds),
+            human(size)
+        )
+    })
 }
 
 fn holders(status: &control::Status) -> String {
@@ -327,7 +352,24 @@ fn duration(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::duration;
+    use super::{Stats, duration, short};
+
+    #[test]
+    fn swap_that_will_run_short_is_told() {
+        let stats = |held: u64, used: u64| Stats {
+            disk_size_bytes: 4 << 30,
+            ram_limit_bytes: 1 << 30,
+            orig_data_bytes: held << 20,
+            mem_used_bytes: used << 20,
+            ..Stats::default()
+        };
+        // Three bytes in one: 3 GiB of 4.
+        let text = short(&stats(1536, 512)).unwrap_or_default();
+        assert!(text.starts_with("memory will be full with 3 GiB of 4 GiB in use"), "{text}");
+        assert_eq!(short(&stats(2048, 512)), None);
+        assert_eq!(short(&stats(100, 100)), None, "too early to tell");
+        assert_eq!(short(&Stats::default()), None);
+    }
 
     #[test]
     fn durations() {

@@ -124,7 +124,7 @@ pub struct Up {
 }
 
 /// A parser of fixed words, as the settings' file knows them.
-fn word<T: DeserializeOwned + Clone + Send + Sync + 'static>(
+pub(super) fn word<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     words: &'static [&'static str],
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(words).try_map(|word| serde_json::from_value::<T>(word.into()))
@@ -403,7 +403,7 @@ fn spilled_over(plan: &Plan, spill: &plan::SpillPlan) -> Result<String> {
 
 fn used_as(usage: &Usage) -> String {
     match usage {
-        Usage::Swap { priority } => format!("swap space of priority {priority}, made anew"),
+        Usage::Swap { priority, .. } => format!("swap space of priority {priority}, made anew"),
         Usage::Ext4 { mount } => format!("ext4, made anew, mounted on {}", mount.display()),
     }
 }

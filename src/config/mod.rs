@@ -15,4 +15,4 @@ pub use file::Settings;
 pub use paths::Paths;
 pub use plan::{Choice, Plan};
 pub use size::Amount;
-pub use usage::{Usage, Use};
+pub use usage::{Job, Usage, Use};

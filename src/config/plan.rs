@@ -5,7 +5,7 @@ use super::machine;
 use super::name;
 use super::paths::Paths;
 use super::size::{exact, human};
-use super::usage::{self, Usage};
+use super::usage::{self, Job, Usage};
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
 use crate::volume::{self, Algorithm};
@@ -169,6 +169,9 @@ pub struct Plan {
     /// What a volume in memory is made into.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+    /// The program that `ztier run` has the volume for, and with which it ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<Job>,
 }
 
 /// The spill device of a plan.
@@ -264,6 +267,7 @@ impl Plan {
             log: None,
             backing: None,
             spill,
+            job: None,
         })
     }
 
@@ -360,6 +364,7 @@ impl Plan {
             backing: None,
             spill: None,
             usage: None,
+            job: None,
         })
     }
 
@@ -392,6 +397,7 @@ impl Plan {
             backing: Some(backing),
             spill: None,
             usage: None,
+            job: None,
         })
     }
 }

@@ -6,6 +6,7 @@
 use super::file::Settings;
 use super::plan::Export;
 use crate::error::{Error, Result};
+pub use crate::export::job::Job;
 pub use crate::export::usage::Usage;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// The priority of swap that nobody gave one: above what the kernel gives disks by itself.
 pub const DEFAULT_PRIORITY: i32 = 100;
 /// The highest priority that the kernel knows.
-const HIGHEST_PRIORITY: i32 = 32767;
+pub const HIGHEST_PRIORITY: i32 = 32767;
 
 /// What somebody says about the use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,7 +35,7 @@ pub(super) fn resolve(settings: &Settings, export: &Export) -> Result<Option<Usa
         None => return refuse_rest(settings).map(|()| None),
         Some(Use::Swap) => {
             refuse("mount", settings.mount.is_some(), "use = \"ext4\"")?;
-            Usage::Swap { priority: priority(settings)? }
+            Usage::Swap { priority: priority(settings)?, tuned: Vec::new(), forced: false }
         }
         Some(Use::Ext4) => {
             refuse("priority", settings.priority.is_some(), "use = \"swap\"")?;

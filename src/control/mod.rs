@@ -11,5 +11,5 @@ pub use client::Client;
 pub(crate) use protocol::{
     Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive, receive_next, send,
 };
-pub use protocol::{LogChange, NewLog, Request, Status, VERSION, Version};
+pub use protocol::{LogChange, NewLog, Request, Status, Swapon, Swapping, VERSION, Version};
 pub use server::{Handler, Server};

@@ -2,6 +2,7 @@
 
 use crate::config::Plan;
 use crate::error::{Context, Error, Result};
+use crate::export::usage::Tuned;
 use crate::stats::Stats;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -46,6 +47,14 @@ pub enum Request {
         #[serde(default)]
         log: LogChange,
     },
+    /// Make the device swap space, and use it. Answer: [`Swapping`].
+    Swapon(Swapon),
+    /// Take the device out of use as swap; what is swapped out comes back to memory. Answer:
+    /// [`Swapping`], as it was.
+    Swapoff {
+        /// Although memory seems to have no room for it.
+        force: bool,
+    },
     /// Make everything durable that can be, and leave the volume to the next daemon. Answered when
     /// the export is gone, or waits, and just before the process is.
     Restart {
@@ -62,6 +71,38 @@ pub enum Request {
         /// Although somebody holds the device.
         force: bool,
     },
+}
+
+/// How a device is to be used as swap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Swapon {
+    /// Higher ones are used first.
+    pub priority: i32,
+    /// What `vm.page-cluster` is to be meanwhile; without a word it stays.
+    #[serde(default)]
+    pub page_cluster: Option<u64>,
+    /// What `vm.swappiness` is to be meanwhile; without a word it stays.
+    #[serde(default)]
+    pub swappiness: Option<u64>,
+    /// Although something is on the device, or this process can't be made safe for swap.
+    pub force: bool,
+}
+
+/// A device that is used as swap, or was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Swapping {
+    /// The device.
+    pub device: PathBuf,
+    /// How much may be swapped out to it.
+    pub size_bytes: u64,
+    /// How much is, or was.
+    pub used_bytes: u64,
+    /// Higher ones are used first.
+    pub priority: i32,
+    /// What was changed on the machine for it.
+    pub settings: Vec<Tuned>,
+    /// What else whoever asked should know.
+    pub notes: Vec<String>,
 }
 
 /// The log that a volume is to have.

@@ -9,7 +9,7 @@
 use super::keeper::{Kept, Manifest};
 use super::state::{self, State};
 use crate::config::paths::VolumeFiles;
-use crate::config::{Plan, machine, size};
+use crate::config::{Plan, Usage, machine, size};
 use crate::error::{Error, Result};
 use crate::export::Leftover;
 use crate::media::Memory;
@@ -86,6 +86,10 @@ impl Heritage {
         if plan.segment_bytes != was.segment_bytes {
             notes.push(format!("its segments stay {}", size::exact(was.segment_bytes.into())));
             plan.segment_bytes = was.segment_bytes;
+        }
+        // A device that waits is what it was made into, whatever is said of it now.
+        if plan.usage.is_none() && !self.taken_up(&plan).is_empty() {
+            plan.usage = was.usage.clone().filter(|usage| matches!(usage, Usage::Swap { .. }));
         }
         let drives = |plan: &Plan| {
             let log = plan.log.as_ref().map(|l| (l.log.clone(), l.backing.clone()));

@@ -17,6 +17,7 @@ mod serve;
 mod signals;
 mod spawn;
 pub mod state;
+mod swapping;
 
 pub use running::{End, LOOKERS, Order, Ready, run};
 pub use serve::{Chosen, choose, planned};

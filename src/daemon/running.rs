@@ -5,7 +5,7 @@ use super::keeper::{Keeper, Kept};
 use super::opening::Opening;
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
-use super::{events, log, notify, relog, serve};
+use super::{events, log, notify, relog, serve, swapping};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage, plan, size};
 use crate::control::{Handler, LogChange, NewLog, Request, Server, Status, Version};
@@ -47,13 +47,17 @@ pub struct Ready {
 }
 
 /// A volume that is up.
-struct Running {
-    name: String,
-    volume: Arc<dyn Serving>,
+pub(super) struct Running {
+    pub(super) name: String,
+    pub(super) volume: Arc<dyn Serving>,
+    /// Why the device must not be swap, if that is so.
+    pub(super) unsafe_for_swap: Option<String>,
+    /// Held by whoever changes what the device is used for.
+    using: Mutex<()>,
     /// `None` once it is stopped.
     export: Mutex<Option<Box<dyn Export>>>,
-    state: Mutex<State>,
-    files: VolumeFiles,
+    pub(super) state: Mutex<State>,
+    pub(super) files: VolumeFiles,
     events: Mutex<Sender<Event>>,
     keeper: Mutex<Option<Keeper>>,
     /// Where this machine keeps what it knows of backing stores.
@@ -98,7 +102,7 @@ pub fn run(
     ready: impl FnOnce(&Ready) -> Result<()>,
 ) -> Result<End> {
     let Order { plan, paths, patience, foreground } = order;
-    serve::prepare(&plan)?;
+    let unprepared = serve::prepare(&plan)?;
     paths.prepare()?;
     let files = paths.volume(&plan.name);
     let (events, inbox) = mpsc::channel();
@@ -111,7 +115,14 @@ pub fn run(
     let (plan, mut notes) = heritage.fit(plan);
     let removed = heritage.clean(&files, &plan)?;
     let name = plan.name.clone();
-    let bringing = Bringing { plan, paths, files: &files, foreground, told };
+    if plan.job.is_some() {
+        notes.extend(
+            unprepared.as_ref().map(|why| {
+                format!("not safe should the machine itself run short of memory: {why}")
+            }),
+        );
+    }
+    let bringing = Bringing { plan, paths, files: &files, foreground, told, unprepared };
     let (running, control) = match bringing.up(heritage, events, &mut notes) {
         Ok(up) => up,
         Err(e) => {
@@ -159,6 +170,8 @@ struct Bringing<'a> {
     files: &'a VolumeFiles,
     foreground: bool,
     told: &'a dyn Fn(&str),
+    /// Why this process must not carry swap, if that is so.
+    unprepared: Option<String>,
 }
 
 impl Bringing<'_> {
@@ -172,12 +185,13 @@ impl Bringing<'_> {
         let again = heritage.taken_up(&plan);
         let restarts = heritage.restarts();
         let kept = heritage.into_memory(&plan);
-        let (volume, said) = create(&plan, paths, &kept, self.told)?;
+        let Made { volume, notes: said, unlocked } = create(&plan, paths, &kept, self.told)?;
         notes.extend(said);
         if let Some(spill) = &mut plan.spill {
             // That was asked for once, not for whatever is there when the next daemon comes.
             spill.wipe = false;
         }
+        swapping::watch(&plan, events.clone());
         // Before anything can be written into it.
         let keeper = Keeper::start(kept, files.keep.clone())?;
         let control = Leftover::Socket(files.control.clone());
@@ -215,6 +229,8 @@ impl Bringing<'_> {
         let running = Arc::new(Running {
             name: state.plan.name.clone(),
             volume,
+            unsafe_for_swap: self.unprepared.or(unlocked),
+            using: Mutex::new(()),
             export: Mutex::new(Some(export)),
             state: Mutex::new(state),
             files: files.clone(),
@@ -229,19 +245,28 @@ impl Bringing<'_> {
     }
 }
 
-/// Makes the volume, with what is to be said of it.
-fn create(
-    plan: &Plan,
-    paths: &Paths,
-    kept: &Kept,
-    told: &dyn Fn(&str),
-) -> Result<(Arc<dyn Serving>, Vec<String>)> {
+/// A volume, and what is to be said of it.
+struct Made {
+    volume: Arc<dyn Serving>,
+    notes: Vec<String>,
+    /// Why its memory is not locked, if that is so.
+    unlocked: Option<String>,
+}
+
+impl Made {
+    fn new(volume: Arc<dyn Serving>, notes: Vec<String>) -> Self {
+        Self { volume, notes, unlocked: None }
+    }
+}
+
+/// Makes the volume.
+fn create(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> Result<Made> {
     if let Some(log) = &plan.log {
         return open_log(plan, log, paths, &kept.memory, told);
     }
     if let Some(backing) = &plan.backing {
         let volume = volume::BareVolume::open(backing, &kept.memory, &paths.state)?;
-        return Ok((volume, Vec::new()));
+        return Ok(Made::new(volume, Vec::new()));
     }
     let (memory, most) = (&kept.memory, kept.manifest.ram_limit_max_bytes);
     let mut options = volume::Options {
@@ -260,10 +285,11 @@ fn create(
             // Without the right to lock memory the device is good for everything else.
             options.lock_memory = false;
             let volume = Volume::create_over(&options, memory, below)?;
-            log::line(&format!("memory is not locked, so don't use the device as swap: {e}"));
-            Ok((volume, notes))
+            let unlocked = format!("memory is not locked: {e}");
+            log::line(&unlocked);
+            Ok(Made { unlocked: Some(unlocked), ..Made::new(volume, notes) })
         }
-        created => Ok((created?, notes)),
+        created => Ok(Made::new(created?, notes)),
     }
 }
 
@@ -293,7 +319,7 @@ fn too_large(plan: &Plan, below: &volume::SpillTo) -> Option<String> {
 }
 
 fn carries_swap(plan: &Plan) -> bool {
-    matches!(plan.usage, Some(Usage::Swap { .. }))
+    matches!(plan.usage, Some(Usage::Swap { forced: false, .. }))
 }
 
 fn open_log(
@@ -302,7 +328,7 @@ fn open_log(
     paths: &Paths,
     memory: &Memory,
     told: &dyn Fn(&str),
-) -> Result<(Arc<dyn Serving>, Vec<String>)> {
+) -> Result<Made> {
     let pair = volume::Pair {
         log: log.log.clone(),
         backing: log.backing.clone(),
@@ -331,7 +357,7 @@ fn open_log(
     if let Some(text) = &abandoned {
         log::line(text);
     }
-    Ok((volume, abandoned.into_iter().collect()))
+    Ok(Made::new(volume, abandoned.into_iter().collect()))
 }
 
 /// Waits until the export is stopped: by `down` or `restart`, or by a signal. Upon that a device
@@ -349,19 +375,22 @@ fn wait(running: &Running, inbox: &Receiver<Event>) -> End {
             Ok(Event::Down) => return End::Down,
             Ok(Event::Left) => return running.after_leaving(),
             Ok(Event::Signal) if asked => return end_by_force(running),
-            Ok(Event::Signal) if running.waits() => match running.leave() {
+            Ok(Event::Signal) if running.waits_for_next() => match running.leave() {
                 Ok(()) => return End::Left,
                 Err(e) => log::line(&format!("asked to end, but {e}")),
             },
-            Ok(Event::Signal) | Err(RecvTimeoutError::Timeout) => match running.stop(false) {
-                Ok(()) => return End::Down,
-                Err(e) if !asked => {
-                    log::line(&format!("asked to end, but {e}"));
-                    log::line("ending when it is released; a second signal ends at once");
-                    asked = true;
+            // The one for whom the volume is has ended without a word.
+            Ok(Event::Signal | Event::Abandoned) | Err(RecvTimeoutError::Timeout) => {
+                match running.stop(false) {
+                    Ok(()) => return End::Down,
+                    Err(e) if !asked => {
+                        log::line(&format!("asked to end, but {e}"));
+                        log::line("ending when it is released; a second signal ends at once");
+                        asked = true;
+                    }
+                    Err(_) => {}
                 }
-                Err(_) => {}
-            },
+            }
             Err(RecvTimeoutError::Disconnected) => return End::Down,
         }
     }
@@ -376,7 +405,7 @@ fn end_by_force(running: &Running) -> End {
 
 impl Running {
     /// The export, unless it is stopped, or being stopped or changed for longer than [`BUSY`].
-    fn export(&self) -> Result<MutexGuard<'_, Option<Box<dyn Export>>>> {
+    pub(super) fn export(&self) -> Result<MutexGuard<'_, Option<Box<dyn Export>>>> {
         match self.export.try_lock_for(BUSY) {
             Some(export) if export.is_some() => Ok(export),
             Some(_) => Err(Error::failure(format!("volume `{}` is being taken down", self.name))),
@@ -387,7 +416,7 @@ impl Running {
 
     /// Ends the device's use and stops the export. `force`: also when somebody holds the device.
     fn stop(&self, force: bool) -> Result<()> {
-        match self.end_use() {
+        match self.end_job(force).and_then(|()| self.end_use()) {
             Err(e) if force => log::line(&format!("forced: {e}")),
             ended => ended?,
         }
@@ -403,6 +432,11 @@ impl Running {
         }
         *slot = None; // dropping it stops what `stop` refused to
         Ok(())
+    }
+
+    /// Whether it is to wait for the next daemon when this one is told to end.
+    fn waits_for_next(&self) -> bool {
+        self.state.lock().plan.job.is_none() && self.waits()
     }
 
     /// Whether the device waits for the next daemon.
@@ -439,6 +473,7 @@ impl Running {
         if self.waits() {
             return self.let_go(force);
         }
+        self.end_job(force)?;
         self.end_use()?;
         let left = self.let_go(force);
         if left.is_err()
@@ -498,7 +533,7 @@ impl Running {
     }
 
     /// Who holds the device, and still does in a moment.
-    fn holders_that_stay(&self) -> Result<Vec<String>> {
+    pub(super) fn holders_that_stay(&self) -> Result<Vec<String>> {
         let until = Instant::now() + LEAVING;
         loop {
             let holders = self.export()?.as_ref().map(|e| e.holders()).unwrap_or_default();
@@ -541,20 +576,45 @@ impl Running {
             notify::extend(what);
             told(what);
         };
-        let Some((usage, device)) = self.usage()? else { return Ok(()) };
-        usage::begin(&usage, &device, self.volume.volatile_bytes() == 0, &told)
+        let Some(usage) = self.state.lock().plan.usage.clone() else { return Ok(()) };
+        usage::begin(&usage, &self.device()?, self.volume.volatile_bytes() == 0, &told)?;
+        usage::tune(&usage).iter().for_each(|failed| log::line(failed));
+        Ok(())
     }
 
     /// Takes the device out of that use again.
     fn end_use(&self) -> Result<()> {
-        let Some((usage, device)) = self.usage()? else { return Ok(()) };
-        usage::end(&usage, &device)
+        let Some(usage) = self.state.lock().plan.usage.clone() else { return Ok(()) };
+        usage::end(&usage, &self.device()?)?;
+        state::untune(&self.files, Some(&usage));
+        Ok(())
     }
 
-    fn usage(&self) -> Result<Option<(Usage, PathBuf)>> {
-        let Some(usage) = self.state.lock().plan.usage.clone() else { return Ok(None) };
-        let device = self.export()?.as_ref().and_then(|e| e.endpoints().into_iter().next());
-        Ok(device.map(|device| (usage, device.into())))
+    /// Ends what is left of a job whose runner has ended. `force`: also when it has not.
+    fn end_job(&self, force: bool) -> Result<()> {
+        let Some(job) = self.state.lock().plan.job.clone() else { return Ok(()) };
+        if !force && job.exists() && job.runner().is_some() {
+            return Err(swapping::busy(&self.name, &job));
+        }
+        match job.clear()? {
+            0 => {}
+            n => log::line(&format!("{n} processes that `ztier run` had left were ended")),
+        }
+        Ok(())
+    }
+
+    /// The block device.
+    pub(super) fn device(&self) -> Result<PathBuf> {
+        let first = self.export()?.as_ref().and_then(|e| e.endpoints().into_iter().next());
+        first.map(PathBuf::from).ok_or_else(|| Error::failure("there is no device"))
+    }
+
+    /// The right to change what the device is used for.
+    fn turn(&self) -> Result<MutexGuard<'_, ()>> {
+        self.using.try_lock_for(BUSY).ok_or_else(|| {
+            Error::failure(format!("volume `{}` is being changed", self.name))
+                .mend("try again soon")
+        })
     }
 
     fn set(&self, size: Option<u64>, ram_limit: Option<u64>, log: LogChange) -> Result<()> {
@@ -684,11 +744,21 @@ impl Handler for Running {
                 self.set(size_bytes, ram_limit_bytes, log)?;
                 serde_json::to_value(self.status()?)
             }
+            Request::Swapon(ask) => {
+                let _turn = self.turn()?;
+                serde_json::to_value(self.swapon(&ask)?)
+            }
+            Request::Swapoff { force } => {
+                let _turn = self.turn()?;
+                serde_json::to_value(self.swapoff(force)?)
+            }
             Request::Restart { force, log } => {
+                let _turn = self.turn()?;
                 self.restart(force, log)?;
                 serde_json::to_value(())
             }
             Request::Down { discard, force } => {
+                let _turn = self.turn()?;
                 self.down(discard, force)?;
                 serde_json::to_value(())
             }

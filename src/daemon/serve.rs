@@ -75,19 +75,26 @@ fn best() -> Chosen {
 
 /// Prepares this process for the plan's export. Comes before the first thread.
 ///
+/// Returns why it must not carry swap, if that is so.
+///
 /// # Errors
-/// The volume shall carry swap, and this process is not allowed what that needs.
-pub fn prepare(plan: &Plan) -> Result<()> {
+/// The volume shall carry swap, and this process is not allowed what that needs, and nobody has
+/// forced it. For a job that is only told: its limit makes it swap while the machine itself has
+/// memory.
+pub fn prepare(plan: &Plan) -> Result<Option<String>> {
     if !plan.export.is_block_device() {
-        return Ok(());
+        return Ok(None);
     }
     let prepared = crate::export::reclaim::prepare_for_reclaim();
     super::log::line(&format!("prepared for memory pressure: {prepared}"));
-    if prepared.swap_safe() || !matches!(plan.usage, Some(Usage::Swap { .. })) {
-        return Ok(());
+    if prepared.swap_safe() {
+        return Ok(None);
     }
-    Err(Error::failure(format!("this process must not carry swap: {prepared}"))
-        .mend("run as root with CAP_SYS_RESOURCE"))
+    if plan.job.is_none() && matches!(plan.usage, Some(Usage::Swap { forced: false, .. })) {
+        return Err(Error::failure(format!("this process must not carry swap: {prepared}"))
+            .mend("run as root with CAP_SYS_RESOURCE"));
+    }
+    Ok(Some(prepared.to_string()))
 }
 
 /// What starting the plan's export will put into the system, in the order of removal.

@@ -15,6 +15,8 @@ pub enum Event {
     Left,
     /// The volume was taken down through the control socket.
     Down,
+    /// The `ztier run` that the volume is for has ended without a word.
+    Abandoned,
 }
 
 /// Sends an [`Event::Signal`] for every signal from now on, from a thread of its own.

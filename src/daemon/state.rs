@@ -5,9 +5,11 @@
 //! under the lock.
 
 use super::keeper::{self, Kept};
+use super::log;
 use crate::config::paths::VolumeFiles;
-use crate::config::{Paths, Plan};
+use crate::config::{Paths, Plan, Usage};
 use crate::error::{Context, Error, Result};
+use crate::export::usage::Tuned;
 use crate::export::{Leftover, usage};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
@@ -177,10 +179,10 @@ pub(super) fn clean_leftovers(
     files: &VolumeFiles,
     which: impl Fn(&Leftover) -> bool,
 ) -> Result<Vec<String>> {
-    let leftovers = match State::read(files) {
+    let (leftovers, usage) = match State::read(files) {
         Ok(state) => {
             state.as_ref().map_or(Ok(()), end_use)?;
-            state.map(|state| state.leftovers).unwrap_or_default()
+            state.map(|state| (state.leftovers, state.plan.usage)).unwrap_or_default()
         }
         Err(e) => return Ok(vec![format!("its unreadable state file ({e})")]),
     };
@@ -191,11 +193,69 @@ pub(super) fn clean_leftovers(
             removed.push(leftover.describe());
         }
     }
+    if !leftovers.iter().any(Leftover::waits) {
+        untune(files, usage.as_ref());
+    }
     Ok(removed)
 }
 
-/// Ends the use of a device that nobody serves any more.
+/// Puts back what a use has set on the machine, unless other volumes need it.
+pub(super) fn untune(files: &VolumeFiles, usage: Option<&Usage>) {
+    for failed in usage.map(|usage| usage::untune(usage, |t| shared(files, t))).unwrap_or_default()
+    {
+        log::line(&failed);
+    }
+}
+
+/// Whether another volume of this user needs the setting as it is.
+fn shared(files: &VolumeFiles, tuned: &Tuned) -> bool {
+    others(files).iter().any(|other| (&other.key, other.set) == (&tuned.key, tuned.set))
+}
+
+/// The settings of the machine to change for the volume of these files; what cannot be known
+/// becomes a note. Where another volume has changed one to the same, what it was before that is
+/// what it was.
+pub fn settings(
+    files: &VolumeFiles,
+    wanted: &[(&str, Option<u64>)],
+    notes: &mut Vec<String>,
+) -> Vec<Tuned> {
+    let others = others(files);
+    let mut changes = Vec::new();
+    for (key, set) in wanted.iter().filter_map(|(key, set)| Some((*key, (*set)?))) {
+        match Tuned::plan(key, set) {
+            Ok(mut change) => {
+                let same = |t: &&Tuned| t.key == key && t.set == change.before;
+                if let Some(other) = others.iter().find(same) {
+                    change.before = other.before;
+                }
+                changes.extend((change.before != set).then_some(change));
+            }
+            Err(e) => notes.push(e.to_string()),
+        }
+    }
+    changes
+}
+
+/// What other volumes of this user have set on the machine.
+fn others(files: &VolumeFiles) -> Vec<Tuned> {
+    let states = files.state.parent().map(|run| {
+        Paths::names_in(run, "json").into_iter().map(move |name| run.join(name + ".json"))
+    });
+    let others = states.into_iter().flatten().filter(|path| *path != files.state);
+    let plans =
+        others.filter_map(|path| serde_json::from_slice::<State>(&fs::read(path).ok()?).ok());
+    plans
+        .filter_map(|state| state.plan.usage)
+        .flat_map(|usage| usage::tuned(&usage).to_vec())
+        .collect()
+}
+
+/// Ends the job and the use of a device that nobody serves any more.
 fn end_use(state: &State) -> Result<()> {
+    if let Some(job) = &state.plan.job {
+        job.clear()?;
+    }
     let Some(usage) = &state.plan.usage else { return Ok(()) };
     for leftover in state.leftovers.iter().filter(|leftover| leftover.exists()) {
         if let Leftover::Loop { device, .. } = leftover {

@@ -42,9 +42,14 @@ pub(super) fn of_block_device(device: &Path) -> Vec<String> {
 }
 
 /// Whether the kernel swaps to `device`.
-pub(super) fn is_swap(device: &Path) -> bool {
+pub fn is_swap(device: &Path) -> bool {
+    swaps().iter().any(|s| is_same_device(s, device))
+}
+
+/// Whether `node` is the block device `device`, by another name maybe.
+pub(super) fn is_same_device(node: &Path, device: &Path) -> bool {
     let number = device_number(device);
-    swaps().iter().any(|s| s == device || (number.is_some() && device_number(s) == number))
+    node == device || (number.is_some() && device_number(node) == number)
 }
 
 /// Whether what is mounted on `point` is on `device`.

@@ -8,12 +8,15 @@ mod check;
 #[cfg(feature = "fuse")]
 pub mod fuse;
 mod holders;
+pub mod job;
 mod leftover;
 mod link;
 mod loopdev;
 mod mounts;
 pub mod nbd;
 pub mod reclaim;
+mod swaps;
+mod tuning;
 pub mod ublk;
 pub mod usage;
 

@@ -2,6 +2,7 @@
 //!
 //! Invariant: nothing here touches a mounted file system, so that nothing hangs on a dead server.
 
+use super::swaps::Swapped;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -67,13 +68,66 @@ fn parse_mount(line: &str) -> Option<MountEntry> {
     })
 }
 
+/// A mounted tree of cgroups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hierarchy {
+    /// Whether it is of version 2.
+    pub unified: bool,
+    /// What it controls, of version 1.
+    pub controllers: Vec<String>,
+    /// Where it is mounted.
+    pub point: PathBuf,
+    /// Which of its cgroups is seen there.
+    root: String,
+}
+
+impl Hierarchy {
+    /// The directory of the cgroup that `/proc/PID/cgroup` calls `path`.
+    pub fn directory(&self, path: &str) -> PathBuf {
+        let path = Path::new(path);
+        self.point.join(path.strip_prefix(&self.root).or(path.strip_prefix("/")).unwrap_or(path))
+    }
+}
+
+/// All trees of cgroups in a mountinfo file.
+pub(super) fn hierarchies(file: &Path) -> Vec<Hierarchy> {
+    std::fs::read_to_string(file)
+        .map(|text| text.lines().filter_map(parse_hierarchy).collect())
+        .unwrap_or_default()
+}
+
+fn parse_hierarchy(line: &str) -> Option<Hierarchy> {
+    let MountEntry { point, kind, .. } = parse_mount(line)?;
+    let root = unescape(line.split(' ').nth(3)?).to_str()?.to_owned();
+    let options = line.rsplit(' ').next()?.split(',').map(str::to_owned);
+    let unified = kind == "cgroup2";
+    (unified || kind == "cgroup").then(|| Hierarchy {
+        unified,
+        controllers: if unified { Vec::new() } else { options.collect() },
+        point,
+        root,
+    })
+}
+
 /// The devices and files that the kernel swaps to.
 pub(super) fn swaps() -> Vec<PathBuf> {
+    swap_areas().into_iter().map(|(path, _)| path).collect()
+}
+
+/// The same, with how full they are.
+pub(super) fn swap_areas() -> Vec<(PathBuf, Swapped)> {
     std::fs::read_to_string("/proc/swaps")
-        .map(|text| {
-            text.lines().skip(1).filter_map(|l| l.split_whitespace().next()).map(unescape).collect()
-        })
+        .map(|text| text.lines().skip(1).filter_map(parse_swap).collect())
         .unwrap_or_default()
+}
+
+/// `NAME TYPE SIZE USED PRIORITY`, sizes in KiB.
+fn parse_swap(line: &str) -> Option<(PathBuf, Swapped)> {
+    let mut words = line.split_whitespace();
+    let path = unescape(words.next()?);
+    let kib = |word: Option<&str>| Some(word?.parse::<u64>().ok()? << 10);
+    let (size, used) = (kib(words.nth(1))?, kib(words.next())?);
+    Some((path, Swapped { size, used, priority: words.next()?.parse().ok()? }))
 }
 
 /// Undoes the octal escapes (`\040`) of the kernel's tables.
@@ -125,6 +179,15 @@ mod tests {
         }
         assert_eq!(unescape(r"a\9z\04"), Path::new(r"a\9z\04"));
         assert_eq!(unescape(r"\134"), Path::new(r"\"));
+    }
+
+    #[test]
+    fn a_line_of_swap_is_taken_apart() {
+        let line = "/dev/two\\040words                 partition\t4194300\t\t1024\t\t-2";
+        let (path, area) = parse_swap(line).unwrap();
+        assert_eq!(path, Path::new("/dev/two words"));
+        assert_eq!(area, Swapped { size: 4_194_300 << 10, used: 1 << 20, priority: -2 });
+        assert_eq!(parse_swap("/dev/x partition 1"), None);
     }
 
     #[test]

@@ -4,8 +4,11 @@
 //! Invariants: a device that holds anything is never made anew; only what is on the device is
 //! ended; each program has a limit on its time.
 
-use super::holders::{is_swap, mounted_at};
+pub use super::holders::is_swap;
+use super::holders::mounted_at;
 use super::mounts::mounted_on;
+pub use super::swaps::{Room, Swapped, room, swapped};
+pub use super::tuning::{PAGE_CLUSTER, SWAPPINESS, Tuned};
 use crate::error::{Context, Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -22,6 +25,12 @@ pub enum Usage {
     Swap {
         /// Higher ones are used first.
         priority: i32,
+        /// What is set on the machine meanwhile.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        tuned: Vec<Tuned>,
+        /// Also by a daemon that is not safe for it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        forced: bool,
     },
     /// An ext4 file system.
     Ext4 {
@@ -34,6 +43,8 @@ pub enum Usage {
 const BEGIN: Duration = Duration::from_secs(120);
 /// How long a program may take to end a use: below what `ztier down` waits for.
 const END: Duration = Duration::from_secs(50);
+/// The same where somebody waits for that alone: as long as it may take to read all swap.
+pub const END_ALONE: Duration = Duration::from_secs(4 * 3600);
 /// How often whoever waits hears that it goes on.
 const TELL: Duration = Duration::from_secs(1);
 /// How often a program is looked after.
@@ -42,22 +53,24 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Where programs of the system are, if `PATH` lacks them.
 const DIRS: [&str; 3] = ["", "/usr/sbin/", "/sbin/"];
 
-/// Takes `device` into use; made anew if it is `empty`, else with what it has from before. `told`
-/// hears now and then what is going on.
+/// Takes `device` into use; made anew if it is `empty` (or nobody needs what is on it), else with
+/// what it has from before. `told` hears now and then what is going on.
 ///
 /// # Errors
 /// A program is missing or fails, the place is taken, or it takes too long.
 pub fn begin(usage: &Usage, device: &Path, empty: bool, told: &dyn Fn(&str)) -> Result<()> {
     let run = |program: &str, args: &[&str]| run(program, args, device, BEGIN, told);
     match usage {
-        Usage::Swap { priority } => {
+        Usage::Swap { priority, .. } => {
             if empty {
-                run("mkswap", &[])?;
+                // By --force it overwrites a partition table, too; the caller knows what is there.
+                run("mkswap", &["--force"])?;
             } else if is_swap(device) {
                 return Ok(());
             }
-            // Pages that are not needed any more are discarded, or their memory would never return.
-            run("swapon", &["--discard=pages", "--priority", &priority.to_string()])
+            // Pages that are not needed any more are discarded, or their memory would never return;
+            // and at once all that is there from before, which nobody can read.
+            run("swapon", &["--discard", "--priority", &priority.to_string()])
         }
         Usage::Ext4 { mount } => {
             if mounted_at(device, mount) {
@@ -84,14 +97,43 @@ pub fn begin(usage: &Usage, device: &Path, empty: bool, told: &dyn Fn(&str)) -> 
 /// The file system is busy, memory lacks room for what is swapped out, or it takes too long; then
 /// the device is still in use.
 pub fn end(usage: &Usage, device: &Path) -> Result<()> {
+    end_within(usage, device, END)
+}
+
+/// The same, where it may take as long as `limit`.
+///
+/// # Errors
+/// As [`end`].
+pub fn end_within(usage: &Usage, device: &Path, limit: Duration) -> Result<()> {
     let quiet = |_: &str| {};
     match usage {
-        Usage::Swap { .. } if is_swap(device) => run("swapoff", &[], device, END, &quiet)
+        Usage::Swap { .. } if is_swap(device) => run("swapoff", &[], device, limit, &quiet)
             .map_err(|e| e.mend("end some programs, so that what is swapped out has room")),
         Usage::Ext4 { mount } if mounted_at(device, mount) => {
-            run("umount", &[], mount, END, &quiet).map_err(|e| e.mend("end what uses it"))
+            run("umount", &[], mount, limit, &quiet).map_err(|e| e.mend("end what uses it"))
         }
         _ => Ok(()),
+    }
+}
+
+/// Sets what goes with a use. Returns what could not be set, one line each: the use is as good
+/// without, if slower.
+pub fn tune(usage: &Usage) -> Vec<String> {
+    tuned(usage).iter().filter_map(|t| t.apply().err()).map(|e| e.to_string()).collect()
+}
+
+/// Puts back what [`tune`] set, apart from the settings that `needed` says others still need.
+/// Returns what could not be put back.
+pub fn untune(usage: &Usage, needed: impl Fn(&Tuned) -> bool) -> Vec<String> {
+    let mine = tuned(usage).iter().filter(|t| !needed(t));
+    mine.filter_map(|t| t.restore().err()).map(|e| e.to_string()).collect()
+}
+
+/// What a use sets on the machine.
+pub fn tuned(usage: &Usage) -> &[Tuned] {
+    match usage {
+        Usage::Swap { tuned, .. } => tuned,
+        Usage::Ext4 { .. } => &[],
     }
 }
 

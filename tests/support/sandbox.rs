@@ -182,7 +182,12 @@ fn listener(path: &Path) -> Option<Pid> {
 }
 
 /// Runs `command` to its end, which must come within [`PATIENCE`].
-pub fn finish(mut command: Command) -> Done {
+pub fn finish(command: Command) -> Done {
+    finish_within(command, PATIENCE)
+}
+
+/// The same within `patience`.
+pub fn finish_within(mut command: Command, patience: Duration) -> Done {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut child = Guard(child);
     let mut pipes = (child.0.stdout.take().unwrap(), child.0.stderr.take().unwrap());
@@ -193,15 +198,19 @@ pub fn finish(mut command: Command) -> Done {
         let _ = pipes.1.read_to_string(&mut err);
         (out, err)
     });
-    let status = wait(&mut child.0);
+    let status = wait_within(&mut child.0, patience);
     let (out, err) = reader.join().unwrap();
     Done { status, out, err }
 }
 
 /// The exit status of `child`, −1 for a signal.
 pub fn wait(child: &mut Child) -> i32 {
+    wait_within(child, PATIENCE)
+}
+
+fn wait_within(child: &mut Child, patience: Duration) -> i32 {
     let mut status = None;
-    eventually("the command ends", || {
+    within(patience, "the command ends", || {
         status = child.try_wait().unwrap();
         status.is_some()
     });
@@ -221,8 +230,12 @@ impl Drop for Guard {
 }
 
 /// Waits until `true`, at most [`PATIENCE`].
-pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+pub fn eventually(what: &str, so: impl FnMut() -> bool) {
+    within(PATIENCE, what, so);
+}
+
+fn within(patience: Duration, what: &str, mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + patience;
     while !so() {
         assert!(Instant::now() < deadline, "never: {what}");
         std::thread::sleep(Duration::from_millis(10));

@@ -1,0 +1,333 @@
+//! `ztier run`: a program with little memory, and a volume as swap below it.
+//!
+//! Invariants: nothing is made before the volume's daemon has written down that it will be;
+//! whatever happens to this process, the daemon ends what is left of the program, and itself; the
+//! daemon is outside of the limit.
+
+mod relay;
+mod report;
+
+use super::down::Down;
+use super::swap::{PAGE_CLUSTER, SWAPPINESS, Setting, changed};
+use super::{meter::Meter, output};
+use crate::config::plan::Kind;
+use crate::config::size::human;
+use crate::config::{Amount, Choice, Job, Paths, Plan, Settings, Usage, Use, machine, name};
+use crate::daemon::{self, Ready, state};
+use crate::error::{Context, Error, Result};
+use crate::export::job::{self, Parent};
+use crate::export::usage;
+use crate::volume;
+use clap::{Args, ValueHint};
+use relay::Relay;
+use report::{Report, Sampler};
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Instant;
+
+/// The least memory that a program is given.
+const LEAST_MEMORY: u64 = 4 << 20;
+/// Swap that nobody gave a size has this many times the memory.
+const SWAP_TIMES: u64 = 4;
+/// Memory of the machine that is left to others, at least.
+const RESERVE: u64 = 128 << 20;
+/// Distinguishes what failed in the new process: joining the cgroup, or starting the program.
+const JOINING: i32 = 1 << 16;
+
+/// Run a program with little memory, and compressed swap below it
+///
+/// Makes a volume, uses it as swap, and runs the program in a cgroup with that limit. At its end
+/// prints what it took, and leaves nothing behind. Signals are passed on, and the program's exit
+/// status is that of this command (128 + the signal that ended it; 127: there is no such program;
+/// 126: it can't be started). Swap is the whole machine's.
+#[derive(Args)]
+pub struct Run {
+    /// Memory of the program and all that it starts, like 512M
+    #[arg(long, value_name = "BYTES|%")]
+    mem: Amount,
+    /// Size of the swap below it [default: four times the memory]
+    #[arg(long, value_name = "BYTES")]
+    swap_size: Option<Amount>,
+    /// Limit on the memory of that swap [default: its size, or what the machine can spare]
+    #[arg(long, value_name = "BYTES|%")]
+    ram_limit: Option<Amount>,
+    /// Name of the volume [default: run-PROCESS]
+    #[arg(long)]
+    name: Option<String>,
+    /// How to offer the volume: `ublk`, `fuse`, or `auto` for the best that works here
+    #[arg(long, value_parser = super::up::word::<Choice>(&["auto", "ublk", "fuse"]))]
+    export: Option<Choice>,
+    /// What vm.page-cluster is meanwhile [default: 5]
+    #[arg(long, value_name = "N|keep", value_parser = Setting::page_cluster)]
+    page_cluster: Option<Setting>,
+    /// What vm.swappiness is meanwhile, 0 to 200 [default: 100]
+    #[arg(long, value_name = "N|keep", value_parser = Setting::swappiness)]
+    swappiness: Option<Setting>,
+    /// Write what it took to this file as JSON, in place of printing it
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    json: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(required = true, last = true, value_name = "PROGRAM", value_hint = ValueHint::CommandWithArguments)]
+    program: Vec<OsString>,
+}
+
+/// All that is made for a program. Dropped, it is taken away again as well as that can be.
+struct Stage<'a> {
+    plan: Plan,
+    paths: &'a Paths,
+    job: Job,
+    memory: u64,
+    ready: Ready,
+    up: bool,
+}
+
+impl Run {
+    /// Runs the command; returns the exit status.
+    ///
+    /// # Errors
+    /// Something of what the program needs can't be made, or not be taken away.
+    pub fn run(self) -> Result<u8> {
+        let paths = Paths::of_this_user()?;
+        clean_up_dead(&paths)?;
+        let parent = Parent::find()?;
+        let (plan, memory) = self.plan(&paths, &parent)?;
+        let mut stage = Stage::set(plan, &paths, memory)?;
+        stage.announce();
+        let own = Setting::or(self.swappiness, SWAPPINESS);
+        parent.make(&stage.job.cgroup, memory, own)?;
+        let begun = Instant::now();
+        // From here on signals are the program's.
+        let relay = Relay::new()?;
+        let mut sampler = Sampler::new(&paths.volume(&stage.plan.name).control);
+        let mut child = match self.start(&stage, &relay) {
+            Ok(child) => child,
+            Err(failed) => {
+                stage.strike()?;
+                return self.not_started(&failed);
+            }
+        };
+        let status = relay.wait(&mut child, &mut stage, &mut sampler)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let took = job::Usage::of(&stage.job.cgroup);
+        let report = Report::new(&stage, &self.program, status, seconds, took, sampler.last());
+        let struck = stage.strike();
+        self.tell(&report)?;
+        struck.map(|()| status)
+    }
+
+    /// The volume for the program, and the program's memory in bytes.
+    fn plan(&self, paths: &Paths, parent: &Parent) -> Result<(Plan, u64)> {
+        let volume = match &self.name {
+            Some(volume) => volume.clone(),
+            None => format!("run-{}", std::process::id()),
+        };
+        name::check(&volume).map_err(Error::usage)?;
+        let memory = self.mem.of(machine::memory_bytes()) & !4095;
+        if memory < LEAST_MEMORY {
+            return Err(Error::usage(format!("mem {} is less than programs need", human(memory)))
+                .mend(format!("give at least {}", human(LEAST_MEMORY))));
+        }
+        let size = match self.swap_size {
+            Some(Amount::Bytes(size)) => size,
+            Some(share) => share.of(machine::memory_bytes()).next_multiple_of(4096),
+            None => memory.saturating_mul(SWAP_TIMES),
+        };
+        let settings = Settings {
+            size: Some(Amount::Bytes(size)),
+            ram_limit: Some(match self.ram_limit {
+                Some(limit) => limit,
+                None => Amount::Bytes(store_limit(memory, size)?),
+            }),
+            export: self.export,
+            usage: Some(Use::Swap),
+            ..Settings::default()
+        };
+        let chosen = daemon::choose(&settings)?;
+        if chosen.kind == Kind::Nbd {
+            return Err(Error::failure(format!("no swap can be made here: {}", chosen.why))
+                .mend("run as root (CAP_SYS_ADMIN); `ztier doctor` says what block devices need"));
+        }
+        let mut plan = Plan::resolve(&volume, &settings, chosen.kind, paths)?;
+        if let Some(Usage::Swap { tuned, .. }) = &mut plan.usage {
+            let mut notes = Vec::new();
+            let wanted = [
+                (usage::PAGE_CLUSTER, Setting::or(self.page_cluster, PAGE_CLUSTER)),
+                (usage::SWAPPINESS, Setting::or(self.swappiness, SWAPPINESS)),
+            ];
+            *tuned = state::settings(&paths.volume(&volume), &wanted, &mut notes);
+            notes.iter().for_each(|note| output::remark(note));
+        }
+        plan.job = Some(Job::of_this_process(parent.child(&volume))?);
+        Ok((plan, memory))
+    }
+
+    /// Starts the program in its cgroup.
+    fn start(&self, stage: &Stage<'_>, relay: &Relay) -> io::Result<Child> {
+        let procs = stage.job.cgroup.join("cgroup.procs");
+        let procs = std::fs::OpenOptions::new().write(true).open(procs);
+        let mut procs = procs.map_err(joining)?;
+        let unblock = relay.before();
+        let mut command = Command::new(&self.program[0]);
+        command.args(&self.program[1..]);
+        let enter = move || {
+            io::Write::write_all(&mut procs, b"0").map_err(joining)?;
+            unblock.restore()
+        };
+        // SAFETY: between fork and exec the closure writes to an open descriptor and sets the
+        // signal mask; both are single system calls, without allocation and locks.
+        unsafe { command.pre_exec(enter) };
+        command.spawn()
+    }
+
+    /// What is said of a program that could not be started, and the exit status.
+    fn not_started(&self, failed: &io::Error) -> Result<u8> {
+        let program = Path::new(&self.program[0]).display();
+        let code = failed.raw_os_error().unwrap_or_default();
+        if code >= JOINING {
+            let why = io::Error::from_raw_os_error(code - JOINING);
+            return Err(Error::failure(format!("cannot put {program} into its cgroup: {why}"))
+                .mend("run as root, where cgroups can be written"));
+        }
+        output::remark(&format!("ztier: cannot run {program}: {failed}"));
+        Ok(if failed.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+    }
+
+    fn tell(&self, report: &Report) -> Result<()> {
+        let Some(file) = &self.json else {
+            output::remark(report.table().trim_end());
+            return Ok(());
+        };
+        let text = serde_json::to_string_pretty(report).context("cannot encode the result")?;
+        std::fs::write(file, text + "\n").context(format!("cannot write {}", file.display()))
+    }
+}
+
+/// Marks an error as one of joining the cgroup.
+fn joining(e: io::Error) -> io::Error {
+    io::Error::from_raw_os_error(JOINING + e.raw_os_error().unwrap_or_default())
+}
+
+/// The limit on the memory of a swap of `size` bytes below a program of `memory` bytes: all that it
+/// may ever need, if the machine can spare that.
+fn store_limit(memory: u64, size: u64) -> Result<u64> {
+    let tables = volume::min_ram_limit(size, crate::config::plan::DEFAULT_SEGMENT);
+    // Hardly anything compresses better, and the kernel has tables of its own for all swap.
+    let least = tables.max(size / 8);
+    let there = usage::room(Path::new("")).map_or(u64::MAX, |room| room.memory);
+    let there = there.min(machine::memory_bytes());
+    let spare = there.saturating_sub(memory).saturating_sub(RESERVE.max(there / 10));
+    if spare < least {
+        return Err(Error::failure(format!(
+            "the machine can spare {}, and {} for the program with {} of swap need {} more",
+            human(there),
+            human(memory),
+            human(size),
+            human(least)
+        ))
+        .mend("give less with --mem or --swap-size, or end some programs"));
+    }
+    // What does not compress takes a little more than it is.
+    Ok(spare.min(size + size / 64 + tables))
+}
+
+/// Takes away what is left of runs that were killed together with their daemons.
+fn clean_up_dead(paths: &Paths) -> Result<()> {
+    if !paths.exists()? {
+        return Ok(());
+    }
+    for volume in daemon::names(paths) {
+        let daemon::Found::Dead(found) = daemon::find(paths, &volume) else { continue };
+        if found.plan.job.is_none_or(|job| job.runner().is_some()) {
+            continue;
+        }
+        let files = paths.volume(&volume);
+        let Some(lock) = state::Lock::acquire(&files, daemon::LOOKERS)? else { continue };
+        match state::clean(lock, &files) {
+            Ok(removed) => output::remark(&format!(
+                "{volume}, an earlier run that was killed: removed {}",
+                removed.join(", ")
+            )),
+            Err(e) => output::remark(&format!("{volume}, an earlier run that was killed: {e}")),
+        }
+    }
+    Ok(())
+}
+
+impl<'a> Stage<'a> {
+    /// Makes the volume, in use as swap.
+    fn set(plan: Plan, paths: &'a Paths, memory: u64) -> Result<Self> {
+        let job = plan.job.clone().ok_or_else(|| Error::failure("the volume has no job"))?;
+        let meter = Meter::new();
+        let told = |what: &str| meter.show(&format_args!("{}: {what}", plan.name));
+        let ready = daemon::spawn(&plan, paths, &told)?;
+        Ok(Self { plan, paths, job, memory, ready, up: true })
+    }
+
+    /// Says what was chosen.
+    fn announce(&self) {
+        let Plan { name, size_bytes, ram_limit_bytes, export, usage, .. } = &self.plan;
+        let settings = usage.as_ref().map(usage::tuned).unwrap_or_default();
+        output::remark(&format!(
+            "{name}: {} for the program; {} of swap by {}, in at most {} of memory beside it{}; \
+             swap is the whole machine's: others may be swapped out to it, too",
+            human(self.memory),
+            human(*size_bytes),
+            export.kind(),
+            human(*ram_limit_bytes),
+            changed(settings, |t| (t.before, t.set)),
+        ));
+        for note in &self.ready.notes {
+            output::remark(&format!("{name}: {note}"));
+        }
+    }
+
+    /// Has another daemon go on where one died, if its device has waited. What was swapped out to
+    /// any other is lost, and the program is ended.
+    fn daemon_died(&mut self) {
+        let name = &self.plan.name;
+        let waits = state::State::read(&self.paths.volume(name))
+            .is_ok_and(|state| state.is_some_and(|s| s.leftovers.iter().any(|l| l.waits())));
+        if waits {
+            let next = daemon::Starting::begin(&self.plan, self.paths, daemon::LOOKERS);
+            match next.and_then(|next| next.finish(&|_| {})) {
+                Ok(ready) => {
+                    output::remark(&format!("{name}: its daemon died; another goes on"));
+                    self.ready = ready;
+                    return;
+                }
+                Err(e) => output::remark(&format!("ztier: {e}")),
+            }
+        }
+        output::remark(&format!(
+            "ztier: the daemon of volume `{name}` died, with what was swapped out; the program is \
+             ended"
+        ));
+        if let Err(e) = self.job.clear() {
+            output::remark(&format!("ztier: {e}"));
+        }
+    }
+
+    /// Takes everything away.
+    fn strike(&mut self) -> Result<()> {
+        self.up = false;
+        let name = &self.plan.name;
+        match self.job.clear()? {
+            0 => {}
+            n => output::remark(&format!("{name}: {n} processes that the program left were ended")),
+        }
+        Down::quietly(self.paths, name)
+    }
+}
+
+impl Drop for Stage<'_> {
+    fn drop(&mut self) {
+        if self.up
+            && let Err(e) = self.strike()
+        {
+            output::remark(&format!("ztier: {e}"));
+        }
+    }
+}

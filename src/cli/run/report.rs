@@ -1,0 +1,200 @@
+//! What a program took: as a table for people, or as JSON.
+
+use super::Stage;
+use crate::cli::output;
+use crate::config::size::human;
+use crate::control::{Client, Request};
+use crate::export::job::Usage;
+use crate::stats::{Requests, Stats};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long the daemon may take to answer: no longer, as signals wait meanwhile.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Asks a volume now and then what it holds.
+pub struct Sampler {
+    client: Client,
+    asked: Instant,
+    /// Before the program began.
+    first: Stats,
+    /// When it held most.
+    fullest: Stats,
+    last: Stats,
+}
+
+/// What a volume has done and held.
+pub struct Sampled {
+    first: Stats,
+    fullest: Stats,
+    last: Stats,
+}
+
+impl Sampler {
+    /// A sampler of the volume whose control socket is `socket`, from now on.
+    pub fn new(socket: &Path) -> Self {
+        let (fullest, last) = (Stats::default(), Stats::default());
+        let (client, asked) = (Client::new(socket), Instant::now());
+        let mut sampler = Self { client, asked, first: Stats::default(), fullest, last };
+        sampler.ask();
+        sampler.first = sampler.last.clone();
+        sampler
+    }
+
+    /// Asks, if that was not done for as long as `pause`.
+    pub fn sample(&mut self, pause: Duration) {
+        if self.asked.elapsed() >= pause {
+            self.ask();
+            self.asked = Instant::now();
+        }
+    }
+
+    fn ask(&mut self) {
+        // A daemon that does not answer is noticed elsewhere.
+        let Ok(stats) = self.client.ask::<Stats>(&Request::Stats, PATIENCE) else { return };
+        if held(&stats) >= held(&self.fullest) {
+            self.fullest = stats.clone();
+        }
+        self.last = stats;
+    }
+
+    /// Asks a last time.
+    pub fn last(mut self) -> Sampled {
+        self.ask();
+        Sampled { first: self.first, fullest: self.fullest, last: self.last }
+    }
+}
+
+/// Bytes of all blocks that are stored, as they were written.
+fn held(stats: &Stats) -> u64 {
+    stats.orig_data_bytes + stats.blocks_same * crate::BLOCK_SIZE as u64
+}
+
+/// What a program took.
+#[derive(Serialize)]
+pub struct Report {
+    name: String,
+    program: String,
+    exit_status: u8,
+    seconds: f64,
+    export: &'static str,
+    mem_limit_bytes: u64,
+    #[serde(flatten)]
+    program_took: Usage,
+    swap_bytes: u64,
+    swapped_out_bytes: u64,
+    swapped_in_bytes: u64,
+    /// The most that was swapped out at once.
+    swapped_most_bytes: u64,
+    /// What that was as payload, compressed.
+    compressed_bytes: u64,
+    ram_limit_bytes: u64,
+    /// The most memory that the volume took.
+    store_peak_bytes: u64,
+    spilled_bytes: u64,
+    /// All requests of the volume together, in seconds.
+    serving_seconds: f64,
+    no_space: u64,
+}
+
+impl Report {
+    /// What the program of `stage` took.
+    pub fn new(
+        stage: &Stage<'_>,
+        program: &[OsString],
+        exit_status: u8,
+        seconds: f64,
+        took: Usage,
+        Sampled { first, fullest, last }: Sampled,
+    ) -> Self {
+        let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
+        let time = |r: &Requests| {
+            let each = |l: &crate::stats::Latency| l.mean_ns as f64 * l.count as f64;
+            (each(&r.waiting) + each(&r.serving)) / 1e9
+        };
+        let spent = |stats: &Stats| {
+            let Stats { read, write, discard, write_zeroes, flush, .. } = stats;
+            [read, write, discard, write_zeroes, flush].into_iter().map(time).sum::<f64>()
+        };
+        // Another daemon, after one that died, counts from 0 again.
+        let since = |last: u64, first: u64| last.saturating_sub(first);
+        Self {
+            name: stage.plan.name.clone(),
+            program: words.join(" "),
+            exit_status,
+            seconds,
+            export: stage.plan.export.kind(),
+            mem_limit_bytes: stage.memory,
+            program_took: took,
+            swap_bytes: stage.plan.size_bytes,
+            swapped_out_bytes: since(last.write.bytes, first.write.bytes),
+            swapped_in_bytes: since(last.read.bytes, first.read.bytes),
+            swapped_most_bytes: held(&fullest),
+            compressed_bytes: fullest.compr_data_bytes,
+            ram_limit_bytes: stage.plan.ram_limit_bytes,
+            store_peak_bytes: last.mem_used_max_bytes,
+            spilled_bytes: 0,
+            serving_seconds: (spent(&last) - spent(&first)).max(0.0),
+            no_space: last.no_space,
+        }
+    }
+
+    /// For people.
+    pub fn table(&self) -> String {
+        let took = &self.program_took;
+        let of = |what: Option<String>| what.unwrap_or_else(|| "unknown".into());
+        let limit = human(self.mem_limit_bytes);
+        let ratio = match self.compressed_bytes {
+            0 => String::new(),
+            to => format!(" (1 : {:.2})", self.swapped_most_bytes as f64 / to as f64),
+        };
+        let mut rows = vec![
+            ("program", self.program.clone()),
+            ("exit status", format!("{} after {:.2} s", self.exit_status, self.seconds)),
+            ("peak memory", format!("{} of {limit}", of(took.peak_bytes.map(human)))),
+            (
+                "swapped",
+                format!(
+                    "{} out, {} in",
+                    human(self.swapped_out_bytes),
+                    human(self.swapped_in_bytes)
+                ),
+            ),
+            (
+                "compressed",
+                format!(
+                    "at most {} to {}{ratio}",
+                    human(self.swapped_most_bytes),
+                    human(self.compressed_bytes)
+                ),
+            ),
+            (
+                "store",
+                format!(
+                    "at most {} of {} of memory",
+                    human(self.store_peak_bytes),
+                    human(self.ram_limit_bytes)
+                ),
+            ),
+            ("spilled", human(self.spilled_bytes)),
+            ("time serving swap", format!("{:.2} s", self.serving_seconds)),
+        ];
+        let waited = |us: u64| format!("{:.2} s", us as f64 / 1e6);
+        rows.extend(took.pressure_us.map(|us| ("time short of memory", waited(us))));
+        if let Some(n) = took.oom_kills.filter(|n| *n > 0) {
+            rows.push((
+                "out of memory",
+                match n {
+                    1 => "the kernel ended a process".into(),
+                    n => format!("the kernel ended {n} processes"),
+                },
+            ));
+        }
+        if self.no_space > 0 {
+            rows.push(("store full", format!("{} requests refused", self.no_space)));
+        }
+        output::pairs(&rows)
+    }
+}

@@ -1,0 +1,191 @@
+//! `ztier swapon` and `swapoff`: a volume's device as swap space, and no more.
+
+use super::meter::Meter;
+use super::{client, output};
+use crate::config::size::human;
+use crate::config::usage::{DEFAULT_PRIORITY, HIGHEST_PRIORITY};
+use crate::config::{Paths, name};
+use crate::control::{Request, Swapon, Swapping};
+use crate::error::{Error, Result};
+use crate::export::usage::{END_ALONE, Tuned, swapped};
+use clap::Args;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// How long making swap may take.
+const PATIENCE_TO_BEGIN: Duration = Duration::from_secs(300);
+/// How long ending it may take: a little longer than the daemon lets it.
+const PATIENCE_TO_END: Duration = Duration::from_secs(END_ALONE.as_secs() + 60);
+/// How often to look how much is still to come.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// What `vm.page-cluster` is best, measured (docs/swap.md).
+pub(super) const PAGE_CLUSTER: u64 = 5;
+/// What `vm.swappiness` is best, measured (docs/swap.md).
+pub(super) const SWAPPINESS: u64 = 100;
+
+/// A value for a setting of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Setting {
+    Keep,
+    To(u64),
+}
+
+impl Setting {
+    /// The value; `best` when nobody gave one, and none when it shall stay.
+    pub(super) fn or(asked: Option<Self>, best: u64) -> Option<u64> {
+        match asked {
+            None => Some(best),
+            Some(Self::To(value)) => Some(value),
+            Some(Self::Keep) => None,
+        }
+    }
+
+    fn up_to(text: &str, most: u64) -> std::result::Result<Self, String> {
+        match text {
+            "keep" => Ok(Self::Keep),
+            _ => match u64::from_str(text) {
+                Ok(value) if value <= most => Ok(Self::To(value)),
+                _ => Err(format!("`{text}` is neither `keep` nor a number up to {most}")),
+            },
+        }
+    }
+
+    pub(super) fn page_cluster(text: &str) -> std::result::Result<Self, String> {
+        Self::up_to(text, 31)
+    }
+
+    pub(super) fn swappiness(text: &str) -> std::result::Result<Self, String> {
+        Self::up_to(text, 200)
+    }
+}
+
+/// Make the device of a volume swap space, and use it
+///
+/// Sets vm.page-cluster and vm.swappiness to what suits such a device, until `ztier swapoff`. A
+/// volume that holds anything is refused. Swap is the whole machine's.
+#[derive(Args)]
+pub struct On {
+    /// Name of the volume
+    name: String,
+    /// Priority, 0 to 32767; swap of a higher one is used first
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_PRIORITY,
+          value_parser = clap::value_parser!(i32).range(0..=HIGHEST_PRIORITY as i64))]
+    priority: i32,
+    /// What vm.page-cluster is meanwhile: the power of two of the pages that are read at once
+    /// [default: 5]
+    #[arg(long, value_name = "N|keep", value_parser = Setting::page_cluster)]
+    page_cluster: Option<Setting>,
+    /// What vm.swappiness is meanwhile, 0 to 200 [default: 100]
+    #[arg(long, value_name = "N|keep", value_parser = Setting::swappiness)]
+    swappiness: Option<Setting>,
+    /// Overwrite what is on the device, and do without what makes the daemon safe for swap
+    #[arg(long)]
+    force: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl On {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        let client = client(&Paths::of_this_user()?, &self.name)?;
+        let request = Request::Swapon(Swapon {
+            priority: self.priority,
+            page_cluster: Setting::or(self.page_cluster, PAGE_CLUSTER),
+            swappiness: Setting::or(self.swappiness, SWAPPINESS),
+            force: self.force,
+        });
+        let done: Swapping = client.ask(&request, PATIENCE_TO_BEGIN)?;
+        if self.json {
+            return output::json(&done);
+        }
+        let (size, settings) =
+            (human(done.size_bytes), changed(&done.settings, |t| (t.before, t.set)));
+        let name = &self.name;
+        output::remark(&format!("{name}: {size} of swap, priority {}{settings}", done.priority));
+        remarks(name, &done);
+        output::print(&format!("{}\n", done.device.display()))
+    }
+}
+
+/// Take a volume out of use as swap
+///
+/// What is swapped out comes back to memory; that is refused when memory lacks the room. The volume
+/// stays up.
+#[derive(Args)]
+pub struct Off {
+    /// Name of the volume
+    name: String,
+    /// Try it also when memory seems to lack the room; the kernel may have to end programs
+    #[arg(long)]
+    force: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Off {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        name::check(&self.name).map_err(Error::usage)?;
+        let client = client(&Paths::of_this_user()?, &self.name)?;
+        let device = Path::new("/dev/ztier").join(&self.name);
+        let request = Request::Swapoff { force: self.force };
+        let done: Swapping = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| client.ask(&request, PATIENCE_TO_END));
+            let meter = Meter::new();
+            while !asked.is_finished() {
+                if let Some(area) = swapped(&device) {
+                    meter.show(&format_args!("{}: {} to come back", self.name, human(area.used)));
+                }
+                std::thread::sleep(GLANCE);
+            }
+            meter.end();
+            asked.join().unwrap_or_else(|_| Err(Error::failure("cannot ask the daemon")))
+        })?;
+        if self.json {
+            return output::json(&done);
+        }
+        remarks(&self.name, &done);
+        let (back, settings) =
+            (human(done.used_bytes), changed(&done.settings, |t| (t.set, t.before)));
+        output::print(&format!("{} is no swap any more; {back} came back{settings}\n", self.name))
+    }
+}
+
+fn remarks(name: &str, done: &Swapping) {
+    for note in &done.notes {
+        output::remark(&format!("{name}: {note}"));
+    }
+}
+
+/// Settings that went from one value to another, in words.
+pub(super) fn changed(settings: &[Tuned], way: impl Fn(&Tuned) -> (u64, u64)) -> String {
+    let one = |tuned: &Tuned| {
+        let (from, to) = way(tuned);
+        format!("; {} from {from} to {to}", tuned.key)
+    };
+    settings.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn settings_are_numbers_or_stay() {
+        assert_eq!(Setting::page_cluster("keep").unwrap(), Setting::Keep);
+        assert_eq!(Setting::swappiness("200").unwrap(), Setting::To(200));
+        for wrong in ["201", "-1", "", "Keep"] {
+            let error = Setting::swappiness(wrong).unwrap_err();
+            assert!(error.contains("neither `keep` nor a number up to 200"), "{error}");
+        }
+        assert_eq!(Setting::or(None, 5), Some(5));
+        assert_eq!(Setting::or(Some(Setting::Keep), 5), None);
+        assert_eq!(Setting::or(Some(Setting::To(0)), 5), Some(0));
+    }
+}

@@ -1,0 +1,253 @@
+//! A volume's device as swap, at somebody's word; and the end of a job that has it.
+//!
+//! Invariants: what is set on the machine is in the state file before it is set; a device that
+//! holds anything or is held by anybody is not made into swap unasked; swap is not ended while
+//! memory seems to lack the room for it, unless that was forced.
+
+use super::log;
+use super::running::Running;
+use super::signals::Event;
+use super::state;
+use crate::config::size::human;
+use crate::config::{Job, Plan, Usage};
+use crate::control::{Swapon, Swapping};
+use crate::error::{Error, Result};
+use crate::export::usage::{self, PAGE_CLUSTER, Room, SWAPPINESS, Tuned};
+use crate::media::{Access, FileDrive, Signature};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::path::Path;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+/// What a device that is no swap has in place of a priority.
+const NO_PRIORITY: i32 = -1;
+
+impl Running {
+    /// Makes the device swap space, and has the kernel use it.
+    pub(super) fn swapon(&self, ask: &Swapon) -> Result<Swapping> {
+        let name = &self.name;
+        let plan = self.state.lock().plan.clone();
+        refuse_kind(&plan)?;
+        let device = self.device()?;
+        if usage::is_swap(&device) {
+            return Err(Error::failure(format!("volume `{name}` is swap already"))
+                .mend(format!("end that with `ztier swapoff {name}`")));
+        }
+        let holders = self.holders_that_stay()?;
+        if !holders.is_empty() {
+            return Err(Error::failure(format!(
+                "volume `{name}` is in use: {}",
+                holders.join(", ")
+            ))
+            .mend("end that first"));
+        }
+        if !ask.force {
+            self.refuse_unsafe()?;
+            self.refuse_content(&device)?;
+        }
+        let mut notes = Vec::new();
+        let wanted = [(PAGE_CLUSTER, ask.page_cluster), (SWAPPINESS, ask.swappiness)];
+        let tuned = state::settings(&self.files, &wanted, &mut notes);
+        let usage = Usage::Swap { priority: ask.priority, tuned, forced: ask.force };
+        self.note_usage(Some(usage.clone()))?;
+        if let Err(e) = usage::begin(&usage, &device, true, &|what| log::line(what)) {
+            self.note_usage(None)?;
+            return Err(e);
+        }
+        notes.extend(usage::tune(&usage));
+        notes.extend(may_run_short(&plan));
+        log::line(&format!("{name} is swap, by {}", device.display()));
+        Ok(Self::swapping(&device, &usage, notes))
+    }
+
+    /// Takes the device out of use as swap.
+    pub(super) fn swapoff(&self, force: bool) -> Result<Swapping> {
+        let name = &self.name;
+        let usage = self.state.lock().plan.usage.clone();
+        let device = self.device()?;
+        let usage = match usage {
+            Some(usage @ Usage::Swap { .. }) => usage,
+            // Somebody has made it so by hand.
+            None if usage::is_swap(&device) => {
+                Usage::Swap { priority: NO_PRIORITY, tuned: Vec::new(), forced: false }
+            }
+            _ => {
+                return Err(Error::failure(format!("volume `{name}` is not swap"))
+                    .mend(format!("`ztier swapon {name}` makes it that")));
+            }
+        };
+        if let Some(job) = self.state.lock().plan.job.as_ref().filter(|job| !force && job.exists())
+        {
+            return Err(busy(name, job));
+        }
+        if !force {
+            refuse_full(name, &device)?;
+        }
+        let was = Self::swapping(&device, &usage, Vec::new());
+        usage::end_within(&usage, &device, usage::END_ALONE)?;
+        state::untune(&self.files, Some(&usage));
+        self.note_usage(None)?;
+        let changed = |t: &Tuned| t.now().is_ok_and(|now| now != t.before);
+        let stay = was.settings.iter().filter(|t| changed(t));
+        let notes = stay.map(|t| match t.now() {
+            Ok(now) if now == t.set => format!("{} stays {now}, which another volume needs", t.key),
+            Ok(now) => format!("{} stays {now}, which somebody else has set", t.key),
+            Err(e) => e.to_string(),
+        });
+        Ok(Swapping { notes: notes.collect(), ..was })
+    }
+
+    fn swapping(device: &Path, usage: &Usage, notes: Vec<String>) -> Swapping {
+        let area = usage::swapped(device);
+        let priority = match usage {
+            Usage::Swap { priority, .. } => *priority,
+            Usage::Ext4 { .. } => NO_PRIORITY,
+        };
+        Swapping {
+            device: device.to_owned(),
+            size_bytes: area.map_or(0, |area| area.size),
+            used_bytes: area.map_or(0, |area| area.used),
+            priority,
+            settings: usage::tuned(usage).to_vec(),
+            notes,
+        }
+    }
+
+    fn note_usage(&self, usage: Option<Usage>) -> Result<()> {
+        let mut state = self.state.lock();
+        state.plan.usage = usage;
+        state.write(&self.files)
+    }
+
+    fn refuse_unsafe(&self) -> Result<()> {
+        let Some(why) = &self.unsafe_for_swap else { return Ok(()) };
+        Err(Error::failure(format!(
+            "the daemon of volume `{}` must not carry swap: {why}",
+            self.name
+        ))
+        .mend(
+            "run it as root with CAP_SYS_RESOURCE, or add --force where the machine itself \
+                 never runs short of memory",
+        ))
+    }
+
+    /// Refuses a device that holds something.
+    fn refuse_content(&self, device: &Path) -> Result<()> {
+        let bytes = self.volume.volatile_bytes();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let found = Signature::of(&FileDrive::open(device, Access::ReadOnly)?)?;
+        let what = match found {
+            // That nobody uses: nobody can read what is in it.
+            Some(found) if found.kind == "swap" => return Ok(()),
+            Some(found) => format!("holds {found}"),
+            None => format!("holds {} of something unknown", human(bytes)),
+        };
+        Err(Error::failure(format!("volume `{}` {what}", self.name))
+            .mend("use an empty volume, or give that up with --force"))
+    }
+}
+
+/// Refuses volumes that can't be swap at all.
+fn refuse_kind(plan: &Plan) -> Result<()> {
+    let name = &plan.name;
+    if !plan.export.is_block_device() {
+        let kind = plan.export.kind();
+        return Err(Error::failure(format!(
+            "volume `{name}` is offered by {kind}, which is no block device"
+        ))
+        .mend("make it with --export ublk or fuse, as root"));
+    }
+    if !plan.is_volatile() {
+        return Err(Error::failure(format!(
+            "volume `{name}` has a backing store, whose content swap would destroy"
+        ))
+        .mend("use a volume in memory (ztier up NAME --size BYTES)"));
+    }
+    match &plan.usage {
+        Some(Usage::Ext4 { mount }) => Err(Error::failure(format!(
+            "volume `{name}` is a file system, mounted on {}",
+            mount.display()
+        ))
+        .mend("use another volume")),
+        _ => Ok(()),
+    }
+}
+
+/// What to say of a device that announces more than its memory holds.
+fn may_run_short(plan: &Plan) -> Option<String> {
+    let (size, limit) = (plan.size_bytes, plan.ram_limit_bytes);
+    // Little compresses less than 2 : 1 on average.
+    (size > 2 * limit).then(|| {
+        format!(
+            "its {} of memory hold so much only if it compresses {:.1} : 1; `ztier status` shows \
+             what it does",
+            human(limit),
+            size as f64 / limit as f64
+        )
+    })
+}
+
+/// Refuses to end swap whose content memory has no room for.
+fn refuse_full(name: &str, device: &Path) -> Result<()> {
+    let (Some(area), Some(room)) = (usage::swapped(device), usage::room(device)) else {
+        return Ok(());
+    };
+    refuse_short(name, area.used, room)
+}
+
+fn refuse_short(name: &str, used: u64, room: Room) -> Result<()> {
+    if used <= room.memory.saturating_add(room.swap) {
+        return Ok(());
+    }
+    Err(Error::failure(format!(
+        "{} are swapped out to volume `{name}`, and there is room for {} in memory and {} in other \
+         swap",
+        human(used),
+        human(room.memory),
+        human(room.swap)
+    ))
+    .mend("end some programs, or try all the same with --force"))
+}
+
+/// The error for a volume that a job needs.
+pub(super) fn busy(name: &str, job: &Job) -> Error {
+    Error::failure(format!("volume `{name}` is that of `ztier run` (process {})", job.pid))
+        .mend("end that, and the volume goes with it")
+}
+
+/// Has `events` told when the runner of the plan's job ends.
+pub(super) fn watch(plan: &Plan, events: Sender<Event>) {
+    let Some(job) = plan.job.clone() else { return };
+    let wait = move || {
+        if let Some(runner) = job.runner() {
+            while poll(&mut [PollFd::new(&runner, PollFlags::IN)], None).is_err() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        // Nobody listens when the daemon is ending anyway.
+        let _ = events.send(Event::Abandoned);
+    };
+    if let Err(e) = std::thread::Builder::new().name("ztier-runner".into()).spawn(wait) {
+        log::line(&format!("cannot watch `ztier run`: {e}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_has_no_room_in_memory_stays_swapped_out() {
+        let room = Room { memory: 300 << 20, swap: 100 << 20 };
+        refuse_short("x", 400 << 20, room).unwrap();
+        let error = refuse_short("x", (400 << 20) + 1, room).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "400 MiB are swapped out to volume `x`, and there is room for 300 MiB in memory and \
+             100 MiB in other swap; end some programs, or try all the same with --force"
+        );
+    }
+}

@@ -1,0 +1,300 @@
+//! A program that runs with little memory above a volume: whose it is, and the cgroup that it is
+//! in.
+//!
+//! Invariants: whether the runner lives is told by process number and time of start together, so
+//! that a number that was given out again counts as nobody; only a cgroup that has the name of one
+//! of ours is ever emptied or removed.
+
+use super::mounts::{Hierarchy, hierarchies};
+use crate::error::{Context, Error, Result};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// What the names of our cgroups begin with.
+const PREFIX: &str = "ztier-";
+/// How long processes that were killed may take to be gone.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How often to look whether they are.
+const GLANCE: Duration = Duration::from_millis(2);
+
+/// A program that `ztier run` has started, or is about to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// The process that runs it and waits for it.
+    pub pid: u32,
+    /// When that began, in clock ticks since the machine did.
+    pub started: u64,
+    /// The directory of its cgroup.
+    pub cgroup: PathBuf,
+}
+
+impl Job {
+    /// A job of this process, in the cgroup directory `cgroup`.
+    ///
+    /// # Errors
+    /// The kernel does not say when this process began.
+    pub fn of_this_process(cgroup: PathBuf) -> Result<Self> {
+        let pid = std::process::id();
+        let started = started(pid)
+            .ok_or_else(|| Error::failure("cannot tell from /proc when this process began"))?;
+        Ok(Self { pid, started, cgroup })
+    }
+
+    /// A handle of the process that runs it, which becomes readable when that ends; `None` when it
+    /// has ended.
+    pub fn runner(&self) -> Option<OwnedFd> {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw)?;
+        let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+        // Looked up after the handle was opened, so both are of the same process.
+        (started(self.pid) == Some(self.started)).then_some(handle)
+    }
+
+    /// Whether its cgroup is there.
+    pub fn exists(&self) -> bool {
+        self.is_ours() && self.cgroup.is_dir()
+    }
+
+    /// Ends all that is in its cgroup, and removes that. Returns how many processes had to be
+    /// ended.
+    ///
+    /// # Errors
+    /// A process can't be ended within 20 s, or the directory can't be removed.
+    pub fn clear(&self) -> Result<usize> {
+        if !self.exists() {
+            return Ok(0);
+        }
+        let mut ended = 0;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let processes = self.processes();
+            ended = ended.max(processes.len());
+            for pid in &processes {
+                // It may have ended just now.
+                let _ = kill_process(*pid, Signal::KILL);
+            }
+            match fs::remove_dir(&self.cgroup) {
+                Err(e) if e.kind() == ErrorKind::NotFound => return Ok(ended),
+                Err(e) if Instant::now() >= deadline => {
+                    let what = format!("cannot remove cgroup {}", self.cgroup.display());
+                    return Err(e).context(what);
+                }
+                Err(_) => std::thread::sleep(GLANCE),
+                Ok(()) => return Ok(ended),
+            }
+        }
+    }
+
+    fn processes(&self) -> Vec<Pid> {
+        let text = fs::read_to_string(self.cgroup.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?)).collect()
+    }
+
+    fn is_ours(&self) -> bool {
+        self.cgroup
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(PREFIX.as_bytes()))
+    }
+}
+
+/// When the process `pid` began, in clock ticks since the machine did.
+fn started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold spaces and parentheses; after its last one come fields without any.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// A directory in which cgroups with a limit on memory can be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parent {
+    dir: PathBuf,
+    unified: bool,
+}
+
+impl Parent {
+    /// The nearest one to the cgroup of this process.
+    ///
+    /// # Errors
+    /// There is none; the text says what to grant.
+    pub fn find() -> Result<Self> {
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let all = hierarchies(Path::new("/proc/self/mountinfo"));
+        if let Some(dir) = legacy(&groups, &all) {
+            return Ok(Self { dir, unified: false });
+        }
+        let none = || {
+            Error::failure("no cgroup here has a memory controller that can be used")
+                .mend("boot with cgroup_enable=memory, or mount a cgroup file system that has it")
+        };
+        let (top, own) = unified(&groups, &all).ok_or_else(none)?;
+        let has_memory = |dir: &Path, file: &str| {
+            let text = fs::read_to_string(dir.join(file)).unwrap_or_default();
+            text.split_whitespace().any(|word| word == "memory")
+        };
+        // A cgroup with processes can't hand its controllers on; one above us may have.
+        let above = own.ancestors().take_while(|dir| dir.starts_with(&top));
+        for dir in above {
+            if has_memory(dir, "cgroup.subtree_control") {
+                return Ok(Self { dir: dir.to_owned(), unified: true });
+            }
+        }
+        if !has_memory(&top, "cgroup.controllers") {
+            return Err(none());
+        }
+        fs::write(top.join("cgroup.subtree_control"), "+memory")
+            .context(format!("cannot hand memory limits on in {}", top.display()))
+            .map_err(|e| e.mend(GRANT))?;
+        Ok(Self { dir: top, unified: true })
+    }
+
+    /// The directory of a cgroup of the name `name`.
+    pub fn child(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{PREFIX}{name}"))
+    }
+
+    /// Makes the cgroup `dir`, with a limit on memory of `bytes`. Where cgroups have a swappiness
+    /// of their own it is set, too.
+    ///
+    /// # Errors
+    /// It can't be made; then there is none. The text says what to grant.
+    pub fn make(&self, dir: &Path, bytes: u64, swappiness: Option<u64>) -> Result<()> {
+        let grant = |e: Error| e.mend(GRANT);
+        fs::create_dir(dir)
+            .context(format!("cannot make cgroup {}", dir.display()))
+            .map_err(grant)?;
+        let limit = if self.unified { "memory.max" } else { "memory.limit_in_bytes" };
+        let set = |file: &str, value: u64| {
+            let file = dir.join(file);
+            let what = format!("cannot write {}", file.display());
+            fs::write(file, value.to_string()).context(what).map_err(grant)
+        };
+        let done = set(limit, bytes).and_then(|()| match swappiness {
+            Some(value) if !self.unified => set("memory.swappiness", value),
+            _ => Ok(()),
+        });
+        if done.is_err() {
+            let _ = fs::remove_dir(dir); // the first error is the one to tell
+        }
+        done
+    }
+}
+
+/// What somebody needs who may not make cgroups.
+const GRANT: &str =
+    "run as root where cgroups can be written, or have one handed over to this user";
+
+/// The cgroup of version 1 of this process that limits memory, if it does that there.
+fn legacy(groups: &str, all: &[Hierarchy]) -> Option<PathBuf> {
+    let own = groups.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        controllers.split(',').any(|c| c == "memory").then_some(path)
+    })?;
+    let found = all.iter().find(|h| !h.unified && h.controllers.iter().any(|c| c == "memory"))?;
+    Some(found.directory(own))
+}
+
+/// The top of the cgroups of version 2, and the one of this process.
+fn unified(groups: &str, all: &[Hierarchy]) -> Option<(PathBuf, PathBuf)> {
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let found = all.iter().find(|h| h.unified)?;
+    Some((found.point.clone(), found.directory(own)))
+}
+
+/// What a cgroup says of the programs that were in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// The most memory that they had at once, in bytes.
+    pub peak_bytes: Option<u64>,
+    /// How long at least one of them waited for memory, in microseconds.
+    pub pressure_us: Option<u64>,
+    /// How many the kernel ended because memory was short.
+    pub oom_kills: Option<u64>,
+}
+
+impl Usage {
+    /// What the cgroup `dir` says now.
+    pub fn of(dir: &Path) -> Self {
+        let number = |file: &str| read(dir, file)?.trim().parse().ok();
+        Self {
+            peak_bytes: number("memory.peak").or_else(|| number("memory.max_usage_in_bytes")),
+            pressure_us: read(dir, "memory.pressure").and_then(|text| total(&text)),
+            oom_kills: read(dir, "memory.events")
+                .or_else(|| read(dir, "memory.oom_control"))
+                .and_then(|text| word_after(&text, "oom_kill")?.parse().ok()),
+        }
+    }
+}
+
+fn read(dir: &Path, file: &str) -> Option<String> {
+    fs::read_to_string(dir.join(file)).ok()
+}
+
+/// The total of the line `some` of a pressure file.
+fn total(text: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with("some "))?;
+    line.split_whitespace().find_map(|word| word.strip_prefix("total="))?.parse().ok()
+}
+
+fn word_after<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_number_that_was_given_out_again_is_nobody() {
+        let job = Job::of_this_process("/none/ztier-x".into()).unwrap();
+        assert!(job.runner().is_some() && !job.exists());
+        assert!(Job { started: job.started + 1, ..job.clone() }.runner().is_none());
+        assert!(Job { pid: u32::MAX, ..job }.runner().is_none());
+    }
+
+    #[test]
+    fn nothing_that_is_not_ours_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = |name: &str| Job { pid: 1, started: 0, cgroup: dir.path().join(name) };
+        for name in ["other", "ztier-x"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+            assert_eq!(job(name).clear().unwrap(), 0);
+        }
+        assert!(dir.path().join("other").exists() && !dir.path().join("ztier-x").exists());
+    }
+
+    #[test]
+    fn cgroups_are_found_where_they_are_mounted() {
+        let mounts = "31 23 0:28 / /cg rw - tmpfs tmpfs rw,mode=755\n\
+            35 31 0:32 /a /else/where rw,relatime shared:7 - cgroup cgroup rw,memory,hugetlb\n\
+            41 31 0:38 / /uni rw,relatime - cgroup2 cgroup2 rw,nsdelegate\n";
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("mountinfo");
+        fs::write(&file, mounts).unwrap();
+        let all = hierarchies(&file);
+        let groups = "9:name=systemd:/x\n4:hugetlb,memory:/a/b\n0::/user.slice/s\n";
+        assert_eq!(legacy(groups, &all), Some("/else/where/b".into()));
+        assert_eq!(legacy("4:cpu:/a/b\n0::/s\n", &all), None);
+        assert_eq!(unified(groups, &all), Some(("/uni".into(), "/uni/user.slice/s".into())));
+    }
+
+    #[test]
+    fn what_a_cgroup_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
+        assert_eq!(Usage::of(dir.path()), Usage::default());
+        put("memory.max_usage_in_bytes", "4096\n");
+        put("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n");
+        let legacy = Usage { peak_bytes: Some(4096), pressure_us: None, oom_kills: Some(2) };
+        assert_eq!(Usage::of(dir.path()), legacy);
+        put("memory.peak", "8192\n");
+        put("memory.events", "low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\noom_group_kill 0\n");
+        put("memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=77\nfull total=3\n");
+        let both = Usage { peak_bytes: Some(8192), pressure_us: Some(77), oom_kills: Some(1) };
+        assert_eq!(Usage::of(dir.path()), both);
+    }
+}

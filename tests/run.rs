@@ -1,0 +1,320 @@
+//! `ztier run`: a program with little memory and swap below it; what it gets, what it gives back,
+//! and that nothing is left, however it ends.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod support {
+    pub mod machine;
+    pub mod sandbox;
+    pub mod shell;
+}
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use support::machine::Turn;
+use support::sandbox::{Done, Sandbox, eventually, finish, finish_within};
+use support::shell::missing;
+
+/// How much memory [`load`] fills and compares, in MiB, and how many times; then this test binary
+/// is the program.
+const LOAD: &str = "ZTIER_TEST_LOAD";
+
+/// Not a test of its own: memory is filled with noise or with pages that halve, and compared.
+#[test]
+fn load() {
+    let Ok(text) = std::env::var(LOAD) else { return };
+    let words: Vec<usize> = text.split(' ').map(|word| word.parse().unwrap()).collect();
+    let (mib, passes, noise) = (words[0], words[1], words[2]);
+    let page = |n: u64, pass: u64| {
+        let mut state = (n << 8 | pass).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        std::array::from_fn::<u64, 512, _>(|i| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            if noise == 1 || i % 2 == 0 { state } else { n }
+        })
+    };
+    let mut memory = vec![[0; 512]; mib << 8];
+    for pass in 0..passes as u64 {
+        for (n, here) in memory.iter_mut().enumerate() {
+            let n = n as u64;
+            assert!(pass == 0 || *here == page(n, pass - 1), "page {n} in pass {pass}");
+            *here = page(n, pass);
+        }
+    }
+}
+
+/// A sandbox, and the right to swap; nothing where programs can't be run so.
+fn place() -> Option<(Turn, Sandbox)> {
+    let sandbox = Sandbox::new();
+    if missing(&["mkswap", "swapon", "swapoff"]) {
+        return None;
+    }
+    let turn = Turn::wait();
+    let tried = sandbox.ztier(&["run", "--mem", "16M", "--", "true"]);
+    let lacks = ["cgroup", "no swap can be made", "lock memory", "swapon"];
+    if tried.status == 1 && lacks.iter().any(|what| tried.err.contains(what)) {
+        println!("skipped: {}", tried.err.trim().replace('\n', "; "));
+        return None;
+    }
+    tried.ok();
+    Some((turn, sandbox))
+}
+
+/// A command that runs [`load`].
+fn loaded(sandbox: &Sandbox, flags: &[&str], load: &str) -> Command {
+    let own = std::env::current_exe().unwrap();
+    let program = ["--", own.to_str().unwrap(), "--exact", "load", "--nocapture"];
+    let mut command = sandbox.command(&[&["run"], flags, &program].concat());
+    command.env(LOAD, load);
+    command
+}
+
+/// Starts a command whose first line of output is awaited.
+fn begun(mut command: Command) -> Child {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(!line.is_empty(), "it has printed nothing");
+    child
+}
+
+fn pid(child: &Child) -> Pid {
+    Pid::from_child(child)
+}
+
+/// The cgroup that a volume's job is in.
+fn cgroup(sandbox: &Sandbox, name: &str) -> PathBuf {
+    PathBuf::from(sandbox.status(name)["job"]["cgroup"].as_str().unwrap())
+}
+
+/// Nothing is left of any run: volumes, swap, settings.
+#[track_caller]
+fn nothing_left(turn: &Turn, sandbox: &Sandbox) {
+    eventually("all volumes are gone", || {
+        sandbox.ztier(&["list", "--json"]).json().as_array().unwrap().is_empty()
+    });
+    assert!(turn.is_as_before());
+    assert_eq!(sandbox.files(), Vec::<String>::new());
+    let run = sandbox.run_dir();
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    assert!(!mounts.contains(run.to_str().unwrap()), "{mounts}");
+}
+
+#[test]
+fn a_program_is_swapped_and_gets_every_byte_back() {
+    let Some((turn, sandbox)) = place() else { return };
+    let json = sandbox.path().join("took.json");
+    let flags = ["--mem", "32M", "--swap-size", "128M", "--name", "job", "--json"];
+    let flags = [&flags[..], &[json.to_str().unwrap()]].concat();
+    let done = finish_within(loaded(&sandbox, &flags, "64 4 0"), Duration::from_secs(120));
+    assert_eq!(done.status, 0, "{done:?}");
+    let said = done.err.lines().next().unwrap();
+    assert!(said.contains("job: 32 MiB for the program; 128 MiB of swap by"), "{said}");
+    assert!(said.contains("swap is the whole machine's"), "{said}");
+    let took: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let number = |key: &str| took[key].as_u64().unwrap_or_else(|| panic!("{key}: {took}"));
+    let mib = 1 << 20;
+    assert_eq!((number("exit_status"), number("mem_limit_bytes")), (0, 32 * mib));
+    assert!(number("peak_bytes") <= 32 * mib && number("peak_bytes") > 24 * mib, "{took}");
+    assert!(number("swapped_out_bytes") > 64 * mib && number("swapped_in_bytes") > 64 * mib);
+    let (most, to) = (number("swapped_most_bytes"), number("compressed_bytes"));
+    // Half of each page is noise.
+    assert!(most > 24 * mib && to > most * 4 / 10 && to < most * 8 / 10, "{took}");
+    assert!(
+        number("store_peak_bytes") > to && number("store_peak_bytes") < number("ram_limit_bytes")
+    );
+    assert_eq!((number("oom_kills"), number("no_space"), number("spilled_bytes")), (0, 0, 0));
+    assert!(took["serving_seconds"].as_f64().unwrap() > 0.0);
+    nothing_left(&turn, &sandbox);
+}
+
+#[test]
+fn stress_ng_finds_no_wrong_byte() {
+    let Some((turn, sandbox)) = place() else { return };
+    if missing(&["stress-ng"]) {
+        return;
+    }
+    let seconds = std::env::var("ZTIER_SWAP_SECONDS").unwrap_or_else(|_| "6".into());
+    let patience = Duration::from_secs(60 + 2 * seconds.parse::<u64>().unwrap());
+    // Twice the memory. It populates all of it at once now and then, which kernels answer under a
+    // limit by ending it, on any swap; it starts again then.
+    let args = [
+        "run",
+        "--mem",
+        "64M",
+        "--swap-size",
+        "256M",
+        "--",
+        "stress-ng",
+        "--vm",
+        "2",
+        "--vm-bytes",
+        "128M",
+        "--vm-keep",
+        "--verify",
+        "--timeout",
+        &seconds,
+        "--temp-path",
+        sandbox.path().to_str().unwrap(),
+    ];
+    let done = finish_within(sandbox.command(&args), patience);
+    assert_eq!(done.status, 0, "{done:?}");
+    assert!(done.err.contains("successful run") && !done.err.contains("fail:"), "{done:?}");
+    assert!(!done.err.contains("store full"), "{done:?}");
+    let said = done.err.lines().filter(|l| l.starts_with("swapped") || l.starts_with("compressed"));
+    println!("{}", said.collect::<Vec<_>>().join("; "));
+    nothing_left(&turn, &sandbox);
+}
+
+#[test]
+fn exit_statuses_are_the_program_s() {
+    let Some((turn, sandbox)) = place() else { return };
+    let run = |program: &[&str]| sandbox.ztier(&[&["run", "--mem", "16M", "--"], program].concat());
+    let done = run(&["sh", "-c", "echo out; exit 7"]);
+    assert_eq!((done.status, done.out.as_str()), (7, "out\n"), "{done:?}");
+    assert!(done.err.contains("exit status        7 after"), "{done:?}");
+    assert_eq!(run(&["sh", "-c", "kill -9 $$"]).status, 128 + 9);
+    let done = run(&["/no/such program"]);
+    assert!(done.status == 127 && done.err.contains("cannot run /no/such program: No such file"));
+    let done = run(&["/etc/passwd"]);
+    assert!(done.status == 126 && done.err.contains("cannot run /etc/passwd: Permission denied"));
+    // What it leaves running is ended.
+    let done = run(&["sh", "-c", "sleep 1000 & exit 3"]);
+    assert!(done.status == 3 && done.err.contains("1 processes that the program left"), "{done:?}");
+    nothing_left(&turn, &sandbox);
+}
+
+#[test]
+fn signals_reach_the_program() {
+    let Some((turn, sandbox)) = place() else { return };
+    let script = "trap 'echo hup' HUP; trap 'echo usr1' USR1; trap 'echo term; exit 9' TERM; \
+                  trap '' INT; echo ready; while :; do sleep 0.05; done";
+    let args = ["run", "--mem", "16M", "--", "sh", "-c", script];
+    let mut child =
+        sandbox.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut next = || lines.next().unwrap().unwrap();
+    assert_eq!(next(), "ready");
+    let send = |signal| kill_process(pid(&child), signal).unwrap();
+    send(Signal::INT);
+    send(Signal::USR1);
+    assert_eq!(next(), "usr1");
+    send(Signal::HUP);
+    assert_eq!(next(), "hup");
+    let state = |pid: Pid| {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+    };
+    send(Signal::TSTP);
+    eventually("it is stopped", || state(pid(&child)));
+    send(Signal::CONT);
+    eventually("it goes on", || !state(pid(&child)));
+    send(Signal::USR1);
+    assert_eq!(next(), "usr1");
+    send(Signal::TERM);
+    assert_eq!(next(), "term");
+    assert_eq!(child.wait().unwrap().code(), Some(9));
+    nothing_left(&turn, &sandbox);
+}
+
+#[test]
+fn a_run_that_is_killed_leaves_nothing() {
+    let Some((turn, sandbox)) = place() else { return };
+    let args = ["run", "--mem", "16M", "--name", "job", "--", "sh", "-c", "echo ready; sleep 1000"];
+    let mut child = begun(sandbox.command(&args));
+    let group = cgroup(&sandbox, "job");
+    assert!(group.is_dir());
+    // Nobody takes it away meanwhile.
+    sandbox.ztier(&["down", "job"]).refused(1, &["is that of `ztier run`", "end that"]);
+    sandbox.ztier(&["swapoff", "job"]).refused(1, &["is that of `ztier run`"]);
+    sandbox.ztier(&["restart", "job"]).refused(1, &["is that of `ztier run`"]);
+    kill_process(pid(&child), Signal::KILL).unwrap();
+    child.wait().unwrap();
+    nothing_left(&turn, &sandbox);
+    assert!(!group.exists());
+}
+
+#[test]
+fn after_run_and_daemon_were_killed_the_next_run_cleans_up() {
+    let Some((turn, sandbox)) = place() else { return };
+    let args = ["run", "--mem", "16M", "--name", "job", "--", "sh", "-c", "echo ready; sleep 1000"];
+    let mut child = begun(sandbox.command(&args));
+    let group = cgroup(&sandbox, "job");
+    // Stopped, so that it does not see its daemon die.
+    kill_process(pid(&child), Signal::STOP).unwrap();
+    sandbox.kill("job");
+    kill_process(pid(&child), Signal::KILL).unwrap();
+    child.wait().unwrap();
+    assert!(group.is_dir());
+    let done = sandbox.ztier(&["run", "--mem", "16M", "--", "true"]);
+    assert!(done.err.contains("job, an earlier run that was killed: removed"), "{done:?}");
+    done.ok();
+    nothing_left(&turn, &sandbox);
+    assert!(!group.exists());
+}
+
+#[test]
+fn without_its_daemon_the_program_is_ended() {
+    let Some((turn, sandbox)) = place() else { return };
+    let args = ["run", "--mem", "16M", "--name", "job", "--export", "fuse", "--", "sh", "-c"];
+    let args = [&args[..], &["echo ready; sleep 1000"]].concat();
+    let mut command = sandbox.command(&args);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    kill_process(sandbox.pid("job"), Signal::KILL).unwrap();
+    let out = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(128 + 9), "{said}");
+    assert!(said.contains("daemon of volume `job` died"), "{said}");
+    nothing_left(&turn, &sandbox);
+}
+
+#[test]
+fn when_all_is_full_the_program_is_ended_and_nothing_hangs() {
+    let Some((turn, sandbox)) = place() else { return };
+    let flags = ["--mem", "32M", "--swap-size", "256M", "--ram-limit", "32M"];
+    let done = finish_within(loaded(&sandbox, &flags, "160 2 1"), Duration::from_secs(100));
+    assert_eq!(done.status, 128 + 9, "{done:?}");
+    assert!(done.err.contains("out of memory") && done.err.contains("store full"), "{done:?}");
+    nothing_left(&turn, &sandbox);
+}
+
+#[test]
+fn what_can_not_be_is_one_line() {
+    let sandbox = Sandbox::new();
+    let run = |args: &[&str]| -> Done { sandbox.ztier(&[&["run"], args].concat()) };
+    run(&["--mem", "1K", "--", "true"]).refused(2, &["mem 0 B is less", "at least 4 MiB"]);
+    run(&["--mem", "64M"]).refused(2, &["PROGRAM"]);
+    run(&["--", "true"]).refused(2, &["--mem"]);
+    run(&["--mem", "64M", "--swap-size", "5000", "--", "true"]).refused(2, &["4096"]);
+    run(&["--mem", "64M", "--swap-size", "16T", "--", "true"]).refused(1, &["can spare"]);
+    run(&["--mem", "64M", "--name", "a/b", "--", "true"]).refused(2, &["a/b"]);
+    assert_eq!(sandbox.files(), Vec::<String>::new());
+    if rustix::process::geteuid().is_root() && !missing(&["setpriv"]) {
+        let open = tempfile::Builder::new().prefix("ztier-").tempdir().unwrap();
+        let own = open.path().join("ztier");
+        fs::copy(env!("CARGO_BIN_EXE_ztier"), &own).unwrap();
+        let everyone = |path: &std::path::Path, mode| {
+            use std::os::unix::fs::PermissionsExt;
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        everyone(open.path(), 0o777);
+        everyone(&own, 0o755);
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"])
+            .arg(&own)
+            .args(["run", "--mem", "64M", "--", "true"])
+            .env("ZTIER_RUN_DIR", open.path().join("run"))
+            .env("ZTIER_CONFIG_DIR", open.path())
+            .env("ZTIER_STATE_DIR", open.path());
+        finish(command).refused(1, &["as root"]);
+        assert!(!open.path().join("run").exists());
+    }
+}

@@ -1,0 +1,62 @@
+//! Settings of the machine, put back whatever happens to the test.
+#![allow(clippy::unwrap_used, dead_code)]
+
+use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Swap and its settings are the whole machine's: one test at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Who may swap; dropped, it puts the settings back.
+pub struct Turn {
+    before: [(&'static str, u64); 2],
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Turn {
+    pub fn wait() -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = ["page-cluster", "swappiness"].map(|key| (key, setting(key)));
+        Self { before, _turn: turn }
+    }
+
+    /// What they were.
+    pub fn before(&self) -> [u64; 2] {
+        self.before.map(|(_, value)| value)
+    }
+
+    /// Whether they are what they were.
+    pub fn is_as_before(&self) -> bool {
+        settings() == self.before()
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        for (key, value) in self.before {
+            if setting(key) != value {
+                set(key, value);
+            }
+        }
+    }
+}
+
+/// `vm.page-cluster` and `vm.swappiness`.
+pub fn settings() -> [u64; 2] {
+    ["page-cluster", "swappiness"].map(setting)
+}
+
+pub fn setting(key: &str) -> u64 {
+    fs::read_to_string(format!("/proc/sys/vm/{key}")).unwrap().trim().parse().unwrap()
+}
+
+pub fn set(key: &str, value: u64) {
+    fs::write(format!("/proc/sys/vm/{key}"), value.to_string()).unwrap();
+}
+
+/// The line of `/proc/swaps` for a device or what links to it.
+pub fn swap_line(device: &str) -> Option<String> {
+    let device = fs::canonicalize(device).ok()?;
+    let text = fs::read_to_string("/proc/swaps").unwrap();
+    text.lines().find(|line| line.split_whitespace().next() == device.to_str()).map(str::to_owned)
+}

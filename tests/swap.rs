@@ -1,0 +1,183 @@
+//! `ztier swapon` and `swapoff`: what is refused, what is set on the machine, and that it is put
+//! back, also when the daemon died.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod support {
+    pub mod machine;
+    pub mod sandbox;
+    pub mod shell;
+}
+
+use std::fs;
+use support::machine::{Turn, set, settings, swap_line};
+use support::sandbox::{Done, Sandbox};
+use support::shell::{missing, ok};
+
+/// Brings a volume of this test up as a block device; nothing where that can't be.
+fn up(sandbox: &Sandbox, name: &str, size: &str) -> Option<String> {
+    let plan = sandbox.ztier(&["up", name, "--size", size, "--export", "fuse", "--dry-run"]);
+    if plan.status != 0 {
+        println!("skipped: {}", plan.err.trim());
+        return None;
+    }
+    if missing(&["mkswap", "swapon", "swapoff", "blkid"]) {
+        return None;
+    }
+    let up = sandbox.ztier(&["up", name, "--size", size, "--export", "fuse"]);
+    Some(up.ok().trim().to_owned())
+}
+
+/// A name that no other test has, since all of them share `/dev/ztier`.
+fn name(what: &str) -> String {
+    format!("swap-{what}-{}", std::process::id())
+}
+
+/// Makes the volume swap, by --force since the daemon may lack what makes it safe; there is memory
+/// to spare here.
+fn swapon(sandbox: &Sandbox, name: &str, more: &[&str]) -> Done {
+    sandbox.ztier(&[&["swapon", name, "--force"], more].concat())
+}
+
+#[test]
+fn what_is_set_is_put_back() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("set");
+    let Some(device) = up(&sandbox, &name, "32M") else { return };
+    set("page-cluster", 2);
+    set("swappiness", 70);
+    let done = swapon(&sandbox, &name, &["--priority", "9", "--json"]).json();
+    assert_eq!(done["device"], device);
+    assert_eq!(done["settings"][0]["before"], 2);
+    assert!(done["size_bytes"].as_u64().unwrap() > 31 << 20);
+    assert_eq!(swap_line(&device).unwrap().split_whitespace().last(), Some("9"));
+    assert_eq!(settings(), [5, 100]);
+    let status = sandbox.ztier(&["status", &name]).ok();
+    assert!(status.contains("held by   swap") && status.contains("priority 9"), "{status}");
+    swapon(&sandbox, &name, &[]).refused(1, &["is swap already", "ztier swapoff"]);
+
+    let done = sandbox.ztier(&["swapoff", &name]).ok();
+    assert!(done.contains("no swap any more") && done.contains("from 5 to 2"), "{done}");
+    assert_eq!((settings(), swap_line(&device)), ([2, 70], None));
+    sandbox.ztier(&["swapoff", &name]).refused(1, &["is not swap", "ztier swapon"]);
+
+    // What was swap is no content that anybody needs. And what others set meanwhile stays.
+    let own = ["--page-cluster", "0", "--swappiness", "keep"];
+    let done = swapon(&sandbox, &name, &own);
+    assert!(done.err.contains("vm.page-cluster from 2 to 0"), "{done:?}");
+    done.ok();
+    assert_eq!(settings(), [0, 70]);
+    set("page-cluster", 1);
+    let done = sandbox.ztier(&["swapoff", &name]);
+    assert!(done.err.contains("vm.page-cluster stays 1, which somebody else has set"), "{done:?}");
+    done.ok();
+    assert_eq!(settings(), [1, 70]);
+
+    // `down` ends swap by itself.
+    set("page-cluster", 3);
+    swapon(&sandbox, &name, &[]).ok();
+    sandbox.ztier(&["down", &name]).ok();
+    assert_eq!((settings(), swap_line(&device)), ([3, 70], None));
+    drop(turn);
+}
+
+#[test]
+fn the_last_of_several_puts_settings_back() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let (one, two) = (name("one"), name("two"));
+    let Some(_) = up(&sandbox, &one, "32M") else { return };
+    up(&sandbox, &two, "32M").unwrap();
+    swapon(&sandbox, &one, &[]).ok();
+    swapon(&sandbox, &two, &[]).ok();
+    let done = sandbox.ztier(&["swapoff", &one]);
+    assert!(done.err.contains("stays 5, which another volume needs"), "{done:?}");
+    assert_eq!(settings(), [5, 100]);
+    sandbox.ztier(&["swapoff", &two]).ok();
+    assert!(turn.is_as_before());
+}
+
+#[test]
+fn a_dead_daemon_leaves_no_swap_and_no_settings() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("dead");
+    let Some(device) = up(&sandbox, &name, "32M") else { return };
+    swapon(&sandbox, &name, &[]).ok();
+    let node = fs::canonicalize(&device).unwrap();
+    sandbox.kill(&name);
+    sandbox.ztier(&["swapoff", &name]).refused(1, &["daemon of volume", "ztier restart"]);
+    assert_eq!(settings(), [5, 100]);
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+    assert_eq!(swap_line(node.to_str().unwrap()), None);
+    assert!(turn.is_as_before());
+
+    // Or the next daemon goes on with it, as swap.
+    up(&sandbox, &name, "32M").unwrap();
+    swapon(&sandbox, &name, &["--priority", "11"]).ok();
+    sandbox.kill(&name);
+    sandbox.ztier(&["restart", &name]).ok();
+    assert_eq!(swap_line(&device).unwrap().split_whitespace().last(), Some("11"));
+    assert_eq!(settings(), [5, 100]);
+    sandbox.ztier(&["restart", &name]).ok();
+    assert_eq!(swap_line(&device).unwrap().split_whitespace().last(), Some("11"));
+    assert_eq!(settings(), [5, 100]);
+    sandbox.ztier(&["swapoff", &name]).ok();
+    assert!(turn.is_as_before());
+}
+
+#[test]
+fn what_holds_or_is_held_is_no_swap() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("full");
+    let Some(device) = up(&sandbox, &name, "32M") else { return };
+    if missing(&["mkfs.ext4"]) {
+        return;
+    }
+    // Without --force only a daemon that is safe for swap carries it.
+    let safe = sandbox.ztier(&["swapon", &name]);
+    if safe.status != 0 {
+        safe.refused(1, &["must not carry swap", "CAP_SYS_RESOURCE", "--force"]);
+    } else {
+        sandbox.ztier(&["swapoff", &name]).ok();
+        ok(20, "mkfs.ext4", &["-q", "-F", &device]);
+        sandbox.ztier(&["swapon", &name]).refused(1, &["holds ext4", "--force"]);
+        ok(20, "wipefs", &["-q", "-a", &device]);
+        sandbox.ztier(&["swapon", &name]).refused(1, &["of something unknown", "--force"]);
+    }
+    let held = fs::File::open(&device).unwrap();
+    swapon(&sandbox, &name, &[]).refused(1, &["is in use", "process", "end that first"]);
+    drop(held);
+    ok(20, "mkfs.ext4", &["-q", "-F", &device]);
+    let point = sandbox.path().join("mnt");
+    fs::create_dir(&point).unwrap();
+    ok(20, "mount", &["-o", "nodiscard", &device, point.to_str().unwrap()]);
+    swapon(&sandbox, &name, &[]).refused(1, &["is in use", "mounted on"]);
+    ok(20, "umount", &[point.to_str().unwrap()]);
+    // What was there goes, with its memory.
+    fs::write(&device, vec![7; 8 << 20]).unwrap();
+    swapon(&sandbox, &name, &[]).ok();
+    let stored = sandbox.status(&name)["stats"]["orig_data_bytes"].as_u64().unwrap();
+    assert!(stored < 64 << 10, "{stored} bytes");
+    sandbox.ztier(&["swapoff", &name]).ok();
+    assert!(turn.is_as_before());
+}
+
+#[test]
+fn some_volumes_can_not_be_swap() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&["up", "net", "--size", "16M", "--export", "nbd"]).ok();
+    sandbox.ztier(&["swapon", "net"]).refused(1, &["by nbd", "no block device", "--export ublk"]);
+    sandbox.ztier(&["swapoff", "net"]).refused(1, &["is not swap"]);
+    sandbox.ztier(&["swapon", "nt"]).refused(1, &["no volume `nt` is up"]);
+    sandbox.ztier(&["swapon", "net", "--priority", "99999"]).refused(2, &["99999", "0..=32767"]);
+    sandbox.ztier(&["swapon", "net", "--page-cluster", "x"]).refused(2, &["neither `keep`"]);
+
+    let slow = sandbox.path().join("slow");
+    fs::File::create(&slow).unwrap().set_len(16 << 20).unwrap();
+    let name = name("slow");
+    let up = ["up", &name, "--backing", slow.to_str().unwrap(), "--export", "fuse"];
+    let up = sandbox.ztier(&up);
+    if up.status != 0 {
+        println!("skipped: {}", up.err.trim());
+        return;
+    }
+    swapon(&sandbox, &name, &[]).refused(1, &["has a backing store", "would destroy"]);
+}
