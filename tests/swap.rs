@@ -181,3 +181,53 @@ fn some_volumes_can_not_be_swap() {
     }
     swapon(&sandbox, &name, &[]).refused(1, &["has a backing store", "would destroy"]);
 }
+
+#[test]
+fn historic_counters_are_right() {
+    let sandbox = Sandbox::new();
+    let name = name("stats");
+    let Some(device) = up(&sandbox, &name, "16M") else { return };
+    if missing(&["blkdiscard"]) {
+        return;
+    }
+    // 10 pages of noise, 5 that halve and more, 3 of zeros; then 4 of the noise are freed.
+    let mut x = 1u64;
+    let noise = std::iter::repeat_with(|| {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (x >> 56) as u8
+    });
+    let mut data: Vec<u8> = noise.take(10 * 4096).collect();
+    data.extend((1..=5u8).flat_map(|n| [[n; 2048], [n + 100; 2048]].concat()));
+    data.resize(18 * 4096, 0);
+    let file = fs::File::options().write(true).open(&device).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &data, 0).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    ok(20, "blkdiscard", &["-o", "8192", "-l", "16384", &device]);
+    let swap = sandbox.ztier(&["stats", &name, "--format", "ramzswap"]).ok();
+    let stats = sandbox.ztier(&["stats", &name, "--format", "json"]).json();
+    let line = |key: &str, value: u64, unit: &str| {
+        let line = format!("{key}:\t{value:>8}{unit}\n");
+        assert!(swap.contains(&line), "{line} is missing in {swap}");
+    };
+    let number = |key: &str| stats[key].as_u64().unwrap();
+    line("DiskSize", 16 << 10, " kB");
+    line("NumWrites", stats["write"]["requests"].as_u64().unwrap(), "");
+    line("FailedReads", 0, "");
+    line("FailedWrites", 0, "");
+    line("InvalidIO", 0, "");
+    line("PagesDiscard", 4, "");
+    line("ZeroPages", 3, "");
+    // 6 of 11 are noise, which no codec makes smaller.
+    line("GoodCompress", 45, " %");
+    line("NoCompress", 54, " %");
+    line("PagesStored", 11, "");
+    line("PagesUsed", number("mem_used_bytes") / 4096, "");
+    line("OrigDataSize", 44, " kB");
+    line("ComprDataSize", number("compr_data_bytes") >> 10, " kB");
+    line("BDevNumReads", 0, "");
+    line("BDevNumWrites", 0, "");
+    let config = sandbox.ztier(&["stats", &name, "--format", "zramconfig"]).ok();
+    assert!(config.contains("NotifyFree:            4\n"), "{config}");
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+}
