@@ -134,6 +134,27 @@ fn a_program_is_swapped_and_gets_every_byte_back() {
 }
 
 #[test]
+fn what_memory_has_no_room_for_is_spilled_and_comes_back() {
+    let Some((turn, sandbox)) = place() else { return };
+    let (json, below) = (sandbox.path().join("took.json"), sandbox.path().join("below"));
+    fs::File::create(&below).unwrap().set_len(128 << 20).unwrap();
+    let spill = below.to_str().unwrap();
+    let flags = ["--mem", "32M", "--swap-size", "128M", "--ram-limit", "16M", "--spill", spill];
+    let flags = [&flags[..], &["--json", json.to_str().unwrap()]].concat();
+    // A second time with another name: nothing keeps the file for the first one.
+    for _ in 0..2 {
+        let done = finish_within(loaded(&sandbox, &flags, "80 3 0"), Duration::from_secs(120));
+        assert_eq!(done.status, 0, "{done:?}");
+        let took: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+        let number = |key: &str| took[key].as_u64().unwrap_or_else(|| panic!("{key}: {took}"));
+        assert!(number("spilled_bytes") > 4 << 20, "{took}");
+        assert!(number("store_peak_bytes") <= 16 << 20, "{took}");
+        assert_eq!((number("oom_kills"), number("no_space")), (0, 0), "{took}");
+    }
+    nothing_left(&turn, &sandbox);
+}
+
+#[test]
 fn stress_ng_finds_no_wrong_byte() {
     let Some((turn, sandbox)) = place() else { return };
     if missing(&["stress-ng"]) {

@@ -102,8 +102,13 @@ fn what_cannot_be_spilled_to_is_refused_and_untouched() {
     let shown = path.to_str().unwrap();
     let other = ["up", "two", "--size", "32M", "--export", "nbd", "--spill", shown];
     sandbox.ztier(&other).refused(1, &["below is in use"]);
-    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+    sandbox.kill_both("vol");
     sandbox.ztier(&other).refused(1, &["holds what volume `vol` spilled", "--wipe"]);
+    up(&sandbox, &path, &[]).ok();
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+    // Who went in order left nothing that could mean anything.
+    sandbox.ztier(&other).ok();
+    sandbox.ztier(&["down", "two", "--discard"]).ok();
     let low = ["up", "vol", "--size", "32M", "--ram-limit", "1M", "--spill", shown];
     sandbox.ztier(&low).refused(2, &["memory limit", "give at least"]);
     let bare = ["up", "vol", "--backing", shown, "--spill", shown];

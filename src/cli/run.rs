@@ -54,6 +54,9 @@ pub struct Run {
     /// Limit on the memory of that swap [default: its size, or what the machine can spare]
     #[arg(long, value_name = "BYTES|%")]
     ram_limit: Option<Amount>,
+    /// Take the coldest of it to this device or file when its memory is full; it is overwritten
+    #[arg(long, value_name = "DEV|FILE", value_hint = ValueHint::AnyPath)]
+    spill: Option<PathBuf>,
     /// Name of the volume [default: run-PROCESS]
     #[arg(long)]
     name: Option<String>,
@@ -141,6 +144,7 @@ impl Run {
                 Some(limit) => limit,
                 None => Amount::Bytes(store_limit(memory, size)?),
             }),
+            spill: self.spill.clone(),
             export: self.export,
             usage: Some(Use::Swap),
             ..Settings::default()

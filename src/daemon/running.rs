@@ -524,6 +524,7 @@ impl Running {
         if end != End::Down {
             return log::line(&format!("{name} waits for its next daemon"));
         }
+        self.volume.disown();
         let plan = self.state.lock().plan.clone();
         match state::clean(lock, &self.files) {
             Ok(_) => log::line(&format!("{name} is down")),

@@ -38,8 +38,8 @@ pub fn ramzswap(stats: &Stats) -> String {
     line("OrigDataSize", stats.orig_data_bytes >> 10, " kB");
     line("ComprDataSize", stats.compr_data_bytes >> 10, " kB");
     line("MemUsedTotal", stats.mem_used_bytes >> 10, " kB");
-    line("BDevNumReads", 0, "");
-    line("BDevNumWrites", 0, "");
+    line("BDevNumReads", stats.spill_device_reads, "");
+    line("BDevNumWrites", stats.spill_device_writes, "");
     out
 }
 
@@ -89,7 +89,9 @@ pub fn zram(stats: &Stats) -> String {
     let row = |values: &[u64]| {
         values.iter().map(|value| format!("{value:>8}")).collect::<Vec<_>>().join(" ") + "\n"
     };
-    row(&mm) + &row(&io) + &row(&[0, 0, 0])
+    let bd =
+        [stats.spilled_blocks, stats.spill_read_bytes / PAGE, stats.spill_written_bytes / PAGE];
+    row(&mm) + &row(&io) + &row(&bd)
 }
 
 #[cfg(test)]

@@ -23,14 +23,6 @@ impl Allowance {
         Self { daily, level: full(daily), at: now }
     }
 
-    /// Changes what a day has. What was taken stays taken.
-    pub(super) fn change(&mut self, daily: u64, now: Duration) {
-        self.fill(now);
-        let missing = full(self.daily) - self.level;
-        self.level = full(daily).saturating_sub(missing);
-        self.daily = daily;
-    }
-
     fn fill(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.at).as_nanos();
         let more = u128::from(self.daily) * passed / 1_000_000_000;
@@ -100,12 +92,5 @@ mod tests {
         a.take(1 << 60, Duration::ZERO);
         assert!(a.has(1 << 60, Duration::ZERO));
         assert_eq!(a.left(HOUR), None);
-        a.change(1000, HOUR);
-        assert_eq!(a.left(HOUR), Some(1000));
-        a.take(400, HOUR);
-        a.change(500, HOUR);
-        assert_eq!(a.left(HOUR), Some(100));
-        a.change(0, HOUR);
-        assert!(a.has(u64::MAX / 2, HOUR));
     }
 }

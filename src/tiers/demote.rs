@@ -96,10 +96,10 @@ impl Ram {
         self.lower().and_then(|lower| lower.spill.allowed())
     }
 
-    /// Changes how much may be written to the spill device in a day; 0: as much as there is.
-    pub fn set_spill_daily(&self, bytes: u64) {
+    /// Takes the label off the device: what is in its slots is worth nothing any more.
+    pub fn disown(&self) {
         if let Some(lower) = self.lower() {
-            lower.spill.set_daily(bytes);
+            lower.spill.disown();
         }
     }
 

@@ -5,7 +5,7 @@
 //! asked for it, and for nobody else.
 
 use super::allowance::Allowance;
-use crate::media::{ALIGN, Drive, DriveError};
+use crate::media::{ALIGN, Buffer, Drive, DriveError};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -79,11 +79,6 @@ impl Spill {
         !self.has_failed() && has()
     }
 
-    /// Changes how much may be written in a day.
-    pub(super) fn set_daily(&self, bytes: u64) {
-        self.allowance.lock().change(bytes, self.began.elapsed());
-    }
-
     /// Bytes that may still be written now; `None` when there is no limit.
     pub(super) fn allowed(&self) -> Option<u64> {
         self.allowance.lock().left(self.began.elapsed())
@@ -107,6 +102,11 @@ impl Spill {
             }
         };
         done.is_ok()
+    }
+
+    /// Makes the label zeros. A device that can't be written to keeps it, which is no harm.
+    pub(super) fn disown(&self) {
+        let _ = self.drive.write(0, &Buffer::new(ALIGN));
     }
 
     /// Reads a part of a slot.

@@ -225,6 +225,10 @@ pub trait Serving: Device {
     /// Bytes of data that exist nowhere else and end with [`Self::close`].
     fn volatile_bytes(&self) -> u64;
 
+    /// Takes the volume's name off what means nothing without it, once it is gone for good: others
+    /// may use that then.
+    fn disown(&self) {}
+
     /// Ends the volume's own work; what can be durable is.
     ///
     /// # Errors

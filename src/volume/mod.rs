@@ -493,6 +493,10 @@ impl Serving for Volume {
         (stats.blocks_stored + stats.blocks_same) * BLOCK_SIZE as u64
     }
 
+    fn disown(&self) {
+        self.ram.disown();
+    }
+
     fn close(&self) -> Result<()> {
         self.close();
         Ok(())

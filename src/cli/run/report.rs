@@ -135,7 +135,7 @@ impl Report {
             compressed_bytes: fullest.compr_data_bytes,
             ram_limit_bytes: stage.plan.ram_limit_bytes,
             store_peak_bytes: last.mem_used_max_bytes,
-            spilled_bytes: 0,
+            spilled_bytes: since(last.spill_written_bytes, first.spill_written_bytes),
             serving_seconds: (spent(&last) - spent(&first)).max(0.0),
             no_space: last.no_space,
         }
