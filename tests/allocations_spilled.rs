@@ -1,12 +1,17 @@
 //! What carries swap must not ask for memory while memory is short: writes at the limit, segments
 //! on their way down, reads of what is there, and discards allocate nothing.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, dead_code)]
+
+mod support {
+    pub mod ram_drive;
+}
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
-use ztier::media::{Drive, DriveError, Memory};
+use support::ram_drive::RamDrive;
+use ztier::media::Memory;
 use ztier::volume::{Algorithm, Device, Options, Request, SpillTo, Volume, min_ram_limit_above};
 
 /// Counts what its own thread asks for.
@@ -33,33 +38,6 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Bytes in memory, written and read without asking for any.
-struct Slots(Mutex<Vec<u8>>);
-
-impl Drive for Slots {
-    fn size(&self) -> u64 {
-        self.0.lock().unwrap().len() as u64
-    }
-
-    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
-        buf.copy_from_slice(&self.0.lock().unwrap()[at as usize..][..buf.len()]);
-        Ok(())
-    }
-
-    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
-        self.0.lock().unwrap()[at as usize..][..data.len()].copy_from_slice(data);
-        Ok(())
-    }
-
-    fn zero(&self, _: u64, _: u64) -> Result<(), DriveError> {
-        Ok(())
-    }
-
-    fn flush(&self) -> Result<(), DriveError> {
-        Ok(())
-    }
-}
-
 const SIZE: u64 = 24 << 20;
 const BLOCK: u64 = 4096;
 
@@ -85,8 +63,8 @@ fn at_the_limit_nothing_is_asked_for() {
         lock_memory: false,
     };
     let slots = 400;
-    let bytes = vec![0; (slots as usize + 1) * segment as usize];
-    let below = SpillTo { drive: Arc::new(Slots(Mutex::new(bytes))), slots, daily: 1 << 40 };
+    let drive = RamDrive::new((u64::from(slots) + 1) * u64::from(segment));
+    let below = SpillTo { drive: Arc::new(drive), slots, daily: 1 << 40 };
     let volume = Volume::new_over(&options, &Memory::default(), Some(below)).unwrap();
     let volume = Arc::new(volume);
     let mut channel = Arc::clone(&volume).channel();

@@ -16,6 +16,7 @@ mod record;
 mod spiller;
 mod split;
 mod tender;
+mod worker;
 
 pub use crate::store::codec::Algorithm;
 pub use crate::tiers::{Policy, SpillTo};
@@ -38,9 +39,8 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::tiers::Ram;
 use counters::{Counters, Totals};
 use crew::Crew;
-use spiller::Spiller;
 use std::sync::{Arc, OnceLock};
-use tender::Tender;
+use worker::Worker;
 
 /// How memory files are laid out: entries, records, tables, and what each file is called. Counts up
 /// with every change, so that no program takes over what another lays out differently.
@@ -77,8 +77,7 @@ pub struct Volume {
     counters: Mutex<Accounts>,
     /// For questions that no front-end's thread asks.
     inspector: Mutex<Option<Session>>,
-    tender: Mutex<Option<Tender>>,
-    spiller: Mutex<Option<Spiller>>,
+    workers: Mutex<Vec<Worker>>,
     crew: OnceLock<Crew>,
 }
 
@@ -125,9 +124,9 @@ impl Volume {
     ) -> Result<Arc<Self>> {
         let spills = below.is_some();
         let volume = Arc::new(Self::new_over(options, memory, below)?);
-        *volume.tender.lock() = Some(Tender::start(&volume)?);
+        volume.workers.lock().push(tender::start(&volume)?);
         if spills {
-            *volume.spiller.lock() = Some(Spiller::start(&volume)?);
+            volume.workers.lock().push(spiller::start(&volume)?);
         }
         if let Some(crew) = Crew::start(&volume)? {
             volume.crew.get_or_init(|| crew);
@@ -183,8 +182,7 @@ impl Volume {
             growing: Mutex::new(()),
             counters: Mutex::new(Accounts::default()),
             inspector: Mutex::new(Some(inspector)),
-            tender: Mutex::new(None),
-            spiller: Mutex::new(None),
+            workers: Mutex::new(Vec::new()),
             crew: OnceLock::new(),
         })
     }
@@ -378,8 +376,9 @@ impl Volume {
 
     /// Ends the volume's own threads. Requests after this still work; only those who write clean.
     pub fn close(&self) {
-        let (tender, spiller) = (self.tender.lock().take(), self.spiller.lock().take());
-        drop((tender, spiller));
+        // They end without the lock, which others may want meanwhile.
+        let workers = std::mem::take(&mut *self.workers.lock());
+        drop(workers);
         if let Some(crew) = self.crew.get() {
             crew.stop();
         }
