@@ -41,6 +41,9 @@ pub(crate) enum Behind {
     Drive(Arc<Drive>),
 }
 
+/// What a kernel says when it met an instruction that was half replaced.
+const EMULATION_FAULT: &str = "Oops: int3";
+
 /// A machine that can be started.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -161,6 +164,19 @@ impl Setup {
     /// # Errors
     /// It cannot be started, or ends, or takes too long; says what its console showed last.
     pub fn boot(self) -> Result<Machine> {
+        let again = self.clone();
+        match self.boot_once() {
+            // Now and then QEMU runs an instruction that one CPU's kernel is replacing while the
+            // other starts: nothing of ours has begun by then.
+            Err(e) if e.to_string().contains(EMULATION_FAULT) => {
+                eprintln!("ztier-vm: booting once more: {e}");
+                again.boot_once()
+            }
+            done => done,
+        }
+    }
+
+    fn boot_once(self) -> Result<Machine> {
         let patience = self.patience;
         let machine = Machine::start(self)?;
         machine.wait_for_boots(1, patience)?;
