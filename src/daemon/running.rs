@@ -11,6 +11,7 @@ use crate::config::{Paths, Plan, Usage, plan, size};
 use crate::control::{Handler, LogChange, NewLog, Request, Server, Status, Version};
 use crate::durable;
 use crate::error::{Context, Error, Result};
+use crate::export::reclaim::make_present;
 use crate::export::{Export, Leftover, usage};
 use crate::media::Memory;
 use crate::stats::Stats;
@@ -187,6 +188,10 @@ impl Bringing<'_> {
         let kept = heritage.into_memory(&plan);
         let Made { volume, notes: said, unlocked } = create(&plan, paths, &kept, self.told)?;
         notes.extend(said);
+        if matches!(plan.usage, Some(Usage::Swap { .. })) {
+            // The machine may be swapping to the device as soon as it is served.
+            volume.carry_swap(true)?;
+        }
         if let Some(spill) = &mut plan.spill {
             // That was asked for once, not for whatever is there when the next daemon comes.
             spill.wipe = false;
@@ -578,6 +583,9 @@ impl Running {
             told(what);
         };
         let Some(usage) = self.state.lock().plan.usage.clone() else { return Ok(()) };
+        if matches!(usage, Usage::Swap { .. }) {
+            make_present();
+        }
         usage::begin(&usage, &self.device()?, self.volume.volatile_bytes() == 0, &told)?;
         usage::tune(&usage).iter().for_each(|failed| log::line(failed));
         Ok(())

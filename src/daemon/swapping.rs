@@ -12,6 +12,7 @@ use crate::config::size::human;
 use crate::config::{Job, Plan, Usage};
 use crate::control::{Swapon, Swapping};
 use crate::error::{Error, Result};
+use crate::export::reclaim::make_present;
 use crate::export::usage::{self, PAGE_CLUSTER, Room, SWAPPINESS, Tuned};
 use crate::media::{Access, FileDrive, Signature};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -49,8 +50,11 @@ impl Running {
         let wanted = [(PAGE_CLUSTER, ask.page_cluster), (SWAPPINESS, ask.swappiness)];
         let tuned = state::settings(&self.files, &wanted, &mut notes);
         let usage = Usage::Swap { priority: ask.priority, tuned, forced: ask.force };
+        self.volume.carry_swap(true)?;
+        make_present();
         self.note_usage(Some(usage.clone()))?;
         if let Err(e) = usage::begin(&usage, &device, true, &|what| log::line(what)) {
+            self.volume.carry_swap(false)?;
             self.note_usage(None)?;
             return Err(e);
         }
@@ -85,6 +89,7 @@ impl Running {
         }
         let was = Self::swapping(&device, &usage, Vec::new());
         usage::end_within(&usage, &device, usage::END_ALONE)?;
+        self.volume.carry_swap(false)?;
         state::untune(&self.files, Some(&usage));
         self.note_usage(None)?;
         let changed = |t: &Tuned| t.now().is_ok_and(|now| now != t.before);

@@ -51,7 +51,16 @@ impl Words {
     /// # Errors
     /// See [`super::Arena::populate`].
     pub fn populate_page(&self, index: usize) -> rustix::io::Result<()> {
-        self.arena.populate(index * 8 / PAGE * PAGE, PAGE)
+        self.populate(index..index + 1)
+    }
+
+    /// Makes the pages of a range present.
+    ///
+    /// # Errors
+    /// See [`super::Arena::populate`].
+    pub fn populate(&self, range: Range<usize>) -> rustix::io::Result<()> {
+        let pages = range.start * 8 / PAGE * PAGE..(range.end * 8).next_multiple_of(PAGE);
+        self.arena.populate(pages.start, pages.len())
     }
 
     /// Zeroes the words of whole pages and gives their memory back.
@@ -86,6 +95,10 @@ impl Words {
     }
 
     pub fn populate_page(&self, _index: usize) -> rustix::io::Result<()> {
+        Ok(())
+    }
+
+    pub fn populate(&self, _range: Range<usize>) -> rustix::io::Result<()> {
         Ok(())
     }
 

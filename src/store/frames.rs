@@ -2,11 +2,17 @@
 //!
 //! A frame is *cold* (no memory behind it), *ready* (memory behind it, unused) or taken. Ready and
 //! taken frames are in the budget.
+//!
+//! Usually whoever needs a frame gets its memory from the machine himself. Where that may be the
+//! memory that he is asked to make free, a *stock* of ready frames is kept instead, and only
+//! [`Frames::restock`] asks the machine for any.
 
+use super::RESERVE_SEGMENTS;
 use super::budget::{Budget, Taker};
 use crate::error::{Error, Result};
 use crate::media::{Arena, Memory};
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// All frames of a store.
 #[derive(Debug)]
@@ -15,6 +21,9 @@ pub struct Frames {
     frame_size: usize,
     count: u32,
     free: Mutex<Free>,
+    /// Frames to be kept ready, so that nobody but who restocks them asks the machine for memory;
+    /// 0: everybody does.
+    stock: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -37,7 +46,7 @@ impl Frames {
         // Room for all, which costs no memory until it is used: the lists never have to grow.
         let list = || Vec::with_capacity(count as usize);
         let free = Mutex::new(Free { ready: list(), cold: list(), fresh: 0 });
-        Ok(Self { arena, frame_size, count, free })
+        Ok(Self { arena, frame_size, count, free, stock: AtomicUsize::new(0) })
     }
 
     /// See [`Arena::lock`].
@@ -80,19 +89,55 @@ impl Frames {
         self.count
     }
 
-    /// Takes a frame with memory behind it; `None` when the budget or the machine has none left.
+    /// How many frames to keep ready from now on; see [`Frames::restock`].
+    pub fn keep(&self, stock: usize) {
+        self.stock.store(stock, Ordering::Release);
+    }
+
+    /// The frames that are to be kept ready; 0 where there is no such stock.
+    pub fn stock(&self) -> usize {
+        self.stock.load(Ordering::Acquire)
+    }
+
+    /// Takes a frame with memory behind it; `None` when the budget or the machine has none left, or
+    /// the stock has none for this taker.
     pub fn take(&self, budget: &Budget, who: Taker) -> Option<u32> {
         let size = self.frame_size as u64;
-        let frame = {
+        let is_stocked = self.stock() > 0;
+        {
             let mut free = self.free.lock();
             // A ready frame is paid for already, but an ordinary taker leaves the reserve alone.
             let others = budget.used().saturating_sub(size * free.ready.len() as u64);
-            let ordinary = others + size + budget.reserve() <= budget.limit();
+            let ordinary = others + size + budget.reserve() <= budget.limit()
+                && (!is_stocked || free.ready.len() > RESERVE_SEGMENTS as usize);
             if (who == Taker::Cleaner || ordinary)
                 && let Some(frame) = free.ready.pop()
             {
                 return Some(frame);
             }
+        }
+        if is_stocked { None } else { self.warm_up(budget, who) }
+    }
+
+    /// Gets one frame ready if fewer are than are to be kept. `false` when there are enough, or the
+    /// budget or the machine has no memory for another.
+    pub fn restock(&self, budget: &Budget) -> bool {
+        let ready = self.ready();
+        // The cleaner's are part of what only he may take.
+        let who =
+            if ready < RESERVE_SEGMENTS as usize { Taker::Cleaner } else { Taker::Ordinary };
+        if ready >= self.stock() {
+            return false;
+        }
+        let frame = self.warm_up(budget, who);
+        frame.map(|frame| self.give(frame)).is_some()
+    }
+
+    /// Puts memory behind a cold frame.
+    fn warm_up(&self, budget: &Budget, who: Taker) -> Option<u32> {
+        let size = self.frame_size as u64;
+        let frame = {
+            let mut free = self.free.lock();
             if !budget.take(size, who) {
                 return None;
             }
@@ -118,7 +163,8 @@ impl Frames {
     /// Makes sure that a frame is ready, if the budget allows one more, so that whoever opens the
     /// next segment under a lock need not wait for the machine to clear its pages.
     pub fn prepare(&self, budget: &Budget) {
-        if self.free.lock().ready.is_empty()
+        if self.stock() == 0
+            && self.free.lock().ready.is_empty()
             && let Some(frame) = self.take(budget, Taker::Ordinary)
         {
             self.give(frame);
@@ -130,8 +176,15 @@ impl Frames {
         self.free.lock().ready.push(frame);
     }
 
-    /// Returns the memory of ready frames beyond `keep` of them. Says how many frames that were.
+    /// Returns the memory of ready frames beyond `keep` of them, and beyond the stock. Says how
+    /// many frames that were.
     pub fn trim(&self, budget: &Budget, keep: usize) -> usize {
+        self.trim_to(budget, keep.max(self.stock()))
+    }
+
+    /// The same, down to `keep` frames whatever is to be kept in stock: for what needs the budget
+    /// more than anybody needs frames.
+    pub fn trim_to(&self, budget: &Budget, keep: usize) -> usize {
         let surplus = || {
             let mut free = self.free.lock();
             if free.ready.len() > keep { free.ready.pop() } else { None }

@@ -23,7 +23,7 @@ use super::planted::{Bug, on};
 use crate::error::Result;
 use crate::media::{Memory, PAGE, Words};
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::ops::Range;
 
 /// Blocks in a leaf.
@@ -46,6 +46,8 @@ pub struct Index {
     /// Blocks that ever went from the zero map to entries of their own.
     unfolded: AtomicU64,
     blocks_max: u64,
+    /// No leaf is taken out.
+    kept: AtomicBool,
 }
 
 /// What changes seldom and under one lock.
@@ -81,7 +83,35 @@ impl Index {
             zeroed: AtomicU64::new(0),
             unfolded: AtomicU64::new(0),
             blocks_max: leaves * LEAF,
+            kept: AtomicBool::new(false),
         })
+    }
+
+    /// Makes the leaves of the first `blocks` blocks, and from now on takes none out: no change
+    /// there needs memory any more.
+    ///
+    /// # Errors
+    /// [`NoMemory`]; then leaves are taken out as before.
+    pub fn keep_all(&self, blocks: u64, budget: &Budget) -> std::result::Result<(), NoMemory> {
+        {
+            // Who takes a leaf out holds this lock, and has either done so or sees the flag.
+            let _rare = self.rare.lock();
+            self.kept.store(true, Ordering::SeqCst);
+        }
+        let made = (0..blocks.div_ceil(LEAF)).all(|leaf| self.ensure(leaf * LEAF, budget));
+        if made {
+            return Ok(());
+        }
+        self.let_go();
+        Err(NoMemory)
+    }
+
+    /// Takes empty leaves out again.
+    pub fn let_go(&self) {
+        self.kept.store(false, Ordering::SeqCst);
+        for leaf in self.directory.present().flatten() {
+            self.note_empty(leaf as u64);
+        }
     }
 
     /// See [`Words::lock`].
@@ -222,11 +252,18 @@ impl Index {
         let word = self.directory.get(retained.0 as usize);
         let before = word.fetch_add((delta - 1) as u64, Ordering::AcqRel);
         let emptied = before.wrapping_add((delta - 1) as u64) == PRESENT;
-        let noted = |(from, to)| {
-            word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
-        };
-        if emptied && noted((PRESENT, PRESENT | NOTED)) {
-            self.rare.lock().empty.push(retained.0);
+        if emptied && !self.kept.load(Ordering::SeqCst) {
+            self.note_empty(retained.0);
+        }
+    }
+
+    /// Puts a leaf on the list of those to take out if it is empty and not on it.
+    fn note_empty(&self, leaf: u64) {
+        let word = self.directory.get(leaf as usize);
+        let noted =
+            word.compare_exchange(PRESENT, PRESENT | NOTED, Ordering::AcqRel, Ordering::Acquire);
+        if noted.is_ok() {
+            self.rare.lock().empty.push(leaf);
         }
     }
 
@@ -316,6 +353,9 @@ impl Index {
     }
 
     fn drop_one(&self, rare: &mut Rare, leaf: u64, epochs: &Epochs) -> bool {
+        if self.kept.load(Ordering::SeqCst) {
+            return false;
+        }
         let word = self.directory.get(leaf as usize);
         // Fails when there are entries or somebody retains it.
         let leave = |from| {

@@ -42,7 +42,7 @@ pub use session::Session;
 pub use spill::{Below, Going, Spilled, Survey};
 pub use write::{Blocked, GROUP, Progress};
 
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::media::Memory;
 use crate::sync::{Mutex, MutexGuard};
 use budget::Budget;
@@ -147,6 +147,31 @@ impl Store {
         self.index.lock()?;
         self.segments.lock()?;
         self.frames.lock()
+    }
+
+    /// Makes all tables present that changes of the first `blocks` blocks need, and keeps them so,
+    /// until [`Store::let_go`]: such a change then asks the machine for no memory but frames.
+    ///
+    /// # Errors
+    /// The limit is too low for that, or the machine has no memory.
+    pub fn keep_tables(&self, blocks: u64) -> Result<()> {
+        self.segments.populate().context("no memory for the table of segments")?;
+        let most = (self.shape.frames + self.shape.slots) as usize;
+        {
+            let mut retired = self.retired.lock();
+            retired.segments.reserve(most);
+            retired.frames.reserve(most);
+        }
+        self.index.keep_all(blocks, &self.budget).map_err(|index::NoMemory| {
+            let bytes = blocks.div_ceil(index::LEAF) * crate::media::PAGE as u64;
+            Error::failure(format!("no room for an index of {bytes} bytes"))
+                .mend("give a higher ram-limit (ztier set NAME ram-limit=…), or a smaller volume")
+        })
+    }
+
+    /// Lets empty parts of the index go again.
+    pub fn let_go(&self) {
+        self.index.let_go();
     }
 
     /// A way in for one thread.

@@ -130,6 +130,16 @@ impl Segments {
         self.words.lock()
     }
 
+    /// Makes the whole table present, so that no change of it needs memory any more.
+    ///
+    /// # Errors
+    /// See [`crate::media::Arena::populate`].
+    pub fn populate(&self) -> rustix::io::Result<()> {
+        self.words.populate(0..self.count() as usize * STRIDE)?;
+        self.ids.lock().free.reserve(self.count() as usize);
+        Ok(())
+    }
+
     /// Segments up to here were used at some time; the others never.
     pub fn used(&self) -> u32 {
         self.ids.lock().fresh

@@ -15,6 +15,7 @@ mod packing;
 pub mod policy;
 mod ram;
 mod spill;
+mod stock;
 mod tending;
 
 pub use demote::Unread;

@@ -64,6 +64,20 @@ pub fn reserve(limit: u64, segment: u32) -> (u64, u64) {
 /// See [`reserve`].
 const RESERVE_PART: u64 = 16;
 
+/// Frames that a volume that carries swap keeps ready, for a `limit`: what the machine swaps out
+/// in one go takes no more.
+pub fn stock(limit: u64, segment: u32) -> usize {
+    let bytes = (limit / STOCK_PART).min(STOCK_MOST);
+    (bytes / u64::from(segment)).max(STOCK_LEAST) as usize
+}
+
+/// See [`stock`].
+const STOCK_PART: u64 = 16;
+/// See [`stock`]: bytes.
+const STOCK_MOST: u64 = 32 << 20;
+/// See [`stock`]: those of the cleaner, and as many for writers.
+const STOCK_LEAST: u64 = 4;
+
 /// Whether slots are so few that those with garbage should be emptied.
 pub fn few_slots(free: u32, count: u32) -> bool {
     u64::from(free) < (u64::from(count) / RESERVE_PART).clamp(1, 64)

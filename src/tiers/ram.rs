@@ -14,6 +14,7 @@
 use super::demote::Lower;
 use super::policy;
 use super::spill::SpillTo;
+use super::stock::Stock;
 use crate::BLOCK_SIZE;
 use crate::error::Result;
 use crate::media::Memory;
@@ -54,6 +55,7 @@ pub struct Ram {
     lower: Option<Lower>,
     /// The thread that keeps the reserve.
     keeper: OnceLock<Thread>,
+    pub(super) stock: Stock,
 }
 
 impl Ram {
@@ -89,6 +91,7 @@ impl Ram {
             store,
             lower,
             keeper: OnceLock::new(),
+            stock: Stock::default(),
             cleaner: Mutex::new(session),
             victims: Mutex::new(Vec::with_capacity(policy::VICTIMS_MAX)),
             opened: zero(),
@@ -167,7 +170,7 @@ impl Ram {
                 Some(Blocked::Changed) => return Ok(false),
                 Some(Blocked::Segment(len)) => self.roll(session, len)?,
                 Some(Blocked::Leaf) => self.reclaim(session, |store| {
-                    store.frames().trim(store.budget(), 0);
+                    store.frames().trim_to(store.budget(), 0);
                     store.index().ensure(first, store.budget())
                 })?,
             }
@@ -202,7 +205,9 @@ impl Ram {
         }
         self.trim_surplus();
         self.store.frames().prepare(self.store.budget());
-        if self.store.open_segment(Taker::Ordinary, len) {
+        self.look_at_stock();
+        let open = || self.store.open_segment(Taker::Ordinary, len);
+        if open() || self.await_stock() && open() {
             return Ok(());
         }
         self.reclaim(session, |store| store.open_segment(Taker::Ordinary, len))
@@ -302,7 +307,7 @@ impl Ram {
     pub fn make_room(&self, bytes: u64) -> bool {
         let fits = |store: &Store| store.budget().fits(bytes, Taker::Ordinary);
         let mut enough = |store: &Store| {
-            store.frames().trim(store.budget(), 0);
+            store.frames().trim_to(store.budget(), 0);
             fits(store)
         };
         fits(&self.store) || self.reclaim_locked(&self.cleaner.lock(), &mut enough).is_ok()
@@ -424,7 +429,7 @@ impl Ram {
         let before = self.store.budget().limit();
         self.store.budget().set_limit(bytes);
         let mut fits = |store: &Store| {
-            store.frames().trim(store.budget(), 0);
+            store.frames().trim_to(store.budget(), 0);
             store.budget().fits(0, Taker::Ordinary)
         };
         if bytes >= before || self.reclaim_locked(cleaner, &mut fits).is_ok() {

@@ -229,6 +229,15 @@ pub trait Serving: Device {
     /// may use that then.
     fn disown(&self) {}
 
+    /// Prepares for the machine to swap to the device, which may then be short of memory itself; or
+    /// ends that.
+    ///
+    /// # Errors
+    /// There is no room for what that needs.
+    fn carry_swap(&self, _on: bool) -> Outcome<()> {
+        Ok(())
+    }
+
     /// Ends the volume's own work; what can be durable is.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ mod logged;
 mod record;
 mod spiller;
 mod split;
+mod stocker;
 mod tender;
 mod worker;
 
@@ -128,6 +129,7 @@ impl Volume {
         if spills {
             volume.workers.lock().push(spiller::start(&volume)?);
         }
+        volume.workers.lock().push(stocker::start(&volume)?);
         if let Some(crew) = Crew::start(&volume)? {
             volume.crew.get_or_init(|| crew);
         }
@@ -490,6 +492,14 @@ impl Serving for Volume {
     fn volatile_bytes(&self) -> u64 {
         let stats = self.stats();
         (stats.blocks_stored + stats.blocks_same) * BLOCK_SIZE as u64
+    }
+
+    fn carry_swap(&self, on: bool) -> Result<()> {
+        if !on {
+            self.ram.end_stock();
+            return Ok(());
+        }
+        self.ram.begin_stock(self.size_now() / BLOCK_SIZE as u64)
     }
 
     fn disown(&self) {
