@@ -9,6 +9,7 @@ mod events;
 mod heritage;
 pub mod keeper;
 mod log;
+mod making;
 mod notify;
 mod opening;
 mod relog;

@@ -1,21 +1,19 @@
 //! The daemon itself, from the lock to the last file removed.
 
 use super::heritage::Heritage;
-use super::keeper::{Keeper, Kept};
-use super::opening::Opening;
+use super::keeper::Keeper;
+use super::making::{self, Made};
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
 use super::{events, log, notify, relog, serve, swapping};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage, plan, size};
 use crate::control::{Handler, LogChange, NewLog, Request, Server, Status, Version};
-use crate::durable;
 use crate::error::{Context, Error, Result};
 use crate::export::reclaim::make_present;
 use crate::export::{Export, Leftover, usage};
-use crate::media::Memory;
 use crate::stats::Stats;
-use crate::volume::{self, Device, Serving, Volume};
+use crate::volume::{self, Device, Serving};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -186,12 +184,9 @@ impl Bringing<'_> {
         let again = heritage.taken_up(&plan);
         let restarts = heritage.restarts();
         let kept = heritage.into_memory(&plan);
-        let Made { volume, notes: said, unlocked } = create(&plan, paths, &kept, self.told)?;
+        let Made { volume, notes: said, unlocked } =
+            making::create(&plan, paths, &kept, self.told)?;
         notes.extend(said);
-        if matches!(plan.usage, Some(Usage::Swap { .. })) {
-            // The machine may be swapping to the device as soon as it is served.
-            volume.carry_swap(true)?;
-        }
         if let Some(spill) = &mut plan.spill {
             // That was asked for once, not for whatever is there when the next daemon comes.
             spill.wipe = false;
@@ -248,121 +243,6 @@ impl Bringing<'_> {
         let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
         Ok((running, server))
     }
-}
-
-/// A volume, and what is to be said of it.
-struct Made {
-    volume: Arc<dyn Serving>,
-    notes: Vec<String>,
-    /// Why its memory is not locked, if that is so.
-    unlocked: Option<String>,
-}
-
-impl Made {
-    fn new(volume: Arc<dyn Serving>, notes: Vec<String>) -> Self {
-        Self { volume, notes, unlocked: None }
-    }
-}
-
-/// Makes the volume.
-fn create(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> Result<Made> {
-    if let Some(log) = &plan.log {
-        return open_log(plan, log, paths, &kept.memory, told);
-    }
-    if let Some(backing) = &plan.backing {
-        let volume = volume::BareVolume::open(backing, &kept.memory, &paths.state)?;
-        return Ok(Made::new(volume, Vec::new()));
-    }
-    let (memory, most) = (&kept.memory, kept.manifest.ram_limit_max_bytes);
-    let mut options = volume::Options {
-        size: plan.size_bytes,
-        ram_limit: plan.ram_limit_bytes,
-        ram_limit_max: most,
-        segment: plan.segment_bytes,
-        algorithm: plan.algorithm,
-        // A block device may be given to swapon; what carries swap must not be swapped out itself.
-        lock_memory: plan.export.is_block_device(),
-    };
-    let below = spill(plan, memory)?;
-    let notes = below.as_ref().and_then(|below| too_large(plan, below)).into_iter().collect();
-    match Volume::create_over(&options, memory, below.clone()) {
-        Err(e) if options.lock_memory && !carries_swap(plan) => {
-            // Without the right to lock memory the device is good for everything else.
-            options.lock_memory = false;
-            let volume = Volume::create_over(&options, memory, below)?;
-            let unlocked = format!("memory is not locked: {e}");
-            log::line(&unlocked);
-            Ok(Made { unlocked: Some(unlocked), ..Made::new(volume, notes) })
-        }
-        created => Ok(Made::new(created?, notes)),
-    }
-}
-
-fn spill(plan: &Plan, memory: &Memory) -> Result<Option<volume::SpillTo>> {
-    let Some(spill) = &plan.spill else { return Ok(None) };
-    let device = volume::SpillDevice {
-        path: spill.device.clone(),
-        volume: plan.name.clone(),
-        segment: plan.segment_bytes,
-        daily: spill.daily_bytes,
-        wipe: spill.wipe,
-    };
-    device.open(memory).map(Some)
-}
-
-/// What is to be said of a device that announces more than it can be expected to hold.
-fn too_large(plan: &Plan, below: &volume::SpillTo) -> Option<String> {
-    let homes = plan.ram_limit_bytes + u64::from(below.slots) * u64::from(plan.segment_bytes);
-    (plan.size_bytes > homes * 2).then(|| {
-        format!(
-            "its size is {}, and memory and spill device together hold {}: it is full before its \
-             end unless data shrinks below half",
-            size::human(plan.size_bytes),
-            size::human(homes)
-        )
-    })
-}
-
-fn carries_swap(plan: &Plan) -> bool {
-    matches!(plan.usage, Some(Usage::Swap { forced: false, .. }))
-}
-
-fn open_log(
-    plan: &Plan,
-    log: &plan::LogPlan,
-    paths: &Paths,
-    memory: &Memory,
-    told: &dyn Fn(&str),
-) -> Result<Made> {
-    let pair = volume::Pair {
-        log: log.log.clone(),
-        backing: log.backing.clone(),
-        segment: plan.segment_bytes,
-        wipe: log.wipe,
-        moved: log.moved,
-        force: false,
-        abandon: log.abandon,
-        state: paths.state.clone(),
-    };
-    let options = volume::LogOptions {
-        algorithm: plan.algorithm,
-        sync: log.sync,
-        policy: volume::Policy {
-            threshold_percent: log.writeback_threshold_percent,
-            window: log.writeback_window_bytes,
-            enabled: log.writeback,
-        },
-        accept_loss: log.accept_loss,
-        log: durable::Options { idle_ms: log.commit_interval_ms, ..durable::Options::default() },
-    };
-    let opening = Opening::new(told);
-    let told = |step| opening.at(step);
-    let volume::Opened { volume, abandoned } = pair.open(options, memory, &told)?;
-    log::line(&volume.report().to_string());
-    if let Some(text) = &abandoned {
-        log::line(text);
-    }
-    Ok(Made::new(volume, abandoned.into_iter().collect()))
 }
 
 /// Waits until the export is stopped: by `down` or `restart`, or by a signal. Upon that a device

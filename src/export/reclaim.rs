@@ -20,6 +20,9 @@ pub struct Reclaim {
     /// The out-of-memory killer passes this process by (`oom_score_adj` −1000, needs
     /// `CAP_SYS_RESOURCE`).
     pub oom_exempt: bool,
+    /// A thread may be served before all others (needs `CAP_SYS_NICE`): what the machine keeps
+    /// free for those is left when whoever made it short of memory takes all the rest.
+    pub comes_first: bool,
     /// Whatever memory the process touches stays (`mlockall`, needs `CAP_IPC_LOCK`): what is
     /// swapped out to its own device it could wait for forever.
     pub locked: bool,
@@ -28,16 +31,22 @@ pub struct Reclaim {
 impl Reclaim {
     /// Whether swap on a device of this process is safe as far as these settings go.
     pub fn swap_safe(self) -> bool {
-        self.io_flusher && self.oom_exempt && self.locked
+        self.io_flusher && self.oom_exempt && self.comes_first && self.locked
     }
 }
 
 impl fmt::Display for Reclaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = |yes| if yes { "yes" } else { "no (needs CAP_SYS_RESOURCE)" };
-        let locked = if self.locked { "yes" } else { "no (needs CAP_IPC_LOCK)" };
-        let (flusher, exempt) = (word(self.io_flusher), word(self.oom_exempt));
-        write!(f, "I/O flusher: {flusher}, OOM-exempt: {exempt}, memory locked: {locked}")
+        let parts = [
+            ("I/O flusher", self.io_flusher, "CAP_SYS_RESOURCE"),
+            (", OOM-exempt", self.oom_exempt, "CAP_SYS_RESOURCE"),
+            (", memory locked", self.locked, "CAP_IPC_LOCK"),
+            (", real-time thread", self.comes_first, "CAP_SYS_NICE"),
+        ];
+        parts.iter().try_for_each(|(what, yes, needs)| match yes {
+            true => write!(f, "{what}: yes"),
+            false => write!(f, "{what}: no (needs {needs})"),
+        })
     }
 }
 
@@ -47,17 +56,20 @@ pub fn prepare_for_reclaim() -> Reclaim {
     Reclaim {
         io_flusher: rustix::process::configure_io_flusher_behavior(true).is_ok(),
         oom_exempt: std::fs::write("/proc/self/oom_score_adj", "-1000").is_ok(),
+        comes_first: has(CapabilitySet::SYS_NICE),
         locked: lock_memory(),
     }
+}
+
+fn has(capability: CapabilitySet) -> bool {
+    rustix::thread::capabilities(None).is_ok_and(|own| own.effective.contains(capability))
 }
 
 /// Locks what this process touches from now on. `false` where it may not: without the privilege a
 /// limit would hold for all memory that it will ever map, and make that fail.
 fn lock_memory() -> bool {
-    let allowed = rustix::thread::capabilities(None)
-        .is_ok_and(|own| own.effective.contains(CapabilitySet::IPC_LOCK));
     let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
-    allowed && rustix::mm::mlockall(all).is_ok()
+    has(CapabilitySet::IPC_LOCK) && rustix::mm::mlockall(all).is_ok()
 }
 
 /// Of a thread's stack, what a request may use at most, with much to spare.
@@ -85,7 +97,9 @@ pub fn make_present() -> usize {
             "rw-p" if !is_file && start == guard => {
                 present += touch(end - STACK.min(end - start)..end, Advice::LinuxPopulateWrite);
             }
-            "rw-p" if end - start <= MOST => present += touch(start..end, Advice::LinuxPopulateWrite),
+            "rw-p" if end - start <= MOST => {
+                present += touch(start..end, Advice::LinuxPopulateWrite)
+            }
             "r--p" | "r-xp" if is_file => present += touch(start..end, Advice::LinuxPopulateRead),
             _ => {}
         }

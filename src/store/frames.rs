@@ -124,8 +124,7 @@ impl Frames {
     pub fn restock(&self, budget: &Budget) -> bool {
         let ready = self.ready();
         // The cleaner's are part of what only he may take.
-        let who =
-            if ready < RESERVE_SEGMENTS as usize { Taker::Cleaner } else { Taker::Ordinary };
+        let who = if ready < RESERVE_SEGMENTS as usize { Taker::Cleaner } else { Taker::Ordinary };
         if ready >= self.stock() {
             return false;
         }

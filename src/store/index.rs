@@ -51,13 +51,22 @@ pub struct Index {
 }
 
 /// What changes seldom and under one lock.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Rare {
     /// Leaves that read as written zeros.
     zeroed: Intervals,
     leaving: Vec<(u64, Stamp)>,
     /// Leaves that were seen empty.
     empty: Vec<u64>,
+}
+
+impl Rare {
+    /// Lists that hold what usually is on them, so that they seldom grow where memory is short.
+    fn new() -> Self {
+        const ROOM: usize = 1024;
+        let (leaving, empty) = (Vec::with_capacity(ROOM), Vec::with_capacity(ROOM));
+        Self { zeroed: Intervals::default(), leaving, empty }
+    }
 }
 
 /// There is no such leaf and no memory to make it.
@@ -78,7 +87,7 @@ impl Index {
         Ok(Self {
             entries: Words::new(memory, "index", (leaves * LEAF) as usize)?,
             directory: Words::new(memory, "directory", leaves as usize)?,
-            rare: Mutex::new(Rare::default()),
+            rare: Mutex::new(Rare::new()),
             leaves: AtomicU64::new(0),
             zeroed: AtomicU64::new(0),
             unfolded: AtomicU64::new(0),

@@ -101,11 +101,19 @@ pub struct Store {
 struct Stripe(Mutex<()>);
 
 /// What is not needed any more but may still be looked at.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Retired {
     segments: Vec<(u32, Stamp)>,
     /// Frames of segments that were spilled.
     frames: Vec<(u32, Stamp)>,
+}
+
+impl Retired {
+    /// Room for all of them, which costs no memory until it is used: these lists grow where memory
+    /// is short.
+    fn new(most: usize) -> Self {
+        Self { segments: Vec::with_capacity(most), frames: Vec::with_capacity(most) }
+    }
 }
 
 impl Store {
@@ -133,7 +141,7 @@ impl Store {
             epochs,
             tallies: Tallies::default(),
             stripes,
-            retired: Mutex::new(Retired::default()),
+            retired: Mutex::new(Retired::new((shape.frames + shape.slots) as usize)),
             rolling: Mutex::new(()),
             budget,
         })
@@ -156,12 +164,6 @@ impl Store {
     /// The limit is too low for that, or the machine has no memory.
     pub fn keep_tables(&self, blocks: u64) -> Result<()> {
         self.segments.populate().context("no memory for the table of segments")?;
-        let most = (self.shape.frames + self.shape.slots) as usize;
-        {
-            let mut retired = self.retired.lock();
-            retired.segments.reserve(most);
-            retired.frames.reserve(most);
-        }
         self.index.keep_all(blocks, &self.budget).map_err(|index::NoMemory| {
             let bytes = blocks.div_ceil(index::LEAF) * crate::media::PAGE as u64;
             Error::failure(format!("no room for an index of {bytes} bytes"))

@@ -107,11 +107,10 @@ impl Segments {
     /// See [`Words::new`].
     pub fn new(memory: &Memory, frames: u32, slots: u32) -> Result<Self> {
         let count = frames as usize + slots as usize;
-        // Where there are slots, memory may be short because of whoever frees a segment.
-        let room = if slots > 0 { count } else { 0 };
         Ok(Self {
             words: Words::new(memory, "segments", count * STRIDE)?,
-            ids: Mutex::new(Ids { free: Vec::with_capacity(room), fresh: 0 }),
+            // Memory may be short because of whoever frees a segment.
+            ids: Mutex::new(Ids { free: Vec::with_capacity(count), fresh: 0 }),
             next_sequence: AtomicU64::new(1),
             frames,
             slots,
@@ -135,9 +134,7 @@ impl Segments {
     /// # Errors
     /// See [`crate::media::Arena::populate`].
     pub fn populate(&self) -> rustix::io::Result<()> {
-        self.words.populate(0..self.count() as usize * STRIDE)?;
-        self.ids.lock().free.reserve(self.count() as usize);
-        Ok(())
+        self.words.populate(0..self.count() as usize * STRIDE)
     }
 
     /// Segments up to here were used at some time; the others never.

@@ -116,9 +116,13 @@ impl Ram {
         &self.store
     }
 
-    /// Writes that had to wait for the cleaner at the limit.
+    /// Writes that had to wait for the cleaner at the limit, or for memory in stock.
     pub fn stalls(&self) -> u64 {
         self.stalls.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_stall(&self) {
+        self.stalls.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Writes that were refused.
@@ -207,7 +211,7 @@ impl Ram {
         self.store.frames().prepare(self.store.budget());
         self.look_at_stock();
         let open = || self.store.open_segment(Taker::Ordinary, len);
-        if open() || self.await_stock() && open() {
+        if open() || self.await_stock(session) && open() {
             return Ok(());
         }
         self.reclaim(session, |store| store.open_segment(Taker::Ordinary, len))
@@ -246,7 +250,7 @@ impl Ram {
         session: &mut Session,
         mut enough: impl FnMut(&Store) -> bool,
     ) -> std::result::Result<(), NoSpace> {
-        self.stalls.fetch_add(1, Ordering::Relaxed);
+        self.count_stall();
         let start = Instant::now();
         let result = {
             let cleaner = self.cleaner.lock();

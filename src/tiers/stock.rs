@@ -13,8 +13,8 @@
 use super::policy;
 use super::ram::Ram;
 use crate::error::Result;
-use crate::store::RESERVE_SEGMENTS;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::store::{RESERVE_SEGMENTS, Session};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use std::sync::OnceLock;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -33,7 +33,6 @@ pub(super) struct Stock {
     keeper: OnceLock<Thread>,
     /// Somebody waited in vain since a frame was last added: nobody else has to find that out.
     dry: AtomicBool,
-    waits: AtomicU64,
 }
 
 impl Ram {
@@ -75,11 +74,6 @@ impl Ram {
         added
     }
 
-    /// Writes that found the stock used up.
-    pub fn stock_waits(&self) -> u64 {
-        self.stock.waits.load(Ordering::Relaxed)
-    }
-
     /// Has the stock filled up if something is missing.
     pub(super) fn look_at_stock(&self) {
         let frames = self.store().frames();
@@ -90,26 +84,26 @@ impl Ram {
         }
     }
 
-    /// Waits a moment for a frame, where the limit allows one more and the stock has none. Says
-    /// whether there is one.
-    pub(super) fn await_stock(&self) -> bool {
+    /// Has the writer of `session` wait a moment for a frame, where the limit allows one more and
+    /// the stock has none. Says whether there is one.
+    pub(super) fn await_stock(&self, session: &mut Session) -> bool {
         let (frames, segment) = (self.store().frames(), u64::from(self.store().segment_size()));
         if !self.is_stocked() || self.free() < segment {
             return false;
         }
-        self.stock.waits.fetch_add(1, Ordering::Relaxed);
+        self.count_stall();
         let start = Instant::now();
-        loop {
-            if frames.ready() as u64 > RESERVE_SEGMENTS {
-                return true;
-            }
-            let is_dry = self.stock.dry.load(Ordering::Acquire);
-            if start.elapsed() >= if is_dry { LAST_PATIENCE } else { PATIENCE } {
-                self.stock.dry.store(true, Ordering::Release);
-                return false;
-            }
+        let mut found = true;
+        while found && frames.ready() as u64 <= RESERVE_SEGMENTS {
             self.look_at_stock();
             std::thread::sleep(NAP);
+            let is_dry = self.stock.dry.load(Ordering::Acquire);
+            found = start.elapsed() < if is_dry { LAST_PATIENCE } else { PATIENCE };
+            if !found {
+                self.stock.dry.store(true, Ordering::Release);
+            }
         }
+        session.stalled += start.elapsed();
+        found
     }
 }

@@ -18,12 +18,15 @@ pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
     Worker::start("ztier-stocker", volume, stock)
 }
 
-/// Has this thread served before others, also with memory: the kernel leaves a part of what it keeps
-/// free to threads of a real-time class, and lets all others wait.
+/// Has this thread served before others, also with memory: the kernel leaves a part of what it
+/// keeps free to threads of a real-time class, and lets all others wait. Otherwise whoever made the
+/// machine short of memory would take every page that is swapped out, and the stock get none.
 fn hurry() {
     let first = libc::sched_param { sched_priority: 1 };
     // SAFETY: the call reads one structure, which lives, and changes how this thread is scheduled.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_RR | libc::SCHED_RESET_ON_FORK, &first) };
+    // Without the right to that it fails and changes nothing, which whoever swaps is told
+    // beforehand.
+    let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &first) };
 }
 
 fn stock(volume: &Weak<Volume>, stop: &AtomicBool) {

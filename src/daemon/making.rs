@@ -1,0 +1,141 @@
+//! Makes a volume of what its plan says.
+//!
+//! Invariant: a volume that is swap is ready to be that before anybody can use it.
+
+use super::keeper::Kept;
+use super::log;
+use super::opening::Opening;
+use crate::config::{Paths, Plan, Usage, plan, size};
+use crate::durable;
+use crate::error::Result;
+use crate::media::Memory;
+use crate::volume::{self, Serving, Volume};
+use std::sync::Arc;
+
+/// A volume, and what is to be said of it.
+pub(super) struct Made {
+    pub volume: Arc<dyn Serving>,
+    pub notes: Vec<String>,
+    /// Why its memory is not locked, if that is so.
+    pub unlocked: Option<String>,
+}
+
+impl Made {
+    fn new(volume: Arc<dyn Serving>, notes: Vec<String>) -> Self {
+        Self { volume, notes, unlocked: None }
+    }
+}
+
+/// Makes the volume, with what is in the memory that is kept of it.
+///
+/// # Errors
+/// A drive that it needs is not what it should be, or the machine refuses memory.
+pub(super) fn create(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> Result<Made> {
+    let made = create_anew(plan, paths, kept, told)?;
+    if matches!(plan.usage, Some(Usage::Swap { .. })) {
+        // The machine may be swapping to the device as soon as it is served.
+        made.volume.carry_swap(true)?;
+    }
+    Ok(made)
+}
+
+fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> Result<Made> {
+    if let Some(log) = &plan.log {
+        return open_log(plan, log, paths, &kept.memory, told);
+    }
+    if let Some(backing) = &plan.backing {
+        let volume = volume::BareVolume::open(backing, &kept.memory, &paths.state)?;
+        return Ok(Made::new(volume, Vec::new()));
+    }
+    let (memory, most) = (&kept.memory, kept.manifest.ram_limit_max_bytes);
+    let mut options = volume::Options {
+        size: plan.size_bytes,
+        ram_limit: plan.ram_limit_bytes,
+        ram_limit_max: most,
+        segment: plan.segment_bytes,
+        algorithm: plan.algorithm,
+        // A block device may be given to swapon; what carries swap must not be swapped out itself.
+        lock_memory: plan.export.is_block_device(),
+    };
+    let below = spill(plan, memory)?;
+    let notes: Vec<_> =
+        below.as_ref().and_then(|below| too_large(plan, below)).into_iter().collect();
+    match Volume::create_over(&options, memory, below.clone()) {
+        Err(e) if options.lock_memory && !carries_swap(plan) => {
+            // Without the right to lock memory the device is good for everything else.
+            options.lock_memory = false;
+            let volume = Volume::create_over(&options, memory, below)?;
+            let unlocked = format!("memory is not locked: {e}");
+            log::line(&unlocked);
+            Ok(Made { unlocked: Some(unlocked), ..Made::new(volume, notes) })
+        }
+        created => Ok(Made::new(created?, notes)),
+    }
+}
+
+fn spill(plan: &Plan, memory: &Memory) -> Result<Option<volume::SpillTo>> {
+    let Some(spill) = &plan.spill else { return Ok(None) };
+    let device = volume::SpillDevice {
+        path: spill.device.clone(),
+        volume: plan.name.clone(),
+        segment: plan.segment_bytes,
+        daily: spill.daily_bytes,
+        wipe: spill.wipe,
+    };
+    device.open(memory).map(Some)
+}
+
+/// What is to be said of a device that announces more than it can be expected to hold.
+fn too_large(plan: &Plan, below: &volume::SpillTo) -> Option<String> {
+    let homes = plan.ram_limit_bytes + u64::from(below.slots) * u64::from(plan.segment_bytes);
+    (plan.size_bytes > homes * 2).then(|| {
+        format!(
+            "its size is {}, and memory and spill device together hold {}: it is full before its \
+             end unless data shrinks below half",
+            size::human(plan.size_bytes),
+            size::human(homes)
+        )
+    })
+}
+
+fn carries_swap(plan: &Plan) -> bool {
+    matches!(plan.usage, Some(Usage::Swap { forced: false, .. }))
+}
+
+fn open_log(
+    plan: &Plan,
+    log: &plan::LogPlan,
+    paths: &Paths,
+    memory: &Memory,
+    told: &dyn Fn(&str),
+) -> Result<Made> {
+    let pair = volume::Pair {
+        log: log.log.clone(),
+        backing: log.backing.clone(),
+        segment: plan.segment_bytes,
+        wipe: log.wipe,
+        moved: log.moved,
+        force: false,
+        abandon: log.abandon,
+        state: paths.state.clone(),
+    };
+    let options = volume::LogOptions {
+        algorithm: plan.algorithm,
+        sync: log.sync,
+        policy: volume::Policy {
+            threshold_percent: log.writeback_threshold_percent,
+            window: log.writeback_window_bytes,
+            enabled: log.writeback,
+        },
+        accept_loss: log.accept_loss,
+        log: durable::Options { idle_ms: log.commit_interval_ms, ..durable::Options::default() },
+    };
+    let opening = Opening::new(told);
+    let told = |step| opening.at(step);
+    let volume::Opened { volume, abandoned } = pair.open(options, memory, &told)?;
+    log::line(&volume.report().to_string());
+    if let Some(text) = &abandoned {
+        log::line(text);
+    }
+    Ok(Made::new(volume, abandoned.into_iter().collect()))
+}

@@ -1,0 +1,170 @@
+//! A volume that carries swap is asked to write while the machine has no memory: what its requests
+//! need is there beforehand.
+#![cfg(not(shuttle))]
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Serving, Volume};
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 256 * MIB;
+const LIMIT: u64 = 96 * MIB;
+/// Memory of an index that is there as a whole.
+const INDEX: u64 = SIZE / 4096 * 8;
+
+fn volume() -> Arc<Volume> {
+    let options = Options {
+        size: SIZE,
+        ram_limit: LIMIT,
+        ram_limit_max: 0,
+        segment: MIB as u32,
+        algorithm: Algorithm::Lz4,
+        lock_memory: false,
+    };
+    Volume::create(&options).unwrap()
+}
+
+/// Times that this thread touched memory which was not there yet.
+fn faults() -> i64 {
+    // SAFETY: all of the structure is plain numbers, which the call fills in.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &mut usage), 0);
+        usage
+    };
+    usage.ru_minflt + usage.ru_majflt
+}
+
+struct Writer {
+    channel: Box<dyn Channel>,
+    data: Vec<u8>,
+    rng: u64,
+}
+
+impl Writer {
+    fn new(volume: &Arc<Volume>) -> Self {
+        let channel = Arc::clone(volume).channel();
+        Self { channel, data: vec![1; 64 << 10], rng: 0x9e37_79b9 }
+    }
+
+    /// Writes 64 KiB of which half does not compress.
+    fn write(&mut self, offset: u64) -> Result<(), IoError> {
+        for page in self.data.chunks_exact_mut(4096) {
+            for word in page[..2048].as_chunks_mut::<8>().0 {
+                self.rng ^= self.rng << 13;
+                self.rng ^= self.rng >> 7;
+                self.rng ^= self.rng << 17;
+                *word = self.rng.to_le_bytes();
+            }
+        }
+        let request = Request::Write { offset, data: &self.data, fua: false };
+        self.channel.submit(request, Instant::now())
+    }
+
+    fn fill(&mut self, bytes: std::ops::Range<u64>) {
+        for offset in bytes.step_by(64 << 10) {
+            self.write(offset).unwrap();
+        }
+    }
+
+    fn discard(&mut self, bytes: std::ops::Range<u64>) {
+        let (offset, len) = (bytes.start, bytes.end - bytes.start);
+        self.channel.submit(Request::Discard { offset, len }, Instant::now()).unwrap();
+    }
+}
+
+/// Waits until something holds; for as long as other tests may keep this machine busy.
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn writes_ask_the_machine_for_nothing() {
+    let volume = volume();
+    let mut writer = Writer::new(&volume);
+    let faults_of = |writer: &mut Writer, range| {
+        let before = faults();
+        writer.fill(range);
+        faults() - before
+    };
+    // What is touched once and stays: code, stack, buffers.
+    writer.fill(0..4 * MIB);
+    assert!(faults_of(&mut writer, 4 * MIB..36 * MIB) > 100, "memory came from somewhere else");
+    volume.carry_swap(true).unwrap();
+    assert_eq!(faults_of(&mut writer, 36 * MIB..100 * MIB), 0);
+    // Freed, and taken again, also where all of a leaf was free.
+    writer.discard(0..100 * MIB);
+    assert_eq!(faults_of(&mut writer, 0..100 * MIB), 0);
+    volume.audit().unwrap();
+}
+
+#[test]
+fn the_stock_is_there_and_goes() {
+    let volume = volume();
+    let mut writer = Writer::new(&volume);
+    writer.fill(0..16 * MIB);
+    writer.discard(0..16 * MIB);
+    eventually("memory is given back", || volume.stats().mem_used_bytes < 8 * MIB);
+    volume.carry_swap(true).unwrap();
+    let used = volume.stats().mem_used_bytes;
+    assert!((INDEX + 6 * MIB..INDEX + 16 * MIB).contains(&used), "{used} bytes");
+    // It stays, however quiet it is and whatever is discarded.
+    writer.fill(0..16 * MIB);
+    writer.discard(0..SIZE);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(volume.stats().mem_used_bytes >= INDEX + 6 * MIB);
+    volume.carry_swap(false).unwrap();
+    eventually("all of it goes", || volume.stats().mem_used_bytes < 3 * MIB);
+    writer.fill(0..16 * MIB);
+    volume.audit().unwrap();
+}
+
+#[test]
+fn a_full_volume_refuses_and_goes_on() {
+    let volume = volume();
+    let mut writer = Writer::new(&volume);
+    volume.carry_swap(true).unwrap();
+    let mut refused = 0;
+    for offset in (0..SIZE).step_by(64 << 10) {
+        match writer.write(offset) {
+            Ok(()) => {}
+            Err(IoError::NoSpace) => refused += 1,
+            Err(e) => panic!("{e}"),
+        }
+    }
+    let stats = volume.stats();
+    assert!(refused > 0 && stats.mem_used_max_bytes <= LIMIT, "{refused}, {stats:?}");
+    // All but what is kept for cleaning holds data: the stock is not lost to it.
+    assert!(stats.compr_data_bytes > LIMIT * 9 / 10, "{} bytes", stats.compr_data_bytes);
+    writer.discard(0..SIZE / 2);
+    writer.fill(0..16 * MIB);
+    volume.audit().unwrap();
+}
+
+#[test]
+fn a_limit_too_low_for_the_index_is_an_error_that_changes_nothing() {
+    let size = 64 << 30;
+    let options = Options {
+        size,
+        ram_limit: 32 * MIB,
+        ram_limit_max: 0,
+        segment: MIB as u32,
+        algorithm: Algorithm::Lz4,
+        lock_memory: false,
+    };
+    let volume = Volume::create(&options).unwrap();
+    let error = volume.carry_swap(true).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "no room for an index of 134217728 bytes; give a higher ram-limit (ztier set NAME \
+         ram-limit=…), or a smaller volume"
+    );
+    eventually("what was made of it goes", || volume.stats().mem_used_bytes < 6 * MIB);
+    Writer::new(&volume).fill(0..4 * MIB);
+    volume.audit().unwrap();
+}
