@@ -36,7 +36,7 @@ pub struct ScanArgs {
     #[arg(long, value_name = "MIB")]
     limit: Option<u64>,
     /// vm.page-cluster, the same for all systems; with several, ratios of the first are held
-    /// against targets (3,0, or 3).
+    /// against targets (5,0, or 5).
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(..=10))]
     page_cluster: Vec<u32>,
     /// The part of the machine's memory that zswap may have, in percent (its own setting).

@@ -95,6 +95,24 @@ impl Up {
         run(&self.binary, &["restart", &self.name], LIMIT).map(drop)
     }
 
+    /// `ztier swapon NAME`, with settings of the machine as they are.
+    ///
+    /// # Errors
+    /// What `ztier` says.
+    pub fn swapon(&self, priority: i32) -> Result<()> {
+        let settings = ["--page-cluster", "keep", "--swappiness", "keep"];
+        let priority = priority.to_string();
+        // Where this may be done at all, it is a benchmark's machine that would suffer.
+        let args = [&["swapon", &self.name, "--force", "--priority", &priority], &settings[..]];
+        run(&self.binary, &args.concat(), LIMIT).map(drop)
+    }
+
+    /// `ztier swapoff NAME`, which may take so long.
+    pub fn swapoff(&self, limit: Duration) -> impl Fn() -> Result<()> + Send + Sync + 'static {
+        let (binary, name) = (self.binary.clone(), self.name.clone());
+        move || undo(&binary, &["swapoff", &name, "--force"], limit).map(drop)
+    }
+
     /// `ztier status NAME --json`.
     ///
     /// # Errors

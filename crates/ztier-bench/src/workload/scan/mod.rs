@@ -25,8 +25,8 @@ use system::{Contender, More};
 use ztier::error::Result;
 
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
-/// As the kernel has it by itself.
-const CLUSTER: u32 = 3;
+/// As `ztier swapon` sets it.
+const CLUSTER: u32 = 5;
 /// The longest that one load may take, of a quick run and of a full one.
 const TIME: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(300)];
 /// The same on the modelled disk, which is as slow as it is.
@@ -127,7 +127,7 @@ pub fn run(report: &mut Report, choice: &Choice, place: &Place) -> Result<Vec<St
     let mut failed = Vec::new();
     state::conditions(report, &plan)?;
     let (modelled, others): (Vec<_>, Vec<_>) =
-        plan.systems.iter().copied().partition(|s| *s == System::ModelledDisk);
+        plan.systems.iter().copied().partition(|s| s.is_modelled());
     for (i, &cluster) in plan.clusters.iter().enumerate() {
         if others.is_empty() {
             break;
@@ -156,7 +156,8 @@ pub fn run(report: &mut Report, choice: &Choice, place: &Place) -> Result<Vec<St
             zswap_percent: choice.zswap_percent,
             failed: &mut failed,
         };
-        let runs = turns.all(&[System::Ztier, System::ModelledDisk], &plan.small, 1)?;
+        let systems = [&[System::Ztier], &modelled[..]].concat();
+        let runs = turns.all(&systems, &plan.small, 1)?;
         state::table(report, &section, &plan.small, &runs);
         state::modelled(report, &runs);
     }

@@ -259,13 +259,15 @@ fn pass_at_least(m: &Measured) -> Option<f64> {
 /// Ours beside the modelled disk: by passes, since that one may be stopped before its last. If it
 /// is stopped before its first ends, the ratio is at least this.
 pub fn modelled(report: &mut Report, all: &[Runs]) {
-    let (Some(ours), Some(disk)) =
-        (runs_of(all, System::Ztier), runs_of(all, System::ModelledDisk))
-    else {
-        return;
+    let Some(disk) = runs_of(all, System::ModelledDisk) else { return };
+    let mut ratio = |name, system, least| {
+        if let Some(ours) = runs_of(all, system) {
+            let value = disk.middle(pass_at_least) / ours.middle(pass);
+            report.ratio(name, value, Goal::AtLeast(least));
+        }
     };
-    let value = disk.middle(pass_at_least) / ours.middle(pass);
-    report.ratio("vs_modelled_disk", value, Goal::AtLeast(10.0));
+    ratio("vs_modelled_disk", System::Ztier, 10.0);
+    ratio("spill_vs_modelled_disk", System::ModelledSpill, 3.0);
 }
 
 #[cfg(test)]
@@ -337,11 +339,12 @@ mod tests {
                 runs(System::Zswap, &[9.0, 5.0], 400, false),
                 runs(System::Spill, &[9.0, 4.0], 200, ublk),
                 runs(System::ModelledDisk, &[60.0], 0, false),
+                runs(System::ModelledSpill, &[20.0], 0, false),
             ]
         };
         let json = ratios_of(&all(false), "");
         let expected = serde_json::json!({
-            "vs_kernel_zram": 1.5, "vs_disk_swap": 4.0, "vs_zswap": 2.5, "vs_modelled_disk": 30.0,
+            "vs_kernel_zram": 1.5, "vs_disk_swap": 4.0, "vs_zswap": 2.5, "vs_modelled_disk": 30.0, "spill_vs_modelled_disk": 3.0,
             "swap_in_p99_vs_median": 4.0, "spill_vs_disk_swap": 2.0, "spill_vs_zswap": 0.8,
             "spill_bytes_vs_uncompressed": 0.4, "spill_bytes_vs_zswap": 0.5,
         });
@@ -358,7 +361,10 @@ mod tests {
         assert_eq!(json["targets"]["spill_bytes_vs_zswap"], 0.6);
         let json = ratios_of(&all(true), "_page_cluster_0");
         assert_eq!(json["ratios"]["vs_disk_swap_page_cluster_0"], 4.0);
-        assert_eq!(json["targets"], serde_json::json!({ "vs_modelled_disk": 10.0 }));
+        assert_eq!(
+            json["targets"],
+            serde_json::json!({ "vs_modelled_disk": 10.0, "spill_vs_modelled_disk": 3.0 })
+        );
     }
 
     #[test]

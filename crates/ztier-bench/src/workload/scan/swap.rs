@@ -13,7 +13,7 @@ use ztier::error::{Context, Error, Result};
 pub const PRIORITY: i32 = 32000;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Reading everything back from a slow disk takes its time.
-const OFF: Duration = Duration::from_secs(300);
+pub const OFF: Duration = Duration::from_secs(300);
 /// How often to try.
 const TRIES: u32 = 3;
 
@@ -25,10 +25,13 @@ struct Entry {
     priority: i32,
 }
 
+/// How swap is ended.
+type End = Box<dyn Fn() -> Result<()> + Send + Sync>;
+
 /// Swap that is on.
-#[derive(Debug)]
 pub struct SwapOn {
     device: PathBuf,
+    end: End,
 }
 
 /// Makes swap space of a device; whatever was on it is gone.
@@ -40,23 +43,29 @@ pub fn make(device: &Path) -> Result<()> {
 }
 
 impl SwapOn {
-    /// Uses it before all other swap. With `discard` it is told of slots that are free.
+    /// Uses it before all other swap.
     ///
     /// # Errors
     /// Other swap would be used before it; what `swapon` says.
-    pub fn new(device: &Path, discard: bool) -> Result<Self> {
+    pub fn new(device: &Path) -> Result<Self> {
+        let path = device.to_path_buf();
+        let end = move || undo("swapoff", &[&path], OFF).map(drop);
+        let priority = PRIORITY.to_string();
+        let args = ["--priority", &priority, &device.to_string_lossy()];
+        Self::by(device, || run("swapon", &args, LIMIT).map(drop), Box::new(end))
+    }
+
+    /// The same by what `begin` does, until `end`.
+    ///
+    /// # Errors
+    /// Other swap would be used before it; that of `begin`.
+    pub fn by(device: &Path, begin: impl FnOnce() -> Result<()>, end: End) -> Result<Self> {
         refuse_others(&table()?)?;
         let device = std::fs::canonicalize(device)
             .context(format_args!("cannot find {}", device.display()))?;
-        let (priority, path) = (PRIORITY.to_string(), device.to_string_lossy().into_owned());
-        let mut args = vec!["--priority", &priority];
-        if discard {
-            args.push("--discard");
-        }
-        args.push(&path);
         // A program that failed may have done it before: the guard sees.
-        let guard = Self { device: device.clone() };
-        run("swapon", &args, LIMIT)?;
+        let guard = Self { device, end };
+        begin()?;
         Ok(guard)
     }
 
@@ -76,7 +85,7 @@ impl Drop for SwapOn {
                 let (used, free) = (used >> 20, available >> 20);
                 warn(&format!("{used} MiB are in swap, and {free} MiB of memory are free"));
             }
-            if let Err(e) = undo("swapoff", &[&self.device], OFF) {
+            if let Err(e) = (self.end)() {
                 warn(&e.to_string());
             }
         }
@@ -149,8 +158,8 @@ Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority
     fn what_is_no_swap_space_is_refused_and_leaves_nothing_on() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![0; 1 << 20]).unwrap();
-        assert!(SwapOn::new(file.path(), false).is_err());
+        assert!(SwapOn::new(file.path()).is_err());
         assert!(table().unwrap().iter().all(|entry| entry.path != file.path()));
-        assert!(SwapOn::new(Path::new("/nonexistent"), false).is_err());
+        assert!(SwapOn::new(Path::new("/nonexistent")).is_err());
     }
 }

@@ -44,6 +44,8 @@ pub enum System {
     Spill,
     /// The modelled disk of 7200 rpm, on a smaller scan.
     ModelledDisk,
+    /// As `spill`, to the modelled disk.
+    ModelledSpill,
 }
 
 impl System {
@@ -57,7 +59,13 @@ impl System {
             Self::Disk => "disk swap",
             Self::Spill => "ztier, half spilled",
             Self::ModelledDisk => "disk swap on sim:hdd-7200",
+            Self::ModelledSpill => "half spilled to sim:hdd",
         }
+    }
+
+    /// Whether it goes to a modelled disk.
+    pub fn is_modelled(self) -> bool {
+        matches!(self, Self::ModelledDisk | Self::ModelledSpill)
     }
 }
 
@@ -105,12 +113,29 @@ pub struct Contender {
 enum Behind {
     Ztier(Up),
     /// Ours over a drive.
-    Spill(Up, Source),
+    Spill(Up, Below),
     Zram(Zram),
     Disk(Source),
     /// With its limit, and what is to be said about it.
     Zswap(Source, Option<u32>, String),
     Modelled(Served),
+}
+
+/// What ours spills to.
+enum Below {
+    Drive(Source),
+    Modelled(Box<Served>),
+}
+
+impl Below {
+    fn path(&self) -> Result<&Path> {
+        match self {
+            Self::Drive(source) => {
+                source.path().ok_or_else(|| Error::failure("spilling needs a file or a device"))
+            }
+            Self::Modelled(served) => Ok(served.path()),
+        }
+    }
 }
 
 /// What some systems are made with.
@@ -158,8 +183,11 @@ impl Contender {
                 Behind::Zswap(place.source(system, size)?, more.zswap_percent, about)
             }
             System::Disk => Behind::Disk(place.source(system, size)?),
-            System::Spill => spilling(size, place, more.limit)?,
+            System::Spill => spilling(size, Below::Drive(place.source(system, size)?), more.limit)?,
             System::ModelledDisk => Behind::Modelled(modelled(size)?),
+            System::ModelledSpill => {
+                spilling(size, Below::Modelled(Box::new(modelled(size)?)), more.limit)?
+            }
         };
         let path = match &behind {
             Behind::Ztier(up) | Behind::Spill(up, _) => up.path(),
@@ -169,9 +197,11 @@ impl Contender {
             }
             Behind::Modelled(served) => served.path(),
         };
-        let device = path.to_owned();
-        swap::make(&device)?;
-        Ok(Self { behind, device })
+        let contender = Self { device: path.to_owned(), behind };
+        if contender.own().is_none() {
+            swap::make(&contender.device)?;
+        }
+        Ok(contender)
     }
 
     /// Swaps on it. What comes back is dropped in order.
@@ -179,13 +209,26 @@ impl Contender {
     /// # Errors
     /// What the system says.
     pub fn on(&self) -> Result<On> {
-        // Zram hears of free slots without it, and a disk need not.
-        let discard = matches!(self.behind, Behind::Ztier(_) | Behind::Spill(..));
         let zswap = match self.behind {
             Behind::Zswap(_, percent, _) => Some(Zswap::new(percent)?),
             _ => None,
         };
-        Ok(On { swap: swap::SwapOn::new(&self.device, discard)?, _zswap: zswap })
+        let swap = match self.own() {
+            Some(up) => {
+                let end = Box::new(up.swapoff(swap::OFF));
+                swap::SwapOn::by(&self.device, || up.swapon(swap::PRIORITY), end)?
+            }
+            None => swap::SwapOn::new(&self.device)?,
+        };
+        Ok(On { swap, _zswap: zswap })
+    }
+
+    /// Our volume, if it is one.
+    fn own(&self) -> Option<&Up> {
+        match &self.behind {
+            Behind::Ztier(up) | Behind::Spill(up, _) => Some(up),
+            _ => None,
+        }
     }
 
     /// Where the pages go.
@@ -197,7 +240,12 @@ impl Contender {
     pub fn about(&self) -> String {
         match &self.behind {
             Behind::Ztier(up) => up.about(),
-            Behind::Spill(up, source) => format!("{}, spilling to {source}", up.about()),
+            Behind::Spill(up, Below::Drive(source)) => {
+                format!("{}, spilling to {source}", up.about())
+            }
+            Behind::Spill(up, Below::Modelled(_)) => {
+                format!("{}, spilling to sim:hdd-7200", up.about())
+            }
             Behind::Zram(zram) => zram.about(),
             Behind::Disk(source) => source.to_string(),
             Behind::Zswap(source, _, about) => format!("{about}, before {source}"),
@@ -232,14 +280,9 @@ impl Contender {
     /// # Errors
     /// The daemon does not answer.
     pub fn counters(&self) -> Result<Option<Counters>> {
-        match &self.behind {
-            Behind::Ztier(up) | Behind::Spill(up, _) => {
-                let status = up.status()?;
-                let missing = || Error::failure("`ztier status --json` lacks what is counted");
-                Ok(Some(counters(&status).ok_or_else(missing)?))
-            }
-            _ => Ok(None),
-        }
+        let Some(up) = self.own() else { return Ok(None) };
+        let missing = || Error::failure("`ztier status --json` lacks what is counted");
+        Ok(Some(counters(&up.status()?).ok_or_else(missing)?))
     }
 
     /// Processor time of the process that serves it; `None` where the kernel does.
@@ -277,18 +320,16 @@ pub struct On {
     _zswap: Option<Zswap>,
 }
 
-fn spilling(size: u64, place: &Place, limit: Option<u64>) -> Result<Behind> {
+fn spilling(size: u64, below: Below, limit: Option<u64>) -> Result<Behind> {
     if !ztier::takes("--spill")? {
         return Err(Error::failure("this `ztier up` has no --spill"));
     }
     let limit = limit.ok_or_else(|| {
         Error::failure("how much memory half of the data takes is not known without `ztier`")
     })?;
-    let source = place.source(System::Spill, size)?;
-    let path = source.path().ok_or_else(|| Error::failure("spilling needs a file or a device"))?;
     say(&format!("spilling above {} KiB of memory", limit >> 10));
-    let up = Up::for_swap(size, Some((limit, path)))?;
-    Ok(Behind::Spill(up, source))
+    let up = Up::for_swap(size, Some((limit, below.path()?)))?;
+    Ok(Behind::Spill(up, below))
 }
 
 /// A modelled disk, served by this process.
