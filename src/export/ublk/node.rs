@@ -9,13 +9,8 @@ use rustix::io::Errno;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// File in `/sys/block/ublkbN/queue`, and what it is set to.
-const SETTINGS: [(&str, &str); 2] = [
-    // With one queue the kernel would choose another, and udev rules of distributions do.
-    ("scheduler", "none"),
-    // In KiB. Requests of 128 KiB, the default, spend much of their time on the way.
-    ("read_ahead_kb", "1024"),
-];
+/// In KiB. Requests of 128 KiB, the default, spend much of their time on the way.
+const READ_AHEAD: &str = "1024";
 
 /// The block device of number `id`.
 pub(super) fn block(id: u32) -> PathBuf {
@@ -76,12 +71,18 @@ pub(super) fn claim(device: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(device, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::EXCL, Mode::empty())
 }
 
-/// Sets the queue of the block device up. Best effort: without one of the files the device is
-/// slower, nothing else.
+/// Sets the block device up. Best effort: without one of the files the device is slower, nothing
+/// else. Files in `queue` stop all requests for as long as the kernel takes to see that none is
+/// under way, also when they change nothing.
 pub(super) fn tune(id: u32) {
-    for (file, value) in SETTINGS {
-        let _ = fs::write(sys_of_block(id).join("queue").join(file), value);
+    let device = sys_of_block(id);
+    let scheduler = device.join("queue/scheduler");
+    // With one queue the kernel would choose another, and udev rules of distributions do.
+    if !fs::read_to_string(&scheduler).is_ok_and(|text| text.contains("[none]")) {
+        let _ = fs::write(scheduler, "none");
     }
+    let _ = fs::write(device.join("bdi/read_ahead_kb"), READ_AHEAD)
+        .or_else(|_| fs::write(device.join("queue/read_ahead_kb"), READ_AHEAD));
 }
 
 #[cfg(test)]
