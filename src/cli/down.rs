@@ -1,11 +1,13 @@
 //! `ztier down`: end a volume, or remove what a dead daemon left.
 
 use super::{drain, output, unknown};
-use crate::config::{Paths, name};
+use crate::config::{Paths, Usage, name};
 use crate::control::{Client, Request};
-use crate::daemon::state::{self, Lock};
+use crate::daemon::keeper::Kept;
+use crate::daemon::state::{self, Lock, State};
 use crate::daemon::{self, Found};
 use crate::error::{Error, Result};
+use crate::export::Leftover;
 use clap::Args;
 use std::time::{Duration, Instant};
 
@@ -90,7 +92,7 @@ impl Down {
     /// # Errors
     /// As the command.
     pub(super) fn quietly(paths: &Paths, name: &str) -> Result<()> {
-        let down = Self { name: name.to_owned(), discard: true, drain: false, force: false };
+        let down = Self::discarding(name);
         if let Found::Up(_) = daemon::find(paths, name) {
             down.stop(paths)?;
         }
@@ -100,10 +102,23 @@ impl Down {
         }
     }
 
+    /// Removes what the dead daemon of the volume `name` left, which holds nothing that anybody
+    /// needs. Returns what that was, in words.
+    ///
+    /// # Errors
+    /// As the command.
+    pub(super) fn after_death(paths: &Paths, name: &str) -> Result<Vec<String>> {
+        Self::discarding(name).remove(paths)
+    }
+
+    fn discarding(name: &str) -> Self {
+        Self { name: name.to_owned(), discard: true, drain: false, force: false }
+    }
+
     /// Refuses to give up what a dead daemon had in memory, unless told to.
     fn refuse_kept(&self, paths: &Paths) -> Result<()> {
         let name = &self.name;
-        if self.discard || !daemon::keeper::Kept::is_there(&paths.volume(name).keep) {
+        if self.discard || !Kept::is_there(&paths.volume(name).keep) {
             return Ok(());
         }
         Err(Error::failure(format!(
@@ -121,10 +136,35 @@ impl Down {
     /// Removes what a dead daemon left.
     fn remove(&self, paths: &Paths) -> Result<Vec<String>> {
         let files = paths.volume(&self.name);
+        if let Found::Dead(state) = daemon::find(paths, &self.name)
+            && swap_waits(&state)
+            && Kept::is_there(&files.keep)
+        {
+            return self.serve_to_the_end(paths, &state);
+        }
         let Some(lock) = Lock::acquire(&files, Duration::from_secs(1))? else {
             return Err(Error::failure(format!("volume `{}` came up just now", self.name))
                 .mend("look with `ztier list`"));
         };
         state::clean(lock, &files)
     }
+
+    /// Has another daemon end what the dead one left: pages that are swapped out to a device that
+    /// waits are read from nobody else.
+    fn serve_to_the_end(&self, paths: &Paths, state: &State) -> Result<Vec<String>> {
+        let mut plan = state.plan.clone();
+        if let Some(job) = plan.job.take() {
+            job.clear()?;
+        }
+        daemon::spawn(&plan, paths, &|_| {})?;
+        self.stop(paths)?;
+        let removed = state.leftovers.iter().map(Leftover::describe);
+        Ok(removed.chain(["the memory that was kept".to_owned()]).collect())
+    }
+}
+
+/// Whether a device waits for its daemon that may carry swap.
+fn swap_waits(state: &State) -> bool {
+    let swap = matches!(state.plan.usage, Some(Usage::Swap { .. }));
+    swap && state.leftovers.iter().any(Leftover::waits)
 }

@@ -247,9 +247,7 @@ fn clean_up_dead(paths: &Paths) -> Result<()> {
         if found.plan.job.is_none_or(|job| job.runner().is_some()) {
             continue;
         }
-        let files = paths.volume(&volume);
-        let Some(lock) = state::Lock::acquire(&files, daemon::LOOKERS)? else { continue };
-        match state::clean(lock, &files) {
+        match Down::after_death(paths, &volume) {
             Ok(removed) => output::remark(&format!(
                 "{volume}, an earlier run that was killed: removed {}",
                 removed.join(", ")

@@ -181,7 +181,9 @@ pub(super) fn clean_leftovers(
 ) -> Result<Vec<String>> {
     let (leftovers, usage) = match State::read(files) {
         Ok(state) => {
-            state.as_ref().map_or(Ok(()), end_use)?;
+            // A device that waits and is not removed is taken up again, with all that uses it.
+            let goes_on = |state: &State| state.leftovers.iter().any(|l| !which(l) && l.waits());
+            state.as_ref().filter(|state| !goes_on(state)).map_or(Ok(()), end_use)?;
             state.map(|state| (state.leftovers, state.plan.usage)).unwrap_or_default()
         }
         Err(e) => return Ok(vec![format!("its unreadable state file ({e})")]),

@@ -5,6 +5,7 @@
 //! kill -9.
 
 mod check;
+mod depth;
 #[cfg(feature = "fuse")]
 pub mod fuse;
 mod holders;

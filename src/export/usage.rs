@@ -4,6 +4,7 @@
 //! Invariants: a device that holds anything is never made anew; only what is on the device is
 //! ended; each program has a limit on its time.
 
+use super::depth;
 pub use super::holders::is_swap;
 use super::holders::mounted_at;
 use super::mounts::mounted_on;
@@ -68,6 +69,7 @@ pub fn begin(usage: &Usage, device: &Path, empty: bool, told: &dyn Fn(&str)) -> 
             } else if is_swap(device) {
                 return Ok(());
             }
+            depth::narrow(device);
             // Pages that are not needed any more are discarded, or their memory would never return;
             // and at once all that is there from before, which nobody can read.
             run("swapon", &["--discard", "--priority", &priority.to_string()])
@@ -108,6 +110,7 @@ pub fn end_within(usage: &Usage, device: &Path, limit: Duration) -> Result<()> {
     let quiet = |_: &str| {};
     match usage {
         Usage::Swap { .. } if is_swap(device) => run("swapoff", &[], device, limit, &quiet)
+            .map(|()| depth::widen(device))
             .map_err(|e| e.mend("end some programs, so that what is swapped out has room")),
         Usage::Ext4 { mount } if mounted_at(device, mount) => {
             run("umount", &[], mount, limit, &quiet).map_err(|e| e.mend("end what uses it"))

@@ -1,5 +1,6 @@
 //! Machines by hand: runs a script in one, or what takes too long for a test.
 
+mod pressure;
 mod pulled;
 
 use clap::{Args, Parser, Subcommand};
@@ -46,6 +47,10 @@ enum Command {
         #[arg(long, value_name = "EXPORT", default_value = "auto")]
         export: String,
     },
+    /// Puts swap on a volume under pressure for ten minutes: a load of twice the memory there is,
+    /// which compares every byte; in a machine that is short of memory as a whole, and in a
+    /// control group.
+    Pressure(pressure::Options),
     /// Says which kernel machines boot; with --renew, after asking for a newer one.
     Kernel {
         /// Ask Debian for a newer one.
@@ -93,6 +98,7 @@ fn main() -> ExitCode {
             ztier_vm::reboots::reboots(&lab, rounds, &export, std::io::stdout())?;
             Ok(ExitCode::SUCCESS)
         }),
+        Command::Pressure(options) => pressure::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Kernel { renew } => kernel(renew),
     };
     done.unwrap_or_else(|error| {
@@ -109,7 +115,11 @@ fn kernel(renew: bool) -> Result<ExitCode> {
 }
 
 fn lab() -> Result<Lab> {
-    Lab::open(&["ztier"]).map_err(|trouble| match trouble {
+    lab_with(&["ztier"])
+}
+
+fn lab_with(programs: &[&str]) -> Result<Lab> {
+    Lab::open(programs).map_err(|trouble| match trouble {
         Trouble::Absent(why) => Error::failure(why).mend("CONTRIBUTING.md says what is needed"),
         Trouble::Failed(error) => error,
     })

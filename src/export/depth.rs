@@ -1,0 +1,46 @@
+//! How much may be on its way to a device that carries swap.
+//!
+//! Programs that swap out faster than a device takes it would have all their memory on its way, and
+//! none that could be given back yet: a kernel that finds nothing to give back ends a program for
+//! want of memory, although there is swap (control groups of version 2 do not wait for what is on
+//! its way). With little on its way, who swaps out waits for the device.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Requests on their way, in all queues of a device together.
+const REQUESTS: usize = 32;
+/// The least that the kernel takes for each queue.
+const REQUESTS_LEAST: usize = 4;
+/// The longest request in KiB: what several threads of ours share, and no more.
+const LARGEST: &str = "256";
+/// What devices have by themselves: of each queue, and as a length that the kernel chooses.
+const USUAL: (&str, &str) = ("128", "0");
+
+/// Lets little be on its way. Best effort: without, swap works as long as memory is not very short.
+pub(super) fn narrow(device: &Path) {
+    let Some(device) = sys_of(device) else { return };
+    let queues = fs::read_dir(device.join("mq")).map_or(1, |queues| queues.count().max(1));
+    set(&device, &(REQUESTS / queues).max(REQUESTS_LEAST).to_string(), LARGEST);
+}
+
+/// Lets as much be on its way as before.
+pub(super) fn widen(device: &Path) {
+    if let Some(device) = sys_of(device) {
+        set(&device, USUAL.0, USUAL.1);
+    }
+}
+
+fn set(device: &Path, requests: &str, largest: &str) {
+    for (file, value) in [("nr_requests", requests), ("max_sectors_kb", largest)] {
+        // A kernel that lacks it, or does not take it, goes on as it is.
+        let _ = fs::write(device.join("queue").join(file), value);
+    }
+}
+
+/// Where the kernel shows a block device, by any of its names.
+fn sys_of(device: &Path) -> Option<PathBuf> {
+    let device = fs::canonicalize(device).ok()?;
+    let sys = Path::new("/sys/block").join(device.file_name()?);
+    sys.is_dir().then_some(sys)
+}

@@ -1,0 +1,211 @@
+//! What the kernel says: its log, and its counters.
+
+use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
+use std::fs;
+use std::os::fd::OwnedFd;
+use ztier::error::{Context, Result};
+
+/// Names of processes that may be ended for want of memory: those that take it.
+const LOADS: [&str; 2] = ["stress-ng", "load"];
+
+/// What is said from now on.
+pub struct Log {
+    file: OwnedFd,
+}
+
+impl Log {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// This user may not.
+    pub fn begin() -> Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let what = "cannot read the kernel's log";
+        let file = rustix::fs::open("/dev/kmsg", flags, Mode::empty()).context(what)?;
+        rustix::fs::seek(&file, SeekFrom::End(0)).context(what)?;
+        Ok(Self { file })
+    }
+
+    /// All lines since.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let mut record = [0; 8192];
+        loop {
+            match rustix::io::read(&self.file, &mut record) {
+                // Some were overwritten before they were read; the next are there.
+                Err(Errno::PIPE | Errno::INTR) => {}
+                // There are no more.
+                Ok(0) | Err(_) => break,
+                Ok(n) => {
+                    let text = String::from_utf8_lossy(&record[..n]).into_owned();
+                    // `PRIORITY,NUMBER,TIME,FLAGS;TEXT`, and lines of more that nobody needs.
+                    let text = text.split_once(';').map_or("", |(_, text)| text);
+                    lines.extend(text.lines().next().map(str::to_owned));
+                }
+            }
+        }
+        lines
+    }
+}
+
+/// What of the kernel's words matters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// How many processes of a load were ended for want of memory.
+    pub loads_ended: usize,
+    /// All that must not be.
+    pub wrong: Vec<String>,
+}
+
+impl Said {
+    /// Sorts lines of the log.
+    pub fn of(lines: &[String]) -> Self {
+        let mut said = Self::default();
+        for line in lines {
+            if let Some(name) = ended(line) {
+                if LOADS.iter().any(|load| name.starts_with(load)) {
+                    said.loads_ended += 1;
+                } else {
+                    said.wrong.push(line.clone());
+                }
+            } else if WRONG.iter().any(|words| line.contains(words)) {
+                said.wrong.push(line.clone());
+            }
+        }
+        said
+    }
+}
+
+/// What a healthy kernel does not say: tasks that hang, CPUs that do not get on, errors of swap and
+/// other devices, its own.
+const WRONG: [&str; 9] = [
+    "blocked for more than",
+    "detected stall",
+    "self-detected stall",
+    "soft lockup",
+    "I/O error",
+    "rror on swap-device",
+    "BUG:",
+    "Oops",
+    "Call Trace",
+];
+
+/// Whom a line says to be ended for want of memory.
+fn ended(line: &str) -> Option<&str> {
+    let who = line.contains("ut of memory").then(|| line.split_once(": Killed process "))??.1;
+    Some(who.split_once('(')?.1.split_once(')')?.0)
+}
+
+/// Counters of the whole machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    /// Bytes read from swap.
+    pub swapped_in: u64,
+    /// Bytes written to swap.
+    pub swapped_out: u64,
+    /// Microseconds in which some, and all, waited for memory.
+    pub memory: Option<(u64, u64)>,
+    /// The same, for I/O.
+    pub io: Option<(u64, u64)>,
+}
+
+impl Counters {
+    /// As they are now.
+    pub fn now() -> Self {
+        let text = read("/proc/vmstat");
+        let pages = |key| word_after(&text, key).unwrap_or(0) * 4096;
+        Self {
+            swapped_in: pages("pswpin"),
+            swapped_out: pages("pswpout"),
+            memory: pressure(&read("/proc/pressure/memory")),
+            io: pressure(&read("/proc/pressure/io")),
+        }
+    }
+
+    /// What has come since `before`.
+    pub fn since(self, before: Self) -> Self {
+        let pair = |now: Option<(u64, u64)>, then: Option<(u64, u64)>| {
+            now.zip(then).map(|(now, then)| (now.0 - then.0, now.1 - then.1))
+        };
+        Self {
+            swapped_in: self.swapped_in - before.swapped_in,
+            swapped_out: self.swapped_out - before.swapped_out,
+            memory: pair(self.memory, before.memory),
+            io: pair(self.io, before.io),
+        }
+    }
+}
+
+/// Bytes of swap in use.
+pub fn swap_in_use() -> u64 {
+    let text = read("/proc/meminfo");
+    let kib = |key| word_after(&text, key).unwrap_or(0);
+    kib("SwapTotal:").saturating_sub(kib("SwapFree:")) << 10
+}
+
+/// Bytes of memory that programs can have without others being swapped out.
+pub fn available() -> u64 {
+    word_after(&read("/proc/meminfo"), "MemAvailable:").unwrap_or(0) << 10
+}
+
+/// Bytes of memory of the machine.
+pub fn memory() -> u64 {
+    word_after(&read("/proc/meminfo"), "MemTotal:").unwrap_or(0) << 10
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+fn word_after(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.split_whitespace().next() == Some(key))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The totals of a pressure file; all of a machine of which some wait always does, too.
+fn pressure(text: &str) -> Option<(u64, u64)> {
+    let total = |kind: &str| {
+        let line = text.lines().find(|line| line.starts_with(kind))?;
+        line.rsplit_once("total=")?.1.trim().parse().ok()
+    };
+    Some((total("some ")?, total("full ")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_load_may_be_ended() {
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        let said = Said::of(&lines(
+            "stress-ng-vm invoked oom-killer: gfp_mask=0x140cca(GFP_HIGHUSER_MOVABLE), order=0\n\
+             oom-kill:constraint=CONSTRAINT_MEMCG,task=load,pid=9,uid=0\n\
+             Memory cgroup out of memory: Killed process 9 (load) total-vm:1kB, anon-rss:1kB\n\
+             Out of memory: Killed process 12 (stress-ng-vm) total-vm:1kB\n\
+             Out of memory (oom_kill_allocating_task): Killed process 13 (stress-ng-vm) x\n\
+             loop0: detected capacity change from 0 to 32768",
+        ));
+        assert_eq!(said, Said { loads_ended: 3, wrong: vec![] });
+        for wrong in [
+            "Out of memory: Killed process 7 (sshd) total-vm:1kB",
+            "INFO: task jbd2/vda-8:99 blocked for more than 30 seconds.",
+            "rcu: INFO: rcu_preempt self-detected stall on CPU",
+            "rcu: INFO: rcu_sched detected stalls on CPUs/tasks:",
+            "Read-error on swap-device (252:0:8)",
+            "Buffer I/O error on dev ublkb0, logical block 0",
+        ] {
+            let said = Said::of(&lines(wrong));
+            assert_eq!(said, Said { loads_ended: 0, wrong: vec![wrong.to_owned()] });
+        }
+    }
+
+    #[test]
+    fn pressure_of_a_machine() {
+        let text = "some avg10=0.00 avg60=0.00 avg300=0.00 total=77\nfull avg10=0.00 total=3\n";
+        assert_eq!(pressure(text), Some((77, 3)));
+        assert_eq!(pressure(""), None);
+        assert!(memory() > available());
+    }
+}

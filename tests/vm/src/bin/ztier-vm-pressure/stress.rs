@@ -1,0 +1,398 @@
+//! A volume as swap, the load above it, and who watches.
+//!
+//! Invariants: whatever happens, the volume is taken away and the machine's setting put back; the
+//! load is ended when it does not end by itself.
+
+use crate::kernel::{self, Counters, Log, Said};
+use crate::say;
+use crate::table::Seen;
+use crate::work::Work;
+use clap::{Args, ValueEnum};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+use ztier::config::size::{human, parse_bytes};
+use ztier::error::{Context, Error, Result};
+
+/// The volume's name.
+const NAME: &str = "pressure";
+/// What a load may take to end beside its own time.
+const GRACE: Duration = Duration::from_secs(120);
+/// How often to look.
+const LOOK: Duration = Duration::from_millis(200);
+/// How often to say how it goes.
+const TELL: Duration = Duration::from_secs(10);
+/// A task that waits for longer than so many seconds hangs.
+const HUNG_SECONDS: &str = "30";
+const HUNG: &str = "/proc/sys/kernel/hung_task_timeout_secs";
+
+/// Whose memory is short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Over {
+    /// That of the whole machine.
+    Machine,
+    /// That of a control group, which `ztier run` makes.
+    Group,
+}
+
+/// How much pressure.
+#[derive(Clone, Debug, Args)]
+pub struct Stress {
+    /// Whose memory is short
+    #[arg(long, value_enum)]
+    over: Over,
+    /// How long
+    #[arg(long, default_value_t = 600)]
+    seconds: u64,
+    /// The group's memory
+    #[arg(long, default_value = "256M", value_parser = parse_bytes)]
+    memory: u64,
+    /// The load has so many times the memory
+    #[arg(long, default_value_t = 2.0)]
+    times: f64,
+    /// What stress-ng writes: its `--vm-method`
+    #[arg(long, default_value = "rand-set")]
+    method: String,
+    /// Size of the swap, in place of four times the memory
+    #[arg(long, value_parser = parse_bytes)]
+    swap_size: Option<u64>,
+    /// How the volume is exported
+    #[arg(long, default_value = "auto")]
+    export: String,
+    /// Where the coldest goes
+    #[arg(long)]
+    spill: Option<PathBuf>,
+    /// Limit on the memory of the swap
+    #[arg(long)]
+    ram_limit: Option<String>,
+    /// The file that somebody beside the load uses, on another drive
+    #[arg(long)]
+    file: PathBuf,
+}
+
+impl Stress {
+    /// Runs, prints how it went.
+    ///
+    /// # Errors
+    /// Anything was as it must not be.
+    pub fn run(&self) -> Result<()> {
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            let flag = Arc::clone(&stop);
+            signal_hook::flag::register(signal, flag).context("cannot heed signals")?;
+        }
+        let log = Log::begin()?;
+        let _hung = Hung::set();
+        let left = Left::now();
+        let mut seen = Seen { available_least: u64::MAX, ..Seen::default() };
+        let done = self.under_pressure(&log, &stop, &mut seen);
+        // Also when something failed: what there is says why.
+        if left != Left::now() {
+            seen.wrong.push(format!("left behind: {:?}, before {left:?}", Left::now()));
+        }
+        say(seen.table().trim_end());
+        done?;
+        let wrongs = seen.wrongs();
+        match wrongs.len() {
+            0 => {
+                say("nothing was wrong");
+                Ok(())
+            }
+            n => {
+                wrongs.iter().for_each(|wrong| say(&format!("wrong: {wrong}")));
+                Err(Error::failure(format!("{n} things were wrong")))
+            }
+        }
+    }
+
+    fn under_pressure(&self, log: &Log, stop: &AtomicBool, seen: &mut Seen) -> Result<()> {
+        let memory = if self.over == Over::Machine { kernel::memory() } else { self.memory };
+        let mib = (memory as f64 * self.times) as u64 >> 20;
+        // A quarter of it is ours: it compares all of its pages each time, in order.
+        let work = Work::new(mib - mib / 4, 2, &self.method, mib / 4, self.seconds);
+        let of = human(memory);
+        seen.load = format!("{mib} MiB ({} of stress-ng's {}) in {of}", mib - mib / 4, self.method);
+        let json = tempfile::NamedTempFile::new().context("cannot make a file")?;
+        let volume = (self.over == Over::Machine).then(|| self.up(memory)).transpose()?;
+        let (sender, heard) = channel();
+        let mut probe = self.probe(&sender)?;
+        let mut command = match &volume {
+            Some(_) => Command::new(std::env::current_exe().context("cannot find this program")?),
+            None => self.job(json.path())?,
+        };
+        let before = Counters::now();
+        let begun = Instant::now();
+        let child = command.args(work.args()).stdin(Stdio::null());
+        let mut child = child.stdout(Stdio::piped()).spawn().context("cannot start the load")?;
+        listen(child.stdout.take(), Who::Load, &sender);
+        let mut lines = Vec::new();
+        let ended = self.watch(&mut child, &heard, stop, seen, || lines.extend(log.lines()));
+        seen.seconds = begun.elapsed().as_secs_f64();
+        seen.counters = Counters::now().since(before);
+        seen.failed = ended.err().map(|e| e.to_string());
+        end_probe(&mut probe, seen);
+        drop(sender);
+        heard.try_iter().for_each(|word| seen.take(word));
+        seen.stats = match &volume {
+            Some(volume) => volume.stats()?,
+            None => serde_json::from_reader(json.reopen().context("cannot read figures")?)
+                .map(of_run)
+                .context("`ztier run` left no figures")?,
+        };
+        let down = volume.map_or(Ok(()), Volume::down);
+        lines.extend(log.lines());
+        seen.said = Said::of(&lines);
+        down
+    }
+
+    /// Waits for the load's end.
+    fn watch(
+        &self,
+        child: &mut Child,
+        heard: &Receiver<(Who, String)>,
+        stop: &AtomicBool,
+        seen: &mut Seen,
+        mut each: impl FnMut(),
+    ) -> Result<()> {
+        let begun = Instant::now();
+        let mut tell = TELL;
+        let deadline = Duration::from_secs(self.seconds) + GRACE;
+        loop {
+            let ended = child.try_wait().context("cannot wait for the load")?;
+            while let Ok(word) = heard.try_recv() {
+                seen.take(word);
+            }
+            each();
+            seen.swap_most = seen.swap_most.max(kernel::swap_in_use());
+            seen.available_least = seen.available_least.min(kernel::available());
+            if let Some(status) = ended {
+                return match status.success() {
+                    true => Ok(()),
+                    false => Err(Error::failure(format!("it ended with {status}"))),
+                };
+            }
+            if begun.elapsed() >= deadline || stop.load(Ordering::Relaxed) {
+                end(child);
+                let seconds = begun.elapsed().as_secs();
+                return Err(Error::failure(format!("it was ended after {seconds} s")));
+            }
+            if begun.elapsed() >= tell {
+                tell += TELL;
+                let [memory, file] = seen.longest.map(|ms| ms.unwrap_or(0));
+                let swap = human(kernel::swap_in_use());
+                let (now, there) = (begun.elapsed().as_secs(), human(kernel::available()));
+                say(&format!(
+                    "{now} s: {swap} swapped out, {there} available; longest waits {memory} ms for \
+                     memory, {file} ms for a file"
+                ));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Starts the one beside the load.
+    fn probe(&self, sender: &Sender<(Who, String)>) -> Result<Child> {
+        let own = std::env::current_exe().context("cannot find this program")?;
+        let mut command = Command::new(own);
+        command.arg("probe").arg(&self.file).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("cannot start the one beside the load")?;
+        listen(child.stdout.take(), Who::Probe, sender);
+        Ok(child)
+    }
+
+    fn swap_bytes(&self, memory: u64) -> u64 {
+        self.swap_size.unwrap_or((memory * 4).next_multiple_of(1 << 20))
+    }
+
+    fn limits(&self) -> Vec<String> {
+        let spill = self.spill.iter().flat_map(|at| ["--spill".into(), at.display().to_string()]);
+        let ram = self.ram_limit.iter().flat_map(|most| ["--ram-limit".into(), most.clone()]);
+        spill.chain(ram).collect()
+    }
+
+    /// `ztier run`, with everything but the program.
+    fn job(&self, json: &std::path::Path) -> Result<Command> {
+        let own = std::env::current_exe().context("cannot find this program")?;
+        let mut command = Command::new("ztier");
+        let (memory, swap) = (self.memory.to_string(), self.swap_bytes(self.memory).to_string());
+        command.args(["run", "--mem", &memory, "--swap-size", &swap, "--export", &self.export]);
+        command.args(self.limits()).arg("--json").arg(json).arg("--").arg(own);
+        Ok(command)
+    }
+
+    /// Makes a volume swap.
+    fn up(&self, memory: u64) -> Result<Volume> {
+        let size = self.swap_bytes(memory).to_string();
+        let up = ["up", NAME, "--size", &size, "--export", &self.export].map(str::to_owned);
+        ztier(&[&up[..], &self.limits()].concat())?;
+        let volume = Volume { up: true };
+        say(ztier(&["swapon".into(), NAME.into()])?.trim_end());
+        Ok(volume)
+    }
+}
+
+/// Whose words they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Load,
+    Probe,
+}
+
+impl Seen {
+    fn take(&mut self, (who, line): (Who, String)) {
+        match who {
+            Who::Probe => self.hear(&line),
+            Who::Load => self.lines.push(line),
+        }
+    }
+}
+
+/// Passes on what a process prints, line by line.
+fn listen(out: Option<impl Read + Send + 'static>, who: Who, sender: &Sender<(Who, String)>) {
+    let sender = sender.clone();
+    let read = move || {
+        for line in
+            out.into_iter().flat_map(|out| BufReader::new(out).lines()).map_while(|l| l.ok())
+        {
+            // Nobody is there any more.
+            let _ = sender.send((who, line));
+        }
+    };
+    std::thread::spawn(read);
+}
+
+/// Ends the one beside the load, which says a last word.
+fn end_probe(probe: &mut Child, seen: &mut Seen) {
+    drop(probe.stdin.take());
+    let deadline = Instant::now() + GRACE;
+    loop {
+        match probe.try_wait() {
+            Ok(Some(status)) if status.success() => return,
+            Ok(Some(status)) => seen.wrong.push(format!("who was beside it ended with {status}")),
+            Ok(None) if Instant::now() < deadline => {
+                std::thread::sleep(LOOK / 10);
+                continue;
+            }
+            _ => {
+                seen.wrong.push("who was beside the load does not end".into());
+                let _ = probe.kill(); // it may just have
+            }
+        }
+        return;
+    }
+}
+
+/// Ends the load: with order, and soon without.
+fn end(child: &mut Child) {
+    for signal in [Signal::TERM, Signal::KILL] {
+        // Not waited for yet, so the number is its own.
+        let _ = kill_process(Pid::from_child(child), signal);
+        let deadline = Instant::now() + GRACE / 4;
+        while Instant::now() < deadline {
+            if !matches!(child.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(LOOK / 10);
+        }
+    }
+}
+
+/// Figures of `ztier run` under the names of `ztier stats`.
+fn of_run(mut took: serde_json::Value) -> serde_json::Value {
+    for (name, other) in
+        [("mem_used_max_bytes", "store_peak_bytes"), ("spill_written_bytes", "spilled_bytes")]
+    {
+        took[name] = took[other].take();
+    }
+    took
+}
+
+/// A volume that is swap; taken down when dropped.
+struct Volume {
+    up: bool,
+}
+
+impl Volume {
+    fn stats(&self) -> Result<serde_json::Value> {
+        let text = ztier(&["stats", NAME, "--format", "json"].map(str::to_owned))?;
+        serde_json::from_str(&text).context("cannot understand `ztier stats`")
+    }
+
+    fn down(mut self) -> Result<()> {
+        self.up = false;
+        say(ztier(&["swapoff".into(), NAME.into()])?.trim_end());
+        ztier(&["down", NAME, "--discard"].map(str::to_owned)).map(drop)
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if self.up {
+            for args in [&["swapoff", NAME, "--force"][..], &["down", NAME, "--discard"]] {
+                let args: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
+                if let Err(e) = ztier(&args) {
+                    eprintln!("ztier-vm-pressure: {e}");
+                }
+            }
+        }
+    }
+}
+
+/// Runs a command of ours, which has to succeed.
+fn ztier(args: &[String]) -> Result<String> {
+    let what = format!("ztier {}", args.join(" "));
+    let out = Command::new("ztier").args(args).stdin(Stdio::null()).output();
+    let out = out.context(format!("cannot run {what}"))?;
+    match out.status.success() {
+        true => Ok(String::from_utf8_lossy(&out.stdout).into_owned()),
+        false => {
+            let said = String::from_utf8_lossy(&out.stderr);
+            Err(Error::failure(format!("{what} failed: {}", said.trim())))
+        }
+    }
+}
+
+/// When the kernel says that a task hangs; put back when dropped.
+struct Hung(Option<String>);
+
+impl Hung {
+    fn set() -> Self {
+        let before = std::fs::read_to_string(HUNG).ok();
+        // Some kernels do not look.
+        Self(before.filter(|_| std::fs::write(HUNG, HUNG_SECONDS).is_ok()))
+    }
+}
+
+impl Drop for Hung {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0
+            && let Err(e) = std::fs::write(HUNG, before.trim())
+        {
+            eprintln!("ztier-vm-pressure: cannot put {HUNG} back: {e}");
+        }
+    }
+}
+
+/// What somebody might leave on a machine.
+#[derive(Debug, PartialEq, Eq)]
+struct Left {
+    swaps: Vec<String>,
+    settings: Vec<String>,
+}
+
+impl Left {
+    fn now() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let swaps = read("/proc/swaps");
+        let names = swaps.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+        let settings =
+            ["page-cluster", "swappiness"].map(|key| read(&format!("/proc/sys/vm/{key}")));
+        Self { swaps: names.map(str::to_owned).collect(), settings: settings.to_vec() }
+    }
+}

@@ -1,0 +1,162 @@
+//! What happened under pressure, as a table, and what of it must not be.
+
+use crate::kernel::{Counters, Said};
+use serde_json::Value;
+use std::fmt::Write;
+use ztier::config::size::human;
+
+/// What was seen while the load ran.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Of the load, in words.
+    pub load: String,
+    /// How long it took, in seconds.
+    pub seconds: f64,
+    /// What it printed.
+    pub lines: Vec<String>,
+    /// Why it did not end well.
+    pub failed: Option<String>,
+    /// Bytes of swap in use, at most.
+    pub swap_most: u64,
+    /// Bytes of memory that were available, at least.
+    pub available_least: u64,
+    /// Counters of the machine meanwhile.
+    pub counters: Counters,
+    /// What the volume has counted.
+    pub stats: Value,
+    /// What somebody else beside it waited for at most, in ms: a little memory, a little of a file.
+    pub longest: [Option<u64>; 2],
+    /// How often he asked for both.
+    pub rounds: Option<u64>,
+    /// What the kernel said.
+    pub said: Said,
+    /// What went wrong beside all that.
+    pub wrong: Vec<String>,
+}
+
+impl Seen {
+    /// Hears a line of the one beside the load.
+    pub fn hear(&mut self, line: &str) {
+        let Some((what, number)) = line.split_once(' ') else { return };
+        let number = number.parse().ok();
+        match what {
+            "memory" => self.longest[0] = number,
+            "file" => self.longest[1] = number,
+            "rounds" => self.rounds = number,
+            _ => {}
+        }
+    }
+
+    /// All that must not be.
+    pub fn wrongs(&self) -> Vec<String> {
+        let mut wrongs = self.wrong.clone();
+        wrongs.extend(self.failed.iter().map(|why| format!("the load: {why}")));
+        wrongs.extend(self.said.wrong.iter().map(|line| format!("the kernel: {line}")));
+        let bad = self.lines.iter().filter(|line| line.contains("fail:"));
+        wrongs.extend(bad.cloned());
+        if self.compared().unwrap_or(0) == 0 {
+            wrongs.push("our own load has compared nothing".into());
+        }
+        if self.counters.swapped_in == 0 {
+            wrongs.push("nothing came back from swap".into());
+        }
+        if self.rounds.is_none_or(|rounds| rounds < 2) {
+            wrongs.push("who was beside the load did not get on".into());
+        }
+        wrongs
+    }
+
+    /// How many pages our own load has compared.
+    fn compared(&self) -> Option<u64> {
+        let line = self.lines.iter().find_map(|line| line.strip_prefix("compared "))?;
+        line.split(' ').next()?.parse().ok()
+    }
+
+    /// For people.
+    pub fn table(&self) -> String {
+        let stat = |key: &str| self.stats[key].as_u64().unwrap_or(0);
+        let ms = |ms: Option<u64>| ms.map_or("unknown".to_owned(), |ms| format!("{ms} ms"));
+        let pressure = |pair: Option<(u64, u64)>| match pair {
+            None => "not told by this kernel".to_owned(),
+            Some((some, full)) => {
+                format!("some {:.1} s, all {:.1} s", some as f64 / 1e6, full as f64 / 1e6)
+            }
+        };
+        let rows = [
+            ("load", format!("{} for {:.0} s", self.load, self.seconds)),
+            ("compared", format!("{} pages of our own load", self.compared().unwrap_or(0))),
+            (
+                "swapped",
+                format!(
+                    "{} out, {} in; at most {} at once",
+                    human(self.counters.swapped_out),
+                    human(self.counters.swapped_in),
+                    human(self.swap_most)
+                ),
+            ),
+            (
+                "store",
+                format!(
+                    "at most {} of memory; {} spilled, {} requests refused",
+                    human(stat("mem_used_max_bytes")),
+                    human(stat("spill_written_bytes")),
+                    stat("no_space")
+                ),
+            ),
+            ("available", format!("{} of memory, at least", human(self.available_least))),
+            (
+                "longest wait",
+                format!(
+                    "{} for 1 MiB of memory, {} for 4 KiB of a file, in {} rounds of another process",
+                    ms(self.longest[0]),
+                    ms(self.longest[1]),
+                    self.rounds.unwrap_or(0)
+                ),
+            ),
+            ("short of memory", pressure(self.counters.memory)),
+            ("short of I/O", pressure(self.counters.io)),
+            ("out of memory", format!("{} processes of the load ended", self.said.loads_ended)),
+            ("kernel's log", format!("{} lines that must not be", self.said.wrong.len())),
+        ];
+        let mut text = String::new();
+        for (key, value) in rows {
+            // A string takes all that is written to it.
+            let _ = writeln!(text, "{key:<16} {value}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn good() -> Seen {
+        let mut seen =
+            Seen { lines: vec!["compared 90 pages in 2 passes".into()], ..Seen::default() };
+        seen.counters.swapped_in = 4096;
+        for line in ["memory 3", "file 1", "memory 12", "rounds 77"] {
+            seen.hear(line);
+        }
+        seen
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        assert_eq!(good().wrongs(), Vec::<String>::new());
+        assert!(good().table().contains("12 ms for 1 MiB of memory, 1 ms for 4 KiB of a file"));
+        let wrong = |change: fn(&mut Seen)| {
+            let mut seen = good();
+            change(&mut seen);
+            seen.wrongs().remove(0)
+        };
+        assert!(wrong(|seen| seen.lines[0] = "compared 0 pages".into()).contains("nothing"));
+        assert!(wrong(|seen| seen.failed = Some("late".into())).contains("the load: late"));
+        assert!(wrong(|seen| seen.lines.push("stress-ng: fail: x".into())).contains("fail: x"));
+        assert!(wrong(|seen| seen.said.wrong.push("BUG: x".into())).contains("BUG: x"));
+        assert!(wrong(|seen| seen.counters.swapped_in = 0).contains("nothing came back"));
+        assert!(wrong(|seen| seen.rounds = None).contains("did not get on"));
+        assert!(wrong(|seen| seen.wrong.push("swap is left".into())).contains("swap is left"));
+    }
+}

@@ -1,0 +1,149 @@
+//! Swap under pressure by hand: in a machine that is short of memory as a whole, and in a control
+//! group on this one.
+
+use crate::lab_with;
+use clap::{Args, ValueEnum};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use ztier::config::size::parse_bytes;
+use ztier::error::{Context, Error, Result};
+use ztier_vm::programs::ours;
+use ztier_vm::{Lab, Setup};
+
+/// Who makes the pressure, there and here.
+const PROGRAM: &str = "ztier-vm-pressure";
+/// What a run may take beside its own time.
+const GRACE: Duration = Duration::from_secs(400);
+
+/// Where memory is short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Over {
+    /// In a virtual machine as a whole, with swap by ublk.
+    Machine,
+    /// In a control group of this machine, with swap by FUSE and a loop device; needs root.
+    Group,
+    /// One after the other.
+    Both,
+}
+
+/// How much pressure.
+#[derive(Args)]
+pub struct Options {
+    /// Where memory is short
+    #[arg(long, value_enum, default_value = "both")]
+    over: Over,
+    /// How long, in seconds
+    #[arg(long, value_name = "N", default_value_t = 600)]
+    seconds: u64,
+    /// Memory of the virtual machine
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_bytes)]
+    machine_memory: u64,
+    /// CPUs of the virtual machine
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    cpus: u32,
+    /// Memory of the group
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_bytes)]
+    group_memory: u64,
+    /// The load has so many times that memory
+    #[arg(long, value_name = "N", default_value_t = 2.0)]
+    times: f64,
+    /// What stress-ng writes: its `--vm-method`
+    #[arg(long, value_name = "METHOD", default_value = "rand-set")]
+    method: String,
+    /// Take the coldest to a disk or file of this size
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    spill: Option<u64>,
+    /// Limit on the memory of the swap
+    #[arg(long, value_name = "BYTES|%")]
+    ram_limit: Option<String>,
+}
+
+/// Runs what was asked for.
+///
+/// # Errors
+/// Anything was as it must not be, or could not be done here.
+pub fn run(options: &Options) -> Result<()> {
+    if options.over != Over::Group {
+        options.machine(&lab_with(&["ztier", PROGRAM])?)?;
+    }
+    if options.over != Over::Machine {
+        options.group()?;
+    }
+    Ok(())
+}
+
+impl Options {
+    fn args(&self, over: &str) -> Vec<String> {
+        let Self { seconds, times, method, .. } = self;
+        let text =
+            format!("stress --over {over} --seconds {seconds} --times {times} --method {method}");
+        let mut args: Vec<_> = text.split(' ').map(str::to_owned).collect();
+        args.extend(self.ram_limit.iter().flat_map(|l| ["--ram-limit".to_owned(), l.clone()]));
+        args
+    }
+
+    fn limit(&self) -> Duration {
+        Duration::from_secs(self.seconds) + GRACE
+    }
+
+    fn machine(&self, lab: &Lab) -> Result<()> {
+        let _turn = lab.turn(GRACE)?;
+        let mib =
+            u32::try_from(self.machine_memory >> 20).context("so much memory is not possible")?;
+        let mut setup = Setup::new(lab).memory(mib).cpus(self.cpus).disk("other", 64 << 20);
+        let mut args = self.args("machine").join(" ");
+        if let Some(size) = self.spill {
+            setup = setup.disk("spill", size);
+            args += " --spill /disk/spill";
+        }
+        let machine = setup.boot()?;
+        let script = format!(
+            "modprobe ublk_drv; mkfs.ext4 -q /disk/other && mount /disk/other /mnt && \
+             exec {PROGRAM} {args} --export ublk --file /mnt/probe"
+        );
+        let (release, mib) = (lab.kernel.release(), mib);
+        eprintln!(
+            "ztier-vm: Linux {release} under QEMU, {} CPUs, {mib} MiB, swap by ublk",
+            self.cpus
+        );
+        let status = machine.begin(&script)?.follow(self.limit(), std::io::stdout());
+        if !matches!(status, Ok(0)) {
+            eprint!("{}", machine.console());
+        }
+        match status? {
+            0 => machine.off(),
+            _ => Err(Error::failure("the machine did not stand the pressure")),
+        }
+    }
+
+    fn group(&self) -> Result<()> {
+        let (program, ztier) = (ours(PROGRAM)?, ours("ztier")?);
+        let place = tempfile::Builder::new().prefix("ztier-pressure-").tempdir();
+        let place = place.context("cannot make a directory")?;
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let own = ztier.parent().map(std::path::Path::to_owned);
+        let path = std::env::join_paths(own.into_iter().chain(std::env::split_paths(&path)));
+        let mut command = Command::new("timeout");
+        command
+            .args(["-k", "60", &self.limit().as_secs().to_string()])
+            .arg(program)
+            .args(self.args("group"))
+            .args(["--export", "fuse", "--memory", &self.group_memory.to_string(), "--file"])
+            .arg(place.path().join("probe"))
+            .env("PATH", path.context("cannot name the programs")?)
+            .env("ZTIER_RUN_DIR", place.path().join("run"))
+            .env("ZTIER_STATE_DIR", place.path().join("state"))
+            .stdin(Stdio::null());
+        if let Some(size) = self.spill {
+            let below = place.path().join("spill");
+            let file = std::fs::File::create(&below).context("cannot make a file to spill to")?;
+            file.set_len(size).context("cannot size a file to spill to")?;
+            command.arg("--spill").arg(below);
+        }
+        eprintln!("ztier-vm: a group of this machine, swap by FUSE and a loop device");
+        match command.status().context("cannot put a group under pressure")?.success() {
+            true => Ok(()),
+            false => Err(Error::failure("the group did not stand the pressure")),
+        }
+    }
+}
