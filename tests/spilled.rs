@@ -1,20 +1,25 @@
 //! `--spill` by its commands: what is refused before a byte is written, what a daemon that was
 //! killed leaves to the next, devices that are changed or fail meanwhile.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
     pub mod disk;
+    pub mod loops;
     pub mod nbd;
     pub mod place;
     pub mod sandbox;
+    pub mod shell;
 }
 
+use rustix::process::{Resource, Rlimit, prlimit};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use support::disk::Disk;
-use support::sandbox::Sandbox;
+use support::loops::Loop;
+use support::sandbox::{Sandbox, finish};
+use support::shell::{missing, ok};
 
 const BLOCK: u64 = 4096;
 const UP: [&str; 10] =
@@ -117,6 +122,67 @@ fn what_cannot_be_spilled_to_is_refused_and_untouched() {
     sandbox.ztier(&daily).refused(2, &["give --spill"]);
 }
 
+/// Something that is undone when dropped, also by a test that fails.
+struct Undo(&'static str, String);
+
+impl Undo {
+    fn now(self) {
+        ok(20, self.0, &[&self.1]);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        support::shell::run(20, self.0, &[&self.1]);
+    }
+}
+
+#[test]
+fn a_device_in_use_is_refused_and_its_user_named() {
+    let root = rustix::process::geteuid().is_root() && Path::new("/dev/loop-control").exists();
+    if !root || missing(&["losetup", "mkfs.ext4", "mkswap", "swapon"]) {
+        println!("skipped: no loop devices");
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let path = file(&sandbox, 16 << 20);
+    let device = Loop::on(&path, &[]);
+    let node = device.path();
+    // --wipe is for what is on a device, not for who has it.
+    let refused = |parts: &[&str]| {
+        for more in [&["--wipe"][..], &["--wipe", "--dry-run"]] {
+            up(&sandbox, &device.0, more).refused(1, &[&[node], parts].concat());
+        }
+    };
+    up(&sandbox, &path, &["--wipe"]).refused(1, &["below is in use: loop device", node]);
+
+    ok(20, "mkfs.ext4", &["-q", "-F", node]);
+    up(&sandbox, &device.0, &[]).refused(1, &["holds ext4", "--wipe"]);
+    let point = sandbox.path().join("mnt");
+    std::fs::create_dir(&point).unwrap();
+    let point = point.to_str().unwrap();
+    ok(20, "mount", &[node, point]);
+    let mounted = Undo("umount", point.to_owned());
+    refused(&[&format!("mounted on {point}"), "unmount it first"]);
+    mounted.now();
+
+    ok(20, "mkswap", &["-q", "-f", node]);
+    // Of the lowest priority, and soon gone: nothing is swapped out to it.
+    ok(20, "swapon", &["--priority", "0", node]);
+    let swap = Undo("swapoff", node.to_owned());
+    refused(&["swap"]);
+    swap.now();
+
+    let two = ["up", "two", "--size", "32M", "--export", "nbd", "--segment", "64K", "--wipe"];
+    sandbox.ztier(&[&two[..], &["--ram-limit", "5M", "--spill", node]].concat()).ok();
+    refused(&["is in use", "process", "ztier"]);
+    sandbox.ztier(&["down", "two", "--discard"]).ok();
+
+    up(&sandbox, &device.0, &["--wipe"]).ok();
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+}
+
 #[test]
 fn after_a_kill_only_the_same_device_goes_on() {
     let sandbox = Sandbox::new();
@@ -176,5 +242,41 @@ fn a_device_that_is_cut_off_costs_what_was_on_it() {
     let text = sandbox.ztier(&["status", "vol"]).ok();
     assert!(text.contains("failed reads"), "{text}");
     drop(disk);
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+}
+
+/// A device that takes no more from some byte on: spilling ends, which `status` says, and nothing
+/// that was written is lost.
+#[test]
+fn a_device_that_fails_is_told_and_costs_nothing() {
+    let sandbox = Sandbox::new();
+    let path = file(&sandbox, 64 << 20);
+    let ztier = sandbox.command(&[&UP[..], &["--spill", path.to_str().unwrap()]].concat());
+    // Who writes too far is told by a signal first, which ends a process that heeds it.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(ztier.get_program());
+    shell.args(ztier.get_args()).stdin(Stdio::null());
+    ztier.get_envs().for_each(|(key, value)| {
+        value.map(|value| shell.env(key, value));
+    });
+    finish(shell).ok();
+    let limit = Rlimit { current: Some(4 << 20), maximum: None };
+    prlimit(Some(sandbox.pid("vol")), Resource::Fsize, limit).unwrap();
+    let mut disk = connect(&sandbox);
+    let write = |block| support::place::content(block, 1);
+    let full = (0..4000).find(|n| disk.write_error(n * BLOCK, &write(*n)) != 0).unwrap();
+    drop(disk);
+    // What went down, and what memory holds beside it.
+    assert!(full > 1000 && full < 3000, "{full}");
+    check(&sandbox, full);
+    let text = sandbox.ztier(&["status", "vol"]).ok();
+    assert!(text.contains("failed: 1 errors; nothing more goes down"), "{text}");
+    assert!(text.contains("writes without space"), "{text}");
+    // What is given up makes room, in memory alone.
+    let mut disk = connect(&sandbox);
+    (100..full).for_each(|block| disk.write(block * BLOCK, &[0; BLOCK as usize]));
+    (0..100).for_each(|block| disk.write(block * BLOCK, &write(block)));
+    drop(disk);
+    check(&sandbox, 100);
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
 }
