@@ -166,7 +166,7 @@ fn set_grows_and_never_shrinks() {
     let sandbox = Sandbox::new();
     up(&sandbox, "vol");
     let out = sandbox.ztier(&["set", "vol", "size=128M", "ram-limit=96M"]).ok();
-    assert_eq!(out, "vol: size=128M ram-limit=96M\n");
+    assert_eq!(out, "vol: size=128M ram-limit=96M recompress=idle\n");
     assert_eq!(connect(&sandbox, "vol").size, 128 << 20);
     sandbox
         .ztier(&["set", "vol", "size=64M"])
@@ -179,6 +179,46 @@ fn set_grows_and_never_shrinks() {
     assert_eq!(status["size_bytes"], 128 << 20);
     assert_eq!(status["ram_limit_bytes"], 96 << 20);
     assert_eq!(status["stats"]["disk_size_bytes"], 128 << 20);
+}
+
+#[test]
+fn recompression_is_done_when_it_is_asked_for() {
+    let sandbox = Sandbox::new();
+    up(&sandbox, "vol");
+    // Four times the same, which only together is short.
+    let blocks = data(256);
+    let quads: Vec<u8> = blocks.chunks_exact(4096).flat_map(|block| block.repeat(4)).collect();
+    let mut disk = connect(&sandbox, "vol");
+    for (at, part) in quads.chunks(64 << 10).enumerate() {
+        disk.write(at as u64 * (64 << 10), part);
+    }
+    let before = sandbox.status("vol")["stats"]["compr_data_bytes"].as_u64().unwrap();
+    let out = sandbox.ztier(&["set", "vol", "recompress=now"]).ok();
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines[0], "vol: size=64M ram-limit=64M recompress=idle");
+    assert!(lines[1].starts_with("vol: recompressed ") && lines[1].contains(" in clusters as "));
+    let status = sandbox.status("vol");
+    let after = status["stats"]["compr_data_bytes"].as_u64().unwrap();
+    assert!(after * 2 < before, "{after} of {before}");
+    assert_eq!(status["stats"]["recompressing"], false);
+    assert!(status["stats"]["blocks_clustered"].as_u64().unwrap() > 400);
+    for (at, part) in quads.chunks(64 << 10).enumerate() {
+        assert!(disk.read(at as u64 * (64 << 10), part.len()) == part);
+    }
+    for (change, words) in [
+        ("recompress=soon", "`soon` is none of now, idle and off"),
+        ("recompress=", "`` is none of now, idle and off"),
+        ("recompres=now", "did you mean `recompress`?"),
+    ] {
+        sandbox.ztier(&["set", "vol", change]).refused(2, &[words]);
+    }
+    let out = sandbox.ztier(&["set", "vol", "recompress=off"]).ok();
+    assert_eq!(out, "vol: size=64M ram-limit=64M recompress=off\n");
+    assert_eq!(sandbox.status("vol")["recompress"], "off");
+    assert!(sandbox.ztier(&["status", "vol"]).ok().contains("recompress"));
+    sandbox
+        .ztier(&["up", "x", "--size", "1G", "--recompress", "now"])
+        .refused(2, &["'now'", "idle, off"]);
 }
 
 #[test]

@@ -37,6 +37,8 @@ enum Step {
     },
     Flush,
     Tend,
+    /// What is cold is put together into clusters.
+    Recompress,
     /// Another volume goes on with the memory of this one.
     Succeed,
 }
@@ -61,6 +63,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|((offset, len), no_hole)| Step::Zero { offset, len, no_hole }),
         1 => Just(Step::Flush),
         1 => Just(Step::Tend),
+        2 => Just(Step::Recompress),
         1 => Just(Step::Succeed),
     ]
 }
@@ -167,6 +170,7 @@ impl Pair {
             }
             Step::Flush => self.submit(Request::Flush).unwrap(),
             Step::Tend => self.volume().clean_now(),
+            Step::Recompress => self.volume().recompress_now(),
             Step::Succeed => self.succeed(),
         }
         let stats = self.volume().stats();

@@ -15,11 +15,16 @@ use std::sync::Arc;
 use std::time::Instant;
 use ztier::media::{Drive, DriveError, Memory};
 use ztier::store::planted::{Bug, plant};
-use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, SpillTo, Volume};
+use ztier::volume::{
+    Algorithm, Channel, Device, IoError, Options, Recompress, Request, SpillTo, Volume,
+};
 
 const SEGMENT: u32 = 32 << 10;
-/// Whole blocks of noise do not compress: seven or eight fill a segment.
+/// Blocks of noise, which are not compressed: seven fill a segment.
 const NOISE: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// What it takes to recompress, in bytes.
+const PACKING: u64 = 1 << 20;
 
 fn iterations() -> usize {
     std::env::var("ZTIER_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(2000)
@@ -60,12 +65,22 @@ fn volume(blocks: u64, segments: u64) -> Arc<Volume> {
     Arc::new(Volume::new(&options(blocks, segments)).unwrap())
 }
 
+/// A volume that has memory to recompress with beside its segments.
+fn packing(blocks: u64, segments: u64) -> Arc<Volume> {
+    let options = options(blocks, segments);
+    let ram_limit = options.ram_limit + PACKING;
+    Arc::new(Volume::new(&Options { ram_limit, ..options }).unwrap())
+}
+
 /// A volume above a device of so many slots.
 fn above(blocks: u64, segments: u64, slots: u32) -> Arc<Volume> {
+    above_of(&options(blocks, segments), slots)
+}
+
+fn above_of(options: &Options, slots: u32) -> Arc<Volume> {
     let bytes = vec![0; (slots as usize + 1) * SEGMENT as usize];
     let below = SpillTo { drive: Arc::new(Slow(Mutex::new(bytes))), slots, daily: 0 };
-    let options = options(blocks, segments);
-    Arc::new(Volume::new_over(&options, &Memory::default(), Some(below)).unwrap())
+    Arc::new(Volume::new_over(options, &Memory::default(), Some(below)).unwrap())
 }
 
 fn options(blocks: u64, segments: u64) -> Options {
@@ -84,11 +99,12 @@ fn options(blocks: u64, segments: u64) -> Options {
 fn block(number: u64, version: u64) -> Vec<u8> {
     let mut x = number << 32 | version | 1;
     let mut data: Vec<u8> = [number, version].iter().flat_map(|n| n.to_le_bytes()).collect();
-    while data.len() < 4096 {
+    // The same eight times: kept as it is alone, and not together with others.
+    while data.len() < 512 {
         x = x.wrapping_mul(NOISE).rotate_left(17);
         data.extend_from_slice(&x.to_le_bytes());
     }
-    data
+    data.repeat(8)
 }
 
 fn write(channel: &mut dyn Channel, number: u64, version: u64) -> Result<(), IoError> {
@@ -325,7 +341,125 @@ fn a_block_that_is_read_again_while_it_is_written() {
     check(&volume);
 }
 
-const TESTS: [fn(); 8] = [
+/// Blocks of a group are put together, moved and taken apart while others write and discard them.
+fn a_group_that_is_written_while_it_is_recompressed() {
+    let volume = packing(32, 12);
+    let mut channel = Arc::clone(&volume).channel();
+    for number in (0..4).chain(16..22) {
+        write(&mut *channel, number, 1).unwrap();
+    }
+    let packer = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || {
+            for _ in 0..2 {
+                volume.recompress_now();
+                volume.clean_now();
+            }
+        })
+    };
+    let writer = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || {
+            let mut channel = volume.channel();
+            write(&mut *channel, 1, 2).unwrap();
+            let discard = Request::Discard { offset: 3 * 4096, len: 4096 };
+            channel.submit(discard, Instant::now()).unwrap();
+            write(&mut *channel, 2, 3).unwrap();
+        })
+    };
+    for number in [0, 2, 0, 1] {
+        assert!(read(&mut *channel, number) >= 1, "block {number} is lost");
+    }
+    writer.join().unwrap();
+    packer.join().unwrap();
+    volume.recompress_now();
+    for (number, version) in [(0, 1), (1, 2), (2, 3), (3, 0), (16, 1), (21, 1)] {
+        assert_eq!(read(&mut *channel, number), version, "block {number}");
+    }
+    check(&volume);
+}
+
+/// Clusters come and go at the same places of memory while somebody reads them.
+fn a_reader_beside_clusters_that_come_and_go() {
+    let volume = packing(32, 12);
+    let mut channel = Arc::clone(&volume).channel();
+    let acknowledged = Arc::new(AtomicU64::new(0));
+    let writer = {
+        let (volume, acknowledged) = (Arc::clone(&volume), Arc::clone(&acknowledged));
+        thread::spawn(move || {
+            let mut channel = Arc::clone(&volume).channel();
+            for version in 1..7 {
+                // As many as fill a segment, so that it is sealed.
+                for number in (0..4).chain(16..20) {
+                    write(&mut *channel, number, version).unwrap();
+                }
+                acknowledged.store(version, Ordering::SeqCst);
+                volume.recompress_now();
+                if version % 3 == 1 {
+                    assert_eq!(read(&mut *channel, 1), version);
+                }
+                // Nothing of them is left, and their segment is used again.
+                let discard = Request::Discard { offset: 0, len: 32 * 4096 };
+                channel.submit(discard, Instant::now()).unwrap();
+                (0..2).for_each(|_| volume.clean_now());
+            }
+            write(&mut *channel, 1, 7).unwrap();
+        })
+    };
+    for number in [1, 2, 1, 3, 0, 1] {
+        let least = acknowledged.load(Ordering::SeqCst);
+        let version = read(&mut *channel, number);
+        assert!(version == 0 || version >= least, "block {number} is stale");
+    }
+    writer.join().unwrap();
+    assert_eq!(read(&mut *channel, 1), 7);
+    check(&volume);
+}
+
+/// What goes down is put together on the way, beside somebody who writes and reads it.
+fn clusters_that_go_down_and_up() {
+    let options = options(32, 12);
+    let ram_limit = options.ram_limit + PACKING;
+    let volume = above_of(&Options { ram_limit, ..options }, 5);
+    volume.set_recompress(Recompress::Idle).unwrap();
+    let mut channel = Arc::clone(&volume).channel();
+    for number in (0..4).chain(16..22) {
+        write(&mut *channel, number, 1).unwrap();
+    }
+    let mover = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || {
+            for _ in 0..2 {
+                volume.recompress_now();
+                volume.clean_now();
+                volume.spill_now();
+                volume.compact_now();
+            }
+        })
+    };
+    let writer = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || {
+            let mut channel = volume.channel();
+            for version in 2..4 {
+                write(&mut *channel, 1, version).unwrap();
+                write(&mut *channel, 17, version).unwrap();
+            }
+        })
+    };
+    for number in [0, 1, 0, 2, 0, 17] {
+        assert!(read(&mut *channel, number) >= 1, "block {number} is lost");
+    }
+    writer.join().unwrap();
+    mover.join().unwrap();
+    volume.spill_now();
+    for (number, version) in [(0, 1), (1, 3), (2, 1), (3, 1), (16, 1), (17, 3), (21, 1)] {
+        assert_eq!(read(&mut *channel, number), version, "block {number}");
+    }
+    check(&volume);
+}
+
+const TESTS: [fn(); 11] = [
     writers_of_the_same_block,
     a_reader_beside_a_writer_and_the_cleaner,
     writers_at_the_limit,
@@ -334,6 +468,9 @@ const TESTS: [fn(); 8] = [
     a_writer_that_is_overtaken,
     a_reader_beside_what_goes_down_and_up,
     a_block_that_is_read_again_while_it_is_written,
+    a_group_that_is_written_while_it_is_recompressed,
+    a_reader_beside_clusters_that_come_and_go,
+    clusters_that_go_down_and_up,
 ];
 
 fn explore(test: fn(), scheduler: impl Scheduler + 'static) {
@@ -363,6 +500,9 @@ fn every_schedule_holds_and_every_planted_bug_is_found() {
         (Bug::WindowByNumber, TESTS[6]),
         (Bug::SpillBeforeWritten, TESTS[6]),
         (Bug::PromoteWithoutCheck, TESTS[7]),
+        (Bug::PressWithoutCheck, TESTS[8]),
+        (Bug::ForgetPartsThatChanged, TESTS[8]),
+        (Bug::ClusterByNumber, TESTS[9]),
     ];
     let missed: Vec<Bug> = bugs
         .into_iter()

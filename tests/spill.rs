@@ -179,7 +179,8 @@ impl Rig {
                 let zero = Request::WriteZeroes { offset, len, no_hole, fua: false };
                 self.zeroed(zero, offset, len);
             }
-            29 | 30 => self.volume().clean_now(),
+            29 => self.volume().clean_now(),
+            30 => self.volume().recompress_now(),
             _ if self.dice.below(8) == 0 => self.succeed(),
             _ => {}
         }

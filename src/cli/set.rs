@@ -1,10 +1,12 @@
 //! `ztier set`: change a running volume.
 
-use super::{client, output};
-use crate::config::size::{exact, parse_bytes};
+use super::meter::Meter;
+use super::{client, output, status};
+use crate::config::size::{exact, human, parse_bytes};
 use crate::config::{Amount, Paths, machine, name};
-use crate::control::{LogChange, Request, Status};
+use crate::control::{Client, LogChange, RecompressChange, Request, Status};
 use crate::error::{Error, Result};
+use crate::stats::Stats;
 use clap::Args;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,9 +14,13 @@ use std::time::Duration;
 /// How long a change may take: a lower limit has memory cleaned first.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How often it is asked how far something is.
+const ASK: Duration = Duration::from_millis(50);
+
 /// What can be changed while a volume is up.
-const KEYS: [&str; 6] = [
+const KEYS: [&str; 7] = [
     "ram-limit",
+    "recompress",
     "size",
     "writeback",
     "writeback-threshold",
@@ -24,7 +30,8 @@ const KEYS: [&str; 6] = [
 
 /// Change a running volume: ram-limit=1G, size=8G (sizes grow, never shrink)
 ///
-/// With a log: writeback=on|off (off: only when it is drained or nearly full),
+/// In memory: recompress=now|idle|off (now: everything that was not read lately, once; waits for
+/// it). With a log: writeback=on|off (off: only when it is drained or nearly full),
 /// writeback-threshold=PERCENT, writeback-window=BYTES, commit-interval=MILLISECONDS (after which
 /// idle data is made durable).
 #[derive(Args)]
@@ -41,12 +48,17 @@ impl Set {
     pub fn run(self) -> Result<()> {
         let paths = Paths::of_this_user()?;
         let request = parse(&self.changes)?;
-        let status: Status = client(&paths, &self.name)?.ask(&request, PATIENCE)?;
+        let client = client(&paths, &self.name)?;
+        let status: Status = client.ask(&request, PATIENCE)?;
         let plan = &status.plan;
         let size = exact(plan.size_bytes);
         let rest = match &plan.log {
             None if plan.backing.is_some() => String::new(),
-            None => format!("ram-limit={}", exact(plan.ram_limit_bytes)),
+            None => format!(
+                "ram-limit={} recompress={}",
+                exact(plan.ram_limit_bytes),
+                status::recompress(plan.recompress)
+            ),
             Some(log) => format!(
                 "writeback={} writeback-threshold={} writeback-window={} commit-interval={}",
                 if log.writeback { "on" } else { "off" },
@@ -55,12 +67,38 @@ impl Set {
                 log.commit_interval_ms
             ),
         };
-        output::print(&format!("{}: size={size} {rest}\n", self.name))
+        output::print(&format!("{}: size={size} {rest}\n", self.name))?;
+        match request {
+            Request::Set { recompress: Some(RecompressChange::Now), .. } => {
+                wait(&client, &self.name, &status.stats)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Waits until all is recompressed, and says what came of it since `before`.
+fn wait(client: &Client, name: &str, before: &Stats) -> Result<()> {
+    let meter = Meter::new();
+    loop {
+        let stats: Stats = client.ask(&Request::Stats, super::PATIENCE)?;
+        let blocks = stats.blocks_recompressed.saturating_sub(before.blocks_recompressed);
+        let saved = stats.recompress_saved_bytes.saturating_sub(before.recompress_saved_bytes);
+        let bytes = human(blocks * crate::BLOCK_SIZE as u64);
+        let done = format!("{name}: recompressed {bytes}, which saves {}", human(saved));
+        if !stats.recompressing {
+            meter.end();
+            let together = status::together(&stats);
+            return output::print(&format!("{done}; now {together}\n"));
+        }
+        meter.show(&done);
+        std::thread::sleep(ASK);
     }
 }
 
 fn parse(changes: &[String]) -> Result<Request> {
     let (mut size, mut ram_limit, mut log) = (None, None, LogChange::default());
+    let mut recompress = None;
     let mut given = BTreeSet::new();
     for change in changes {
         let Some((key, value)) = change.split_once('=') else {
@@ -77,6 +115,14 @@ fn parse(changes: &[String]) -> Result<Request> {
             "ram-limit" => {
                 let amount: Amount = value.parse().map_err(wrong)?;
                 ram_limit = Some(amount.of(machine::memory_bytes()));
+            }
+            "recompress" => {
+                recompress = Some(match value {
+                    "now" => RecompressChange::Now,
+                    "idle" => RecompressChange::Idle,
+                    "off" => RecompressChange::Off,
+                    _ => return Err(wrong(format!("`{value}` is none of now, idle and off"))),
+                });
             }
             "writeback" => {
                 log.writeback = Some(match value {
@@ -100,7 +146,7 @@ fn parse(changes: &[String]) -> Result<Request> {
             return Err(Error::usage(format!("`{key}` is given twice")).mend("give it once"));
         }
     }
-    Ok(Request::Set { size_bytes: size, ram_limit_bytes: ram_limit, log })
+    Ok(Request::Set { size_bytes: size, ram_limit_bytes: ram_limit, log, recompress })
 }
 
 #[cfg(test)]
@@ -117,11 +163,21 @@ mod tests {
             Request::Set {
                 size_bytes: Some(8 << 30),
                 ram_limit_bytes: Some(1 << 30),
-                log: LogChange::default()
+                log: LogChange::default(),
+                recompress: None
             }
         );
+        let request = Request::Set {
+            size_bytes: None,
+            ram_limit_bytes: None,
+            log: LogChange::default(),
+            recompress: Some(RecompressChange::Now),
+        };
+        assert_eq!(parse(&["recompress=now"]).unwrap(), request);
         for (change, error) in [
             ("ramlimit=1G", "unknown key `ramlimit`; did you mean `ram-limit`?"),
+            ("recompress=soon", "recompress: `soon` is none of now, idle and off"),
+            ("recompress=", "recompress: `` is none of now, idle and off"),
             ("size", "`size` is not KEY=VALUE; write it like ram-limit=1G"),
             ("size=3X", "size: unknown unit `X` in `3X`; use K, M, G or T (powers of 1024)"),
         ] {
@@ -140,7 +196,8 @@ mod tests {
             "writeback-window=1M",
             "commit-interval=20",
         ];
-        let request = Request::Set { size_bytes: None, ram_limit_bytes: None, log };
+        let (size_bytes, ram_limit_bytes, recompress) = (None, None, None);
+        let request = Request::Set { size_bytes, ram_limit_bytes, log, recompress };
         assert_eq!(parse(&changes).unwrap(), request);
         assert!(
             parse(&["writeback=maybe"]).unwrap_err().to_string().contains("neither on nor off")

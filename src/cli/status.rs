@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::export::usage::swapped;
 use crate::stats::time::rfc3339;
 use crate::stats::{LogStats, Stats};
+use crate::volume::Recompress;
 use clap::Args;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -82,6 +83,7 @@ fn text(status: &control::Status) -> String {
             ),
         ),
         ("segments", format!("{} of {}", stats.segments, exact(plan.segment_bytes.into()))),
+        ("recompress", format!("{}: {}", recompress(plan.recompress), together(stats))),
     ];
     if let Some(spill) = &plan.spill {
         rows.extend(spilled(stats, spill, plan.segment_bytes));
@@ -101,6 +103,30 @@ fn text(status: &control::Status) -> String {
         rows.extend(warning.map(|text| ("WARNING", text)));
     }
     output::pairs(&rows)
+}
+
+/// When cold data is recompressed, as people write it.
+pub(super) fn recompress(when: Recompress) -> &'static str {
+    match when {
+        Recompress::Idle => "idle",
+        Recompress::Off => "off",
+    }
+}
+
+/// What is compressed together.
+pub(super) fn together(stats: &Stats) -> String {
+    let blocks = stats.blocks_clustered * crate::BLOCK_SIZE as u64;
+    let now = if stats.recompressing { ", under way" } else { "" };
+    match stats.blocks_recompressed {
+        0 => format!("{} in clusters{now}", human(blocks)),
+        _ => format!(
+            "{} in clusters as {}; {} saved so far in {:.1} s{now}",
+            human(blocks),
+            human(stats.cluster_bytes),
+            human(stats.recompress_saved_bytes),
+            stats.recompress_ms as f64 / 1000.0
+        ),
+    }
 }
 
 /// What there is to say of a spill device.

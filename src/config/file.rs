@@ -7,7 +7,7 @@ use super::plan::{Address, Choice};
 use super::size::Amount;
 use super::usage::Use;
 use crate::error::{Context, Error, Result};
-use crate::volume::Algorithm;
+use crate::volume::{Algorithm, Recompress};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::Write;
@@ -53,6 +53,9 @@ pub struct Settings {
     /// How blocks are compressed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub algorithm: Option<Algorithm>,
+    /// When cold data is recompressed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recompress: Option<Recompress>,
     /// Bytes in a segment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub segment: Option<Amount>,
@@ -80,7 +83,7 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 20] = [
+pub const KEYS: [&str; 21] = [
     "size",
     "backing",
     "log",
@@ -93,6 +96,7 @@ pub const KEYS: [&str; 20] = [
     "spill",
     "spill-daily",
     "algorithm",
+    "recompress",
     "segment",
     "export",
     "nbd-listen",
@@ -188,6 +192,7 @@ impl Settings {
             spill: self.spill.or(base.spill),
             spill_daily: self.spill_daily.or(base.spill_daily),
             algorithm: self.algorithm.or(base.algorithm),
+            recompress: self.recompress.or(base.recompress),
             segment: self.segment.or(base.segment),
             export: self.export.or(base.export),
             nbd_listen: self.nbd_listen.or(base.nbd_listen),
@@ -237,6 +242,7 @@ mod tests {
             spill: Some("/dev/below".into()),
             spill_daily: Some(Amount::Bytes(20 << 30)),
             algorithm: Some(Algorithm::Zstd),
+            recompress: Some(Recompress::Off),
             segment: Some(Amount::Bytes(64 << 10)),
             export: Some(Choice::Nbd),
             nbd_listen: Some(vec!["127.0.0.1:10809".parse().unwrap()]),

@@ -8,7 +8,7 @@ use super::size::{exact, human};
 use super::usage::{self, Job, Usage};
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
-use crate::volume::{self, Algorithm};
+use crate::volume::{self, Algorithm, Recompress};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -153,6 +153,9 @@ pub struct Plan {
     pub segment_bytes: u32,
     /// How blocks are compressed.
     pub algorithm: Algorithm,
+    /// When cold data is recompressed, on a volume in memory.
+    #[serde(default)]
+    pub recompress: Recompress,
     /// How the volume is offered.
     pub export: Export,
     /// Threads that serve requests, 1 to [`MOST_THREADS`].
@@ -261,6 +264,7 @@ impl Plan {
             ram_limit_bytes,
             segment_bytes,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
+            recompress: recompress(settings),
             usage: usage::resolve(settings, &export)?,
             export,
             threads,
@@ -351,6 +355,7 @@ impl Plan {
             ram_limit_bytes: 0,
             segment_bytes,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
+            recompress: Recompress::Off,
             export: export(volume, settings, kind, paths)?,
             threads: check_threads(settings)?,
             log: Some(LogPlan {
@@ -391,6 +396,7 @@ impl Plan {
             ram_limit_bytes: 0,
             segment_bytes: DEFAULT_SEGMENT,
             algorithm: Algorithm::Lz4,
+            recompress: Recompress::Off,
             export: export(volume, settings, kind, paths)?,
             threads: check_threads(settings)?,
             log: None,
@@ -540,8 +546,20 @@ fn refuse_of_log(settings: &Settings) -> Result<()> {
     }
 }
 
-/// What is behind a backing store has nothing to spill.
+/// When cold data is recompressed: where blocks are to be kept as they are, only if that is said.
+fn recompress(settings: &Settings) -> Recompress {
+    settings.recompress.unwrap_or(match settings.algorithm {
+        Some(Algorithm::None) => Recompress::Off,
+        _ => Recompress::Idle,
+    })
+}
+
+/// What is behind a backing store has nothing to spill or to recompress.
 fn refuse_of_spill(settings: &Settings) -> Result<()> {
+    if settings.recompress.is_some() {
+        return Err(Error::usage("recompress is for a volume in memory alone")
+            .mend("leave out recompress, or --backing and --log"));
+    }
     if settings.spill.is_none() && settings.spill_daily.is_none() {
         return Ok(());
     }

@@ -11,5 +11,6 @@ pub use client::Client;
 pub(crate) use protocol::{
     Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive, receive_next, send,
 };
-pub use protocol::{LogChange, NewLog, Request, Status, Swapon, Swapping, VERSION, Version};
+pub use protocol::{LogChange, NewLog, RecompressChange, Request, Status, Swapon, Swapping};
+pub use protocol::{VERSION, Version};
 pub use server::{Handler, Server};

@@ -46,6 +46,9 @@ pub enum Request {
         /// How the log shall work.
         #[serde(default)]
         log: LogChange,
+        /// When cold data shall be recompressed.
+        #[serde(default)]
+        recompress: Option<RecompressChange>,
     },
     /// Make the device swap space, and use it. Answer: [`Swapping`].
     Swapon(Swapon),
@@ -118,6 +121,18 @@ pub enum NewLog {
         /// What is on it may be overwritten, if it is no log.
         wipe: bool,
     },
+}
+
+/// When cold data shall be recompressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecompressChange {
+    /// Now, once; the stats say when that is done.
+    Now,
+    /// By itself.
+    Idle,
+    /// Not any more.
+    Off,
 }
 
 /// What changes of how a log works; what is left out stays.

@@ -31,7 +31,12 @@ impl Made {
 /// # Errors
 /// A drive that it needs is not what it should be, or the machine refuses memory.
 pub(super) fn create(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> Result<Made> {
-    let made = create_anew(plan, paths, kept, told)?;
+    let mut made = create_anew(plan, paths, kept, told)?;
+    if plan.is_volatile() {
+        // That data stays as large as it is keeps nobody from using it.
+        let recompress = made.volume.set_recompress(plan.recompress);
+        made.notes.extend(recompress.err().map(|e| e.to_string()));
+    }
     if matches!(plan.usage, Some(Usage::Swap { .. })) {
         // The machine may be swapping to the device as soon as it is served.
         made.volume.carry_swap(true)?;

@@ -5,6 +5,7 @@
 //! made; `NAME.lock` is locked exactly as long as the process lives; a held device is never taken
 //! away unless that was forced.
 
+mod changing;
 mod events;
 mod heritage;
 pub mod keeper;

@@ -7,8 +7,8 @@ use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
 use super::{events, log, notify, relog, serve, swapping};
 use crate::config::paths::VolumeFiles;
-use crate::config::{Paths, Plan, Usage, plan, size};
-use crate::control::{Handler, LogChange, NewLog, Request, Server, Status, Version};
+use crate::config::{Paths, Plan, Usage, size};
+use crate::control::{Handler, NewLog, Request, Server, Status, Version};
 use crate::error::{Context, Error, Result};
 use crate::export::reclaim::make_present;
 use crate::export::{Export, Leftover, usage};
@@ -506,35 +506,6 @@ impl Running {
         })
     }
 
-    fn set(&self, size: Option<u64>, ram_limit: Option<u64>, log: LogChange) -> Result<()> {
-        let export = self.export()?;
-        let mut state = self.state.lock();
-        let (old, plan) = (state.plan.clone(), &mut state.plan);
-        plan.size_bytes = size.unwrap_or(old.size_bytes);
-        plan.ram_limit_bytes = ram_limit.unwrap_or(old.ram_limit_bytes);
-        let checked = check_change(&old, plan).and_then(|()| change_log(plan, log));
-        let new = plan.clone();
-        state.plan = old.clone();
-        checked?;
-        if let Some(export) = export.as_ref().filter(|_| new.size_bytes != old.size_bytes) {
-            export.may_resize()?;
-        }
-        if let Some(log) = new.log.as_ref().filter(|_| new.log != old.log) {
-            self.volume.tune(&tuning(log))?;
-            state.plan.log = new.log.clone();
-        }
-        if new.ram_limit_bytes != old.ram_limit_bytes {
-            self.volume.set_ram_limit(new.ram_limit_bytes)?;
-            state.plan.ram_limit_bytes = new.ram_limit_bytes;
-        }
-        if new.size_bytes != old.size_bytes {
-            self.volume.grow(new.size_bytes)?;
-            state.plan.size_bytes = new.size_bytes;
-            export.as_ref().map_or(Ok(()), |export| export.resized())?;
-        }
-        state.write(&self.files)
-    }
-
     fn status(&self) -> Result<Status> {
         let (endpoints, holders) = {
             let export = self.export()?;
@@ -567,54 +538,6 @@ fn flush(volume: &Arc<dyn Serving>) -> Result<()> {
         .map_err(|e| Error::failure(format!("what was written can't be made durable: {e}")))
 }
 
-/// Checks a change of the log's ways, and makes it in the plan.
-fn change_log(plan: &mut Plan, change: LogChange) -> Result<()> {
-    if change == LogChange::default() {
-        return Ok(());
-    }
-    let Some(log) = &mut plan.log else {
-        return Err(Error::usage("the volume has no log, so nothing of one can be set"));
-    };
-    let LogChange { writeback, writeback_threshold_percent, .. } = change;
-    log.writeback = writeback.unwrap_or(log.writeback);
-    let percent = writeback_threshold_percent.unwrap_or(log.writeback_threshold_percent);
-    plan::check_threshold(percent)?;
-    log.writeback_threshold_percent = percent;
-    let window = change.writeback_window_bytes.unwrap_or(log.writeback_window_bytes);
-    log.writeback_window_bytes = window;
-    let interval = change.commit_interval_ms.unwrap_or(log.commit_interval_ms);
-    plan::check_interval(interval)?;
-    log.commit_interval_ms = interval;
-    Ok(())
-}
-
-fn tuning(log: &plan::LogPlan) -> volume::Tuning {
-    volume::Tuning {
-        policy: volume::Policy {
-            threshold_percent: log.writeback_threshold_percent,
-            window: log.writeback_window_bytes,
-            enabled: log.writeback,
-        },
-        commit_interval_ms: log.commit_interval_ms,
-    }
-}
-
-fn check_change(old: &Plan, new: &Plan) -> Result<()> {
-    plan::check_size(new.size_bytes)?;
-    if new.size_bytes < old.size_bytes {
-        return Err(Error::usage(format!(
-            "size {} is below the present {}",
-            size::exact(new.size_bytes),
-            size::exact(old.size_bytes)
-        ))
-        .mend("sizes grow, never shrink; make a new volume instead"));
-    }
-    if !new.is_volatile() && new.ram_limit_bytes == old.ram_limit_bytes {
-        return Ok(());
-    }
-    plan::check_ram_limit(new.ram_limit_bytes, new.size_bytes, new.segment_bytes)
-}
-
 impl Handler for Running {
     fn handle(&self, request: Request) -> Result<serde_json::Value> {
         let value = match request {
@@ -629,8 +552,8 @@ impl Handler for Running {
                 self.volume.drain(on)?;
                 serde_json::to_value(())
             }
-            Request::Set { size_bytes, ram_limit_bytes, log } => {
-                self.set(size_bytes, ram_limit_bytes, log)?;
+            Request::Set { size_bytes, ram_limit_bytes, log, recompress } => {
+                self.set(size_bytes, ram_limit_bytes, log, recompress)?;
                 serde_json::to_value(self.status()?)
             }
             Request::Swapon(ask) => {

@@ -115,6 +115,31 @@ pub struct Stats {
     /// Records whose checksum did not hold when they were read.
     pub corrupt_records: u64,
 
+    /// Blocks that are compressed together with their neighbours.
+    #[serde(default)]
+    pub blocks_clustered: u64,
+    /// Part of `compr_data_bytes`: what those take, headers included.
+    #[serde(default)]
+    pub cluster_bytes: u64,
+    /// Blocks recompressed so far.
+    #[serde(default)]
+    pub blocks_recompressed: u64,
+    /// Bytes that those took less afterwards.
+    #[serde(default)]
+    pub recompress_saved_bytes: u64,
+    /// Groups of neighbours that were tried, and left because too little would have been saved.
+    #[serde(default)]
+    pub recompress_in_vain: u64,
+    /// Blocks that left their clusters because they were read again.
+    #[serde(default)]
+    pub recompress_promoted_blocks: u64,
+    /// Milliseconds spent on recompressing.
+    #[serde(default)]
+    pub recompress_ms: u64,
+    /// Whether somebody asked for everything to be recompressed, and it is not done yet.
+    #[serde(default)]
+    pub recompressing: bool,
+
     /// Read requests to the spill device (historic: `BDevNumReads`).
     #[serde(default)]
     pub spill_device_reads: u64,

@@ -22,11 +22,13 @@ impl Store {
             let home = self.index.load(block).home();
             counts.block(home, 1);
             if let Home::Record(at) = home {
-                *live.entry(at.segment).or_default() += u64::from(at.record_len());
+                *live.entry(at.segment).or_default() += u64::from(at.share());
                 extents.push((at.segment, at.offset, at.record_len()));
             }
         }
         extents.sort_unstable();
+        // The blocks of a cluster are in the same one.
+        extents.dedup();
         for pair in extents.windows(2) {
             if pair[0].0 == pair[1].0 && pair[0].1 + pair[0].2 > pair[1].1 {
                 return Err(format!("records overlap: {pair:?}"));
@@ -47,8 +49,9 @@ impl Store {
     /// # Errors
     /// The first block for which log order is not index order.
     pub fn audit_order(&self) -> Result<(), String> {
+        let written = self.segments.all_sealed().filter(|s| !self.segments.is_packed(s.segment));
         let mut segments: Vec<(u64, u32, u32)> =
-            self.segments.all_sealed().map(|s| (s.sequence, s.segment, s.end)).collect();
+            written.map(|s| (s.sequence, s.segment, s.end)).collect();
         if let Some((segment, end)) = self.log.open() {
             segments.push((self.segments.sequence(segment), segment, end));
         }
@@ -63,6 +66,8 @@ impl Store {
             match self.index.load(block).home() {
                 // Its newest record may be in a slot, which is not looked into here.
                 Home::Record(indexed) if self.is_newer_below(indexed.segment, at.segment) => {}
+                // It was recompressed since.
+                Home::Record(indexed) if self.segments.is_packed(indexed.segment) => {}
                 Home::Record(indexed) if indexed != at => {
                     return Err(format!(
                         "block {block}: log ends with {at:?}, index has {indexed:?}"
@@ -107,6 +112,8 @@ impl Store {
         same("good", sum.good, counts.good)?;
         same("poor", sum.poor, counts.poor)?;
         same("raw", sum.raw, counts.raw)?;
+        same("clustered", sum.clustered, counts.clustered)?;
+        same("cluster_bytes", sum.cluster_bytes, counts.cluster_bytes)?;
         same("payload", sum.payload, counts.payload)?;
         same("headers", sum.headers, counts.headers)
     }
@@ -114,7 +121,9 @@ impl Store {
     fn audit_segment(&self, segment: u32, live: u64) -> Result<(), String> {
         let open = self.log.open().filter(|(open, _)| *open == segment);
         let sealed = self.segments.sealed(segment).or(self.segments.spilled(segment));
-        let Some(end) = open.map(|(_, end)| end).or(sealed.map(|sealed| sealed.end)) else {
+        let packing = || self.segments.packing(segment);
+        let end = open.map(|(_, end)| end).or(sealed.map(|sealed| sealed.end));
+        let Some(end) = end.or_else(packing) else {
             return match live {
                 0 => Ok(()),
                 _ => Err(format!("segment {segment} is free but holds {live} live bytes")),

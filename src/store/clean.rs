@@ -4,10 +4,14 @@
 //! over the payload: a damaged record moves as it is, and its check word goes on saying so. Where
 //! the damage is in a header, the record names a block that is elsewhere: it is not moved, its
 //! bytes never become dead, and the segment is set aside, out of cleaning, for reads to report.
+//!
+//! The exception are clusters of which not all blocks are live (`press.rs`): those are made anew of
+//! the ones that are, or the garbage in them would never go.
 
 use super::budget::Taker;
 use super::format::{Entry, HEADER, Header, Location};
 use super::planted::{Bug, on};
+use super::press::Cluster;
 use super::segment::{BYTES_PER_SEGMENT, Freed, Sealed};
 use super::tally::Counts;
 use super::{Retired, Session, Store};
@@ -82,6 +86,23 @@ impl Store {
         who: Taker,
     ) -> Cleaned {
         let mut records = Records::of(victim.segment, bytes);
+        if self.relocate_all(session, bytes, victim.sequence, &mut records, who, Which::All) {
+            return self.finish(session, victim);
+        }
+        self.segments.unclaim(victim.segment);
+        Cleaned::NoRoom
+    }
+
+    /// Moves the live records of `which`. `false` when there is no room for all of them.
+    pub(super) fn relocate_all(
+        &self,
+        session: &Session,
+        bytes: &[u8],
+        sequence: u64,
+        records: &mut Records<'_>,
+        who: Taker,
+        which: Which,
+    ) -> bool {
         loop {
             let mut batch = [None; BATCH];
             for slot in &mut batch {
@@ -91,13 +112,22 @@ impl Store {
                 }
             }
             if batch[0].is_none() {
-                return self.finish(session, victim);
+                return true;
             }
-            let _pin = session.pin(self);
-            for (header, at) in batch.iter().flatten() {
-                if !self.relocate(session, bytes, victim.sequence, (header, *at), who, Which::All) {
-                    self.segments.unclaim(victim.segment);
-                    return Cleaned::NoRoom;
+            let alone = |at: &Location| at.parts == 0;
+            {
+                let _pin = session.pin(self);
+                for (header, at) in batch.iter().flatten().filter(|(_, at)| alone(at)) {
+                    if !self.relocate(session, bytes, sequence, (header, *at), who, which) {
+                        return false;
+                    }
+                }
+            }
+            // What has to be compressed anew takes longer than anybody should be pinned.
+            for (header, at) in batch.iter().flatten().filter(|(_, at)| !alone(at)) {
+                let cluster = Cluster { header, at: *at, bytes, sequence };
+                if !self.relocate_cluster(session, &cluster, who, which) {
+                    return false;
                 }
             }
         }
@@ -156,7 +186,7 @@ impl Store {
                     unreachable!("an open segment has a frame")
                 };
                 self.frames.fill(frame, room.offset, &[&header.encode(), &record[HEADER..]]);
-                let to = Location { segment: room.segment, offset: room.offset, len: at.len };
+                let to = Location { segment: room.segment, offset: room.offset, ..at };
                 let to = Entry::record(to);
                 let keeps = which == Which::All && self.index.load(block).is_hot();
                 self.index.swap(&leaf, block, if keeps { to.hot() } else { to });
@@ -170,15 +200,17 @@ impl Store {
             if !matches!(room, Some(Err(_))) {
                 return true;
             }
-            let len = at.record_len();
-            let cleaner = who == Taker::Cleaner;
-            let opened = self.open_segment(Taker::Ordinary, len)
-                || cleaner && self.open_segment(Taker::Cleaner, len);
-            if !opened {
+            if !self.open_for(who, at.record_len()) {
                 return false;
             }
         }
         true
+    }
+
+    /// Opens a segment for who cleans. `false` when there is no room.
+    pub(super) fn open_for(&self, who: Taker, len: u32) -> bool {
+        self.open_segment(Taker::Ordinary, len)
+            || who == Taker::Cleaner && self.open_segment(Taker::Cleaner, len)
     }
 
     /// Frees the retired segments that no reader can see any more. Says how many that were.
@@ -209,7 +241,7 @@ impl Store {
         before - segments.len() - frames.len()
     }
 
-    fn give(&self, freed: Freed) {
+    pub(super) fn give(&self, freed: Freed) {
         if let Some(frame) = freed.frame {
             self.frames.give(frame);
         }
@@ -218,12 +250,15 @@ impl Store {
         }
     }
 
-    /// The records of a segment, live and dead, in order.
+    /// The blocks that are in the records of a segment, live and dead, in order.
     pub(super) fn records(&self, segment: Sealed) -> Vec<(u64, Location)> {
         let Some(frame) = self.segments.frame(segment.segment) else { return Vec::new() };
         let bytes = self.frames.bytes(frame, 0, segment.end);
         let records = Records::of(segment.segment, bytes);
-        records.map(|(header, at)| (header.block, at)).collect()
+        let blocks = |(header, at): (Header, Location)| {
+            self.owners(&header, at, bytes).map(move |block| (block, at))
+        };
+        records.flat_map(blocks).collect()
     }
 
     /// Segments and frames that are not needed but may still be seen by whoever is pinned.
@@ -263,7 +298,8 @@ impl Iterator for Records<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         let rest = self.bytes.get(self.offset as usize..)?;
         let header = Header::decode(*rest.first_chunk::<HEADER>()?)?;
-        let at = Location { segment: self.segment, offset: self.offset, len: header.len };
+        let parts = header.coding.parts();
+        let at = Location { segment: self.segment, offset: self.offset, len: header.len, parts };
         let end = self.offset + at.record_len();
         if end as usize > self.bytes.len() {
             return None;

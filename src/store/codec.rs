@@ -3,7 +3,7 @@
 //! LZ4 through its C library, because only that has `LZ4_compress_fast_extState_fastReset`: a plain
 //! call clears a 16 KiB table for each block, which costs more than compressing many blocks does.
 
-use super::format::Coding;
+use super::format::{CLUSTER, Coding};
 use crate::BLOCK_SIZE;
 use serde::{Deserialize, Serialize};
 use std::ffi::{c_char, c_int, c_void};
@@ -69,7 +69,7 @@ impl Codec {
     pub fn new(algorithm: Algorithm) -> Self {
         // SAFETY: a pure function of the library.
         let bytes = unsafe { LZ4_sizeofState() }.max(0) as usize;
-        let zstd = (algorithm == Algorithm::Zstd).then(|| Box::new(Zstd::new()));
+        let zstd = (algorithm == Algorithm::Zstd).then(|| Box::new(Zstd::new(ZSTD_LEVEL)));
         let mut codec = Self { algorithm, lz4: vec![0; bytes.div_ceil(8)], zstd };
         if algorithm == Algorithm::Zstd {
             // Contexts take their memory at their first use: let that be now, when it is counted.
@@ -78,6 +78,18 @@ impl Codec {
             if let Encoded::Payload(len, coding) = codec.encode(&block, &mut payload) {
                 codec.decode(coding, &payload[..len], &mut back);
             }
+        }
+        codec
+    }
+
+    /// State for clusters alone, by zstd of a level; one that `compresses` has all its memory from
+    /// now on, and the other never compresses.
+    pub fn for_clusters(level: i32, compresses: bool) -> Self {
+        let zstd = Some(Box::new(Zstd::new(level)));
+        let mut codec = Self { algorithm: Algorithm::None, lz4: Vec::new(), zstd };
+        if compresses {
+            let blocks = vec![std::array::from_fn(|i| (i * i / 7) as u8); CLUSTER];
+            codec.shrink_together(&blocks, &mut vec![0; CLUSTER * BLOCK_SIZE]);
         }
         codec
     }
@@ -119,7 +131,7 @@ impl Codec {
         blocks: &[[u8; BLOCK_SIZE]],
         out: &mut [u8],
     ) -> Option<usize> {
-        let zstd = self.zstd.get_or_insert_with(|| Box::new(Zstd::new()));
+        let zstd = self.zstd.get_or_insert_with(|| Box::new(Zstd::new(ZSTD_LEVEL)));
         zstd.compress.compress2(out, blocks.as_flattened()).ok()
     }
 
@@ -152,7 +164,7 @@ impl Codec {
             },
             Coding::Lz4 => decode_lz4(payload, out),
             Coding::Zstd => {
-                let zstd = self.zstd.get_or_insert_with(|| Box::new(Zstd::new()));
+                let zstd = self.zstd.get_or_insert_with(|| Box::new(Zstd::new(ZSTD_LEVEL)));
                 zstd.decompress.decompress(out.as_mut_slice(), payload) == Ok(BLOCK_SIZE)
             }
             Coding::Fill => match payload.try_into() {
@@ -162,26 +174,28 @@ impl Codec {
                 }
                 Err(_) => false,
             },
+            // That is no block's own.
+            Coding::Cluster(_) => false,
         }
     }
 
     /// Decodes one frame of zstd into neighbouring blocks; `false` when it is no encoding of so
     /// many.
     pub fn decode_together(&mut self, frame: &[u8], out: &mut [[u8; BLOCK_SIZE]]) -> bool {
-        let zstd = self.zstd.get_or_insert_with(|| Box::new(Zstd::new()));
+        let zstd = self.zstd.get_or_insert_with(|| Box::new(Zstd::new(ZSTD_LEVEL)));
         let len = out.len() * BLOCK_SIZE;
         zstd.decompress.decompress(out.as_flattened_mut(), frame) == Ok(len)
     }
 }
 
 impl Zstd {
-    fn new() -> Self {
+    fn new(level: i32) -> Self {
         use zstd_safe::{CParameter, DParameter, FrameFormat};
         let mut compress = zstd_safe::CCtx::create();
         let mut decompress = zstd_safe::DCtx::create();
         // These parameters exist in every version of the library that can be linked.
         for parameter in [
-            CParameter::CompressionLevel(ZSTD_LEVEL),
+            CParameter::CompressionLevel(level),
             CParameter::Format(FrameFormat::Magicless),
             CParameter::ContentSizeFlag(false),
             CParameter::ChecksumFlag(false),

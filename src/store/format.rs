@@ -9,6 +9,13 @@ use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_micro_inline};
 pub const HEADER: usize = 10;
 /// The longest record: a block that did not shrink.
 pub const RECORD_MAX: usize = HEADER + BLOCK_SIZE;
+/// Blocks that a cluster has at most: aligned neighbours.
+pub const CLUSTER: usize = 4;
+/// The length of a cluster's record is a multiple of this, so that each of its blocks, whether two,
+/// three or four, owns the same whole number of bytes.
+pub const CLUSTER_UNIT: u32 = 12;
+/// The longest record of a cluster.
+pub const CLUSTER_MAX: usize = 16380;
 /// The smallest and the largest segment, in bytes.
 pub const SEGMENT_MIN: u32 = 32 << 10;
 /// See [`SEGMENT_MIN`].
@@ -25,11 +32,16 @@ pub const SEGMENTS_MAX: u32 = 1 << SEGMENT_BITS;
 const KIND_SHIFT: u32 = 62;
 const HOT: u64 = 1 << 61;
 const LEN_SHIFT: u32 = OFFSET_BITS + SEGMENT_BITS;
+/// In an entry of a cluster: how many own it, above a shorter length.
+const PARTS_SHIFT: u32 = 59;
 
 const _: () = assert!(SEGMENT_MAX as u64 <= 1 << OFFSET_BITS);
 const _: () = assert!(BLOCK_SIZE == 1 << LEN_BITS);
 const _: () = assert!(LEN_SHIFT + LEN_BITS <= 61);
 const _: () = assert!(RECORD_MAX as u32 <= SEGMENT_MIN / 2);
+const _: () = assert!(CLUSTER_MAX as u32 <= SEGMENT_MIN / 2);
+const _: () = assert!(CLUSTER_MAX as u32 / CLUSTER_UNIT <= 1 << (PARTS_SHIFT - LEN_SHIFT));
+const _: () = assert!((CLUSTER_MAX as u32).is_multiple_of(CLUSTER_UNIT));
 
 /// One word of the index: where the newest version of a block is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,7 +54,7 @@ pub enum Home {
     Hole,
     /// The block is this 4-byte word, repeated.
     Same(u32),
-    /// The block is in a record.
+    /// The block is in a record, alone or as one of a cluster.
     Record(Location),
 }
 
@@ -53,14 +65,26 @@ pub struct Location {
     pub segment: u32,
     /// Bytes from the segment's start to the record's header.
     pub offset: u32,
-    /// Bytes of payload, 1 to 4096.
+    /// Bytes of payload, 1 to 4096; of a cluster, up to [`CLUSTER_MAX`] with the header.
     pub len: u32,
+    /// Blocks that own the record if it is a cluster's; 0: it is one block's.
+    pub parts: u8,
 }
 
 impl Location {
     /// Header and payload.
     pub fn record_len(self) -> u32 {
         HEADER as u32 + self.len
+    }
+
+    /// What of the record one block owns: all, or its part of a cluster.
+    pub fn share(self) -> u32 {
+        self.record_len() / self.owners()
+    }
+
+    /// Blocks that own the record.
+    pub fn owners(self) -> u32 {
+        u32::from(self.parts).max(1)
     }
 }
 
@@ -78,23 +102,34 @@ impl Entry {
     /// A block in a record.
     pub fn record(at: Location) -> Self {
         debug_assert!(at.segment < SEGMENTS_MAX && at.offset < SEGMENT_MAX);
+        let place = u64::from(at.segment) << OFFSET_BITS | u64::from(at.offset);
+        if at.parts > 0 {
+            debug_assert!(at.parts as usize <= CLUSTER && at.record_len() as usize <= CLUSTER_MAX);
+            debug_assert!(at.record_len().is_multiple_of(CLUSTER_UNIT));
+            let units = u64::from(at.record_len() / CLUSTER_UNIT - 1);
+            let parts = u64::from(at.parts - 1);
+            return Self(3 << KIND_SHIFT | parts << PARTS_SHIFT | units << LEN_SHIFT | place);
+        }
         debug_assert!((1..=BLOCK_SIZE as u32).contains(&at.len));
-        Self(
-            1 << KIND_SHIFT
-                | u64::from(at.len - 1) << LEN_SHIFT
-                | u64::from(at.segment) << OFFSET_BITS
-                | u64::from(at.offset),
-        )
+        Self(1 << KIND_SHIFT | u64::from(at.len - 1) << LEN_SHIFT | place)
     }
 
     /// What the entry says. A pattern that no version of ztier writes reads as a hole.
     pub fn home(self) -> Home {
+        let segment = (self.0 >> OFFSET_BITS) as u32 & (SEGMENTS_MAX - 1);
+        let offset = self.0 as u32 & ((1 << OFFSET_BITS) - 1);
+        let bits = |shift: u32, count: u32| (self.0 >> shift) as u32 & ((1 << count) - 1);
         match self.0 >> KIND_SHIFT {
-            1 => Home::Record(Location {
-                segment: (self.0 >> OFFSET_BITS) as u32 & (SEGMENTS_MAX - 1),
-                offset: self.0 as u32 & ((1 << OFFSET_BITS) - 1),
-                len: ((self.0 >> LEN_SHIFT) as u32 & ((1 << LEN_BITS) - 1)) + 1,
-            }),
+            1 => {
+                let len = bits(LEN_SHIFT, LEN_BITS) + 1;
+                Home::Record(Location { segment, offset, len, parts: 0 })
+            }
+            3 => {
+                let units = bits(LEN_SHIFT, PARTS_SHIFT - LEN_SHIFT) + 1;
+                let len = cluster_len(units);
+                let parts = bits(PARTS_SHIFT, 2) as u8 + 1;
+                Home::Record(Location { segment, offset, len, parts })
+            }
             2 => Home::Same(self.0 as u32),
             _ => Home::Hole,
         }
@@ -126,28 +161,65 @@ impl Entry {
     }
 }
 
+/// Bytes of payload of a cluster's record of so many units.
+fn cluster_len(units: u32) -> u32 {
+    units * CLUSTER_UNIT - HEADER as u32
+}
+
 /// How a record's payload is coded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
 pub enum Coding {
     /// The block as it is.
-    Raw = 1,
+    Raw,
     /// One LZ4 block.
-    Lz4 = 2,
+    Lz4,
     /// One zstd frame without magic, checksum or size.
-    Zstd = 3,
+    Zstd,
     /// An 8-byte word that the block repeats.
-    Fill = 4,
+    Fill,
+    /// Some neighbours together, so many of which own the record (1 to [`CLUSTER`]).
+    Cluster(u8),
+}
+
+impl Coding {
+    /// The four bits of a header.
+    fn code(self) -> u16 {
+        match self {
+            Self::Raw => 1,
+            Self::Lz4 => 2,
+            Self::Zstd => 3,
+            Self::Fill => 4,
+            Self::Cluster(parts) => 4 + u16::from(parts),
+        }
+    }
+
+    /// The opposite.
+    fn of(code: u16) -> Option<Self> {
+        match code {
+            1 => Some(Self::Raw),
+            2 => Some(Self::Lz4),
+            3 => Some(Self::Zstd),
+            4 => Some(Self::Fill),
+            5..=8 => Some(Self::Cluster((code - 4) as u8)),
+            _ => None,
+        }
+    }
+
+    /// See [`Location::parts`].
+    pub fn parts(self) -> u8 {
+        if let Self::Cluster(parts) = self { parts } else { 0 }
+    }
 }
 
 /// The first bytes of a record: what its payload is, whose it is, and whether both are whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Bytes of payload, 1 to 4096.
+    /// Bytes of payload: see [`Location::len`].
     pub len: u32,
     /// How they are coded.
     pub coding: Coding,
-    /// The block that they are a version of, below [`BLOCKS_MAX`].
+    /// The block that they are a version of, or the first of a cluster's place; below
+    /// [`BLOCKS_MAX`].
     pub block: u64,
     /// See [`check_word`].
     pub check: u32,
@@ -156,7 +228,7 @@ pub struct Header {
 impl Header {
     /// As it is in a segment.
     pub fn encode(self) -> [u8; HEADER] {
-        debug_assert!((1..=BLOCK_SIZE as u32).contains(&self.len) && self.block < BLOCKS_MAX);
+        debug_assert!(self.block < BLOCKS_MAX);
         let mut bytes = [0; HEADER];
         bytes[..2].copy_from_slice(&self.shape().to_le_bytes());
         bytes[2..6].copy_from_slice(&(self.block as u32).to_le_bytes());
@@ -169,15 +241,10 @@ impl Header {
     pub fn decode(bytes: [u8; HEADER]) -> Option<Self> {
         let [s0, s1, b0, b1, b2, b3, c0, c1, c2, c3] = bytes;
         let shape = u16::from_le_bytes([s0, s1]);
-        let coding = match shape >> LEN_BITS {
-            1 => Coding::Raw,
-            2 => Coding::Lz4,
-            3 => Coding::Zstd,
-            4 => Coding::Fill,
-            _ => return None,
-        };
+        let coding = Coding::of(shape >> LEN_BITS)?;
+        let len = u32::from(shape & ((1 << LEN_BITS) - 1)) + 1;
         Some(Self {
-            len: u32::from(shape & ((1 << LEN_BITS) - 1)) + 1,
+            len: if coding.parts() > 0 { cluster_len(len) } else { len },
             coding,
             block: u32::from_le_bytes([b0, b1, b2, b3]).into(),
             check: u32::from_le_bytes([c0, c1, c2, c3]),
@@ -201,7 +268,12 @@ impl Header {
 
     /// Length and coding in one word.
     fn shape(self) -> u16 {
-        (self.len - 1) as u16 | (self.coding as u16) << LEN_BITS
+        let len = match self.coding.parts() {
+            0 => self.len,
+            _ => (HEADER as u32 + self.len) / CLUSTER_UNIT,
+        };
+        debug_assert!((1..=BLOCK_SIZE as u32).contains(&len));
+        (len - 1) as u16 | self.coding.code() << LEN_BITS
     }
 }
 
@@ -210,7 +282,7 @@ impl Header {
 /// likely one wrong bit as a wrong page, and processors without carry-less multiplication take as
 /// long for a CRC as for decompressing.
 pub fn digest(payload: &[u8], coding: Coding) -> u32 {
-    let shape = payload.len() as u32 | (coding as u32) << 16;
+    let shape = payload.len() as u32 | u32::from(coding.code()) << 16;
     // Multiplied so that neighbouring shapes differ in many bits (2^32 divided by the golden
     // ratio).
     let hash = rapidhash_v3_micro_inline::<true, false>(payload, &DEFAULT_RAPID_SECRETS);
@@ -235,6 +307,7 @@ fn scramble(sequence: u64) -> u32 {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
@@ -243,8 +316,11 @@ mod tests {
         #[test]
         fn entries_round_trip(
             segment in 0..SEGMENTS_MAX, offset in 0..SEGMENT_MAX, len in 1..=4096u32,
+            parts in 0..=CLUSTER as u8,
         ) {
-            let at = Location { segment, offset, len };
+            let len = if parts > 0 { cluster_len(len.min(1365)) } else { len };
+            let at = Location { segment, offset, len, parts };
+            prop_assert_eq!(at.share() * at.owners(), at.record_len());
             let entry = Entry::record(at);
             prop_assert_eq!(entry.home(), Home::Record(at));
             prop_assert!(entry.same_place(entry.hot()));
@@ -266,9 +342,10 @@ mod tests {
 
         #[test]
         fn headers_round_trip(
-            len in 1u32..=4096, c in 0usize..4, block in 0..BLOCKS_MAX, check: u32,
+            len in 1u32..=4096, code in 1u16..=8, block in 0..BLOCKS_MAX, check: u32,
         ) {
-            let coding = [Coding::Raw, Coding::Lz4, Coding::Zstd, Coding::Fill][c];
+            let coding = Coding::of(code).unwrap();
+            let len = if coding.parts() > 0 { cluster_len(len.min(1365)) } else { len };
             let header = Header { len, coding, block, check };
             prop_assert_eq!(Header::decode(header.encode()), Some(header));
         }
@@ -284,8 +361,14 @@ mod tests {
             block in 0..BLOCKS_MAX,
             sequence: u64,
             flip in 0usize..1600,
+            together: bool,
         ) {
-            let coding = Coding::Lz4;
+            let coding = if together { Coding::Cluster(3) } else { Coding::Lz4 };
+            let unit = CLUSTER_UNIT as usize;
+            let mut payload = payload;
+            if together {
+                payload.resize((HEADER + payload.len()).next_multiple_of(unit) - HEADER, 0);
+            }
             let check = check_word(digest(&payload, coding), block, sequence);
             let header = Header { len: payload.len() as u32, coding, block, check };
             prop_assert!(header.fits(&payload, block, sequence));

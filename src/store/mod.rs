@@ -9,6 +9,9 @@
 //! The store never makes room. When there is none it says what is missing ([`Blocked`]), and the
 //! tier above opens a segment, cleans, or gives up.
 //!
+//! Cold neighbours can be put together into clusters ([`Store::press_segment`]), in segments of
+//! their own: those are the only ones whose order says nothing about the order of changes.
+//!
 //! Invariants:
 //! - a published record is immutable until its segment is freed, and a segment is freed only when
 //!   nothing points into it and every reader of that time is gone;
@@ -19,6 +22,7 @@
 mod audit;
 pub mod budget;
 mod clean;
+mod cluster;
 pub mod codec;
 pub mod epoch;
 pub mod format;
@@ -27,6 +31,7 @@ pub mod index;
 pub mod intervals;
 pub mod log;
 pub mod planted;
+mod press;
 mod read;
 mod recount;
 pub mod segment;
@@ -37,15 +42,18 @@ pub mod tally;
 mod write;
 
 pub use clean::Cleaned;
+pub use press::{Ended, How, Pack, Tried};
 pub use read::{Stopped, Version, Why};
-pub use session::Session;
+pub use session::{ReadAgain, Session};
 pub use spill::{Below, Going, Spilled, Survey};
 pub use write::{Blocked, GROUP, Progress};
 
 use crate::error::{Context, Error, Result};
 use crate::media::Memory;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use budget::Budget;
+use cluster::Pool;
 use codec::Algorithm;
 use epoch::{Epochs, Stamp};
 use format::Entry;
@@ -54,6 +62,7 @@ use index::Index;
 use log::LogBuffer;
 use segment::Segments;
 use slots::Slots;
+use std::sync::OnceLock;
 use tally::Tallies;
 
 /// Stripe locks. Two groups of blocks share one now and then, which costs a wait and nothing else.
@@ -93,6 +102,10 @@ pub struct Store {
     retired: Mutex<Retired>,
     /// Serializes the openings of segments.
     rolling: Mutex<()>,
+    /// What it takes to read clusters: there before there are any.
+    clusters: OnceLock<Pool>,
+    /// Whether reads set hot bits although nothing can go down.
+    watching: AtomicBool,
     budget: Budget,
 }
 
@@ -143,6 +156,8 @@ impl Store {
             stripes,
             retired: Mutex::new(Retired::new((shape.frames + shape.slots) as usize)),
             rolling: Mutex::new(()),
+            clusters: OnceLock::new(),
+            watching: AtomicBool::new(false),
             budget,
         })
     }
@@ -259,6 +274,15 @@ impl Store {
     pub fn entry(&self, session: &Session, block: u64) -> Entry {
         let _pin = session.pin(self);
         self.index.load(block)
+    }
+
+    /// Has reads note what was read, although nothing can go down; or not.
+    pub fn watch_reads(&self, on: bool) {
+        self.watching.store(on, Ordering::Relaxed);
+    }
+
+    fn watches_reads(&self) -> bool {
+        self.shape.slots > 0 || self.watching.load(Ordering::Relaxed)
     }
 
     fn stripe(&self, block: u64) -> MutexGuard<'_, ()> {

@@ -28,6 +28,13 @@ pub enum Bug {
     /// What a read of a slot brought is taken for the block's content without looking whether the
     /// block is still there.
     PromoteWithoutCheck = 10,
+    /// A cluster takes the place of blocks without looking whether they still are what it was made
+    /// of.
+    PressWithoutCheck = 11,
+    /// A block that changed while its cluster was made owns a part of that for ever.
+    ForgetPartsThatChanged = 12,
+    /// A cluster that was decoded is known by the number of its segment, which comes back.
+    ClusterByNumber = 13,
 }
 
 #[cfg(shuttle)]

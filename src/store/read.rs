@@ -6,6 +6,7 @@
 use super::codec::{Codec, fill};
 use super::format::{Entry, HEADER, Header, Home, Location};
 use super::segment::Place;
+use super::session::ReadAgain;
 use super::spill::Below;
 use super::tally::Counts;
 use super::{Session, Store};
@@ -33,9 +34,16 @@ pub enum Why {
 /// not tell, as a segment's number comes back, with other records at the same places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
-    home: Home,
+    pub(super) home: Home,
     /// Of the segment, 0 for what is in none.
-    sequence: u64,
+    pub(super) sequence: u64,
+}
+
+impl Version {
+    /// What of a record it owns, in bytes.
+    pub(super) fn share(self) -> u32 {
+        if let Home::Record(at) = self.home { at.share() } else { 0 }
+    }
 }
 
 impl Store {
@@ -119,12 +127,17 @@ impl Store {
         match self.segments.place(at.segment) {
             None => Err(Why::Damaged),
             Some(Place::Frame(frame)) => {
-                if self.shape.slots > 0 && !entry.is_hot() {
+                if entry.is_hot() {
+                    if at.parts > 0 {
+                        let version = self.version(entry);
+                        session.again.note(ReadAgain { block, version, below: false });
+                    }
+                } else if at.parts > 0 || self.watches_reads() {
                     self.index.warm(block, entry, entry.hot());
                 }
                 let record = self.frames.bytes(frame, at.offset, at.record_len());
                 prefetch(record);
-                match decode(&mut session.codec, record, (block, sequence), out) {
+                match self.unpack(&mut session.codec, record, (block, sequence), at, out) {
                     true => Ok(()),
                     false => Err(Why::Damaged),
                 }
@@ -134,8 +147,26 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Checks the record of a block in a segment of `sequence`, or that of its cluster, and decodes
+    /// it.
+    pub(super) fn unpack(
+        &self,
+        codec: &mut Codec,
+        record: &[u8],
+        (block, sequence): (u64, u64),
+        at: Location,
+        out: &mut [u8; BLOCK_SIZE],
+    ) -> bool {
+        if at.parts == 0 {
+            return decode(codec, record, (block, sequence), out);
+        }
+        self.clusters.get().is_some_and(|pool| pool.read(record, at, (block, sequence), out))
+    }
+}
+
 /// Checks the record of a block in a segment of `sequence`, and decodes it.
-pub(super) fn decode(
+fn decode(
     codec: &mut Codec,
     record: &[u8],
     (block, sequence): (u64, u64),

@@ -43,18 +43,22 @@ impl Store {
     pub fn recount(&self) -> Result<()> {
         let left = self.segments.left()?;
         let mut live = vec![Live::default(); left.len()];
-        let mut counts = Counts::default();
+        let (mut counts, mut clusters) = (Counts::default(), false);
         self.index.recount(&self.budget, |_, entry| {
             let home = entry.home();
             counts.block(home, 1);
             if let Home::Record(at) = home
                 && let Some(live) = live.get_mut(at.segment as usize)
             {
-                live.bytes += at.record_len();
+                live.bytes += at.share();
                 live.records += 1;
+                clusters |= at.parts > 0;
                 live.end = live.end.max(at.offset + at.record_len());
             }
         });
+        if clusters {
+            self.prepare_clusters();
+        }
         self.tallies.begin_with(&counts);
         self.budget.add((left.len() * BYTES_PER_SEGMENT) as u64);
         self.mend(&left, &live);
@@ -97,6 +101,8 @@ impl Store {
                 continue;
             };
             records.sort_unstable_by_key(|at| at.offset);
+            // The blocks of a cluster are in the same one.
+            records.dedup();
             let whole = self.fill_gaps(*frame, &records);
             self.segments.settle(segment, live[segment as usize].end, whole);
         }

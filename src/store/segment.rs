@@ -38,6 +38,15 @@ const CLAIMED: usize = 5;
 /// Slot number + 1; 0: none. Above [`COUNT_SHIFT`], how many records are in it, live and dead.
 const SLOT: usize = 6;
 
+/// What is known of its content: [`PACKED`], [`TRIED`].
+const NOTES: usize = 7;
+
+/// It was made of what had been in other segments, whatever was written meanwhile: its place in the
+/// order of segments says nothing about the order of changes.
+const PACKED: u64 = 1;
+/// What is left in it was tried to be recompressed.
+const TRIED: u64 = 2;
+
 /// Where a word has a count beside a number.
 const COUNT_SHIFT: u32 = 32;
 
@@ -167,7 +176,7 @@ impl Segments {
             }
         };
         let sequence = self.next_sequence.fetch_add(1, Ordering::Relaxed);
-        for what in [END, DEAD, FILLED, CLAIMED] {
+        for what in [END, DEAD, FILLED, CLAIMED, NOTES] {
             self.word(segment, what).store(0, Ordering::Relaxed);
         }
         self.word(segment, SEQUENCE).store(sequence, Ordering::Relaxed);
@@ -202,6 +211,39 @@ impl Segments {
         self.word(segment, SLOT).store(slot, Ordering::Release);
         self.word(segment, PLACE).store(0, Ordering::Release);
         frame
+    }
+
+    /// The sequence that the next segment gets.
+    pub fn next_sequence(&self) -> u64 {
+        self.next_sequence.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a segment, in which there is nothing yet, will be made of others.
+    pub(super) fn note_packed(&self, segment: u32) {
+        self.word(segment, NOTES).fetch_or(PACKED, Ordering::Relaxed);
+    }
+
+    /// Whether a segment was made of others.
+    pub fn is_packed(&self, segment: u32) -> bool {
+        self.word(segment, NOTES).load(Ordering::Relaxed) & PACKED != 0
+    }
+
+    /// Notes that it does not pay to recompress what is left in a segment.
+    pub(super) fn note_tried(&self, segment: u32) {
+        self.word(segment, NOTES).fetch_or(TRIED, Ordering::Relaxed);
+    }
+
+    /// Whether it may pay to recompress what is in a segment.
+    pub fn may_shrink(&self, segment: u32) -> bool {
+        self.word(segment, NOTES).load(Ordering::Relaxed) == 0
+    }
+
+    /// Bytes of records that are published in a segment which is packed and not sealed.
+    pub(super) fn packing(&self, segment: u32) -> Option<u32> {
+        let is_open = self.word(segment, END).load(Ordering::Acquire) == 0
+            && self.frame(segment).is_some()
+            && self.is_packed(segment);
+        is_open.then(|| self.word(segment, FILLED).load(Ordering::Acquire) as u32)
     }
 
     /// The sequence of a segment in use.
@@ -407,7 +449,7 @@ impl Segments {
                     self.word(segment, DEAD).store(dead, Ordering::Relaxed);
                 }
                 None => {
-                    for what in [PLACE, SLOT, END, DEAD, FILLED] {
+                    for what in [PLACE, SLOT, END, DEAD, FILLED, NOTES] {
                         self.word(segment, what).store(0, Ordering::Relaxed);
                     }
                     ids.free.push(segment);

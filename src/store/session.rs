@@ -1,13 +1,13 @@
 //! What one thread needs to use a store: its place in the epochs, its codec, its scratch memory,
 //! its tally. Nothing is allocated after it was made.
 
-use super::Store;
 use super::codec::Codec;
 use super::epoch::Participant;
 use super::format::RECORD_MAX;
 use super::spill::Window;
 use super::tally::{Counts, Tally};
 use super::write::{GROUP, Staged};
+use super::{Store, Version};
 use crate::BLOCK_SIZE;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +23,7 @@ pub struct Session {
     pub(super) tally: Arc<Tally>,
     /// What was read last of a slot, where there are any.
     pub(super) window: Option<Window>,
+    pub(super) again: Again,
     /// Time spent waiting for memory; whoever measures takes it and sets it to zero.
     pub stalled: Duration,
     memory: u64,
@@ -34,7 +35,42 @@ pub struct Pin<'a> {
     participant: Participant,
 }
 
+/// Blocks that were read once more in a place that is no good for that, such as a slot.
+#[derive(Default)]
+pub(super) struct Again {
+    blocks: [Option<ReadAgain>; GROUP],
+    count: usize,
+}
+
+/// A block that was read once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadAgain {
+    /// Which.
+    pub block: u64,
+    /// And which version of it.
+    pub version: Version,
+    /// It is in a slot; else in a cluster in memory.
+    pub below: bool,
+}
+
+impl Again {
+    /// Notes a block, where there is room for one more.
+    pub(super) fn note(&mut self, block: ReadAgain) {
+        if let Some(place) = self.blocks.get_mut(self.count) {
+            *place = Some(block);
+            self.count += 1;
+        }
+    }
+}
+
 impl Session {
+    /// A block that was read although it had been read before, and is where reading is dear; each
+    /// of them once.
+    pub fn read_again(&mut self) -> Option<ReadAgain> {
+        self.again.count = self.again.count.checked_sub(1)?;
+        self.again.blocks[self.again.count].take()
+    }
+
     pub(super) fn new(store: &Store) -> Option<Self> {
         let participant = store.epochs.join()?;
         let codec = Codec::new(store.shape.algorithm);
@@ -57,6 +93,7 @@ impl Session {
             staged_count: 0,
             tally,
             window,
+            again: Again::default(),
             stalled: Duration::ZERO,
             memory,
         })

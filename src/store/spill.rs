@@ -21,13 +21,13 @@
 
 use super::budget::Taker;
 use super::clean::{Cleaned, Records, Which};
-use super::format::{Entry, HEADER, Home, Location, RECORD_MAX};
+use super::format::{CLUSTER_MAX, Entry, HEADER, Home, Location};
 use super::planted::{Bug, on};
-use super::read::{Why, decode};
+use super::read::Why;
 use super::segment::Sealed;
+use super::session::ReadAgain;
 use super::tally::Counts;
-use super::write::GROUP;
-use super::{Session, Store, Version};
+use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::media::{ALIGN, Buffer};
 use std::ops::Range;
@@ -35,7 +35,7 @@ use std::ops::Range;
 /// The most that one read brings from a slot, in bytes.
 const WINDOW: u32 = 32 << 10;
 
-const _: () = assert!(RECORD_MAX + 2 * ALIGN <= WINDOW as usize);
+const _: () = assert!(CLUSTER_MAX + 2 * ALIGN <= WINDOW as usize);
 
 /// A part of a slot that has to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,23 +58,13 @@ pub(super) struct Window {
     name: u64,
     /// Which part it is.
     range: Range<u32>,
-    /// Blocks that were found in a slot once more, and which versions they were.
-    again: [(u64, Option<Version>); GROUP],
-    again_count: usize,
     /// The block after the last that was read from a slot.
     next: u64,
 }
 
 impl Window {
     pub(super) fn new() -> Self {
-        Self {
-            buffer: Buffer::new(WINDOW as usize),
-            name: 0,
-            range: 0..0,
-            again: [(0, None); GROUP],
-            again_count: 0,
-            next: 0,
-        }
+        Self { buffer: Buffer::new(WINDOW as usize), name: 0, range: 0..0, next: 0 }
     }
 
     pub(super) fn memory(&self) -> usize {
@@ -130,7 +120,7 @@ impl Store {
         out: &mut [u8; BLOCK_SIZE],
     ) -> Result<(), Why> {
         let sequence = self.segments.sequence(at.segment);
-        let Session { window: Some(window), codec, .. } = session else {
+        let Session { window: Some(window), codec, again, .. } = session else {
             return Err(Why::Damaged);
         };
         let name = if on(Bug::WindowByNumber) { u64::from(at.segment) + 1 } else { sequence };
@@ -140,7 +130,7 @@ impl Store {
             let to = self.wanted(block, at, from + if follows { WINDOW } else { WINDOW / 2 });
             return Err(Why::Below(Below { slot, from, to, name }));
         };
-        if !decode(codec, record, (block, sequence), out) {
+        if !self.unpack(codec, record, (block, sequence), at, out) {
             // The device may say something else next time.
             window.name = 0;
             return Err(Why::Damaged);
@@ -148,9 +138,8 @@ impl Store {
         window.next = block + 1;
         if !entry.is_hot() {
             self.index.warm(block, entry, entry.hot());
-        } else if let Some(again) = window.again.get_mut(window.again_count) {
-            *again = (block, Some(self.version(entry)));
-            window.again_count += 1;
+        } else {
+            again.note(ReadAgain { block, version: self.version(entry), below: true });
         }
         Ok(())
     }
@@ -158,15 +147,18 @@ impl Store {
     /// The end of what to read for a block's record, together with the blocks that follow where
     /// their records do, up to `most`.
     fn wanted(&self, block: u64, at: Location, most: u32) -> u32 {
-        let mut end = at.offset + at.record_len();
+        let (mut last, mut end) = (at, at.offset + at.record_len());
         let most = most.min(self.shape.segment);
         for next in block + 1..self.index.blocks_max() {
             match self.index.load(next).home() {
+                // Another block of the same cluster.
+                Home::Record(next) if next == last => {}
                 Home::Record(next) if next.segment == at.segment && next.offset == end => {
                     if next.offset + next.record_len() > most {
                         break;
                     }
                     end += next.record_len();
+                    last = next;
                 }
                 _ => break,
             }
@@ -191,15 +183,6 @@ impl Store {
         }
     }
 
-    /// A block that was read from a slot although it had been read before, and which version that
-    /// was; each of them once.
-    pub fn read_again(&self, session: &mut Session) -> Option<(u64, Version)> {
-        let window = session.window.as_mut()?;
-        window.again_count = window.again_count.checked_sub(1)?;
-        let (block, version) = window.again[window.again_count];
-        version.map(|version| (block, version))
-    }
-
     /// Looks at what is live in a sealed segment in a frame that the caller has claimed, as of some
     /// moments during the call. With `cool`, its records are not hot any more.
     pub fn survey(&self, session: &Session, sealed: Sealed, cool: bool) -> Survey {
@@ -208,21 +191,21 @@ impl Store {
         let Some(frame) = self.segments.frame(segment) else { return survey };
         // For the index: the claim keeps the frame.
         let _pin = session.pin(self);
-        for (header, at) in Records::of(segment, self.frames.bytes(frame, 0, sealed.end)) {
-            if header.block >= self.index.blocks_max() {
-                continue;
-            }
-            let now = self.index.load(header.block);
-            if !now.same_place(Entry::record(at)) {
-                continue;
-            }
-            let len = at.record_len();
-            survey.live += len;
-            survey.raw += if at.len as usize == BLOCK_SIZE { len } else { 0 };
-            if now.is_hot() {
-                survey.hot += len;
-                if cool {
-                    self.index.warm(header.block, now, now.cold());
+        let bytes = self.frames.bytes(frame, 0, sealed.end);
+        for (header, at) in Records::of(segment, bytes) {
+            for block in self.owners(&header, at, bytes) {
+                let now = self.index.load(block);
+                if !now.same_place(Entry::record(at)) {
+                    continue;
+                }
+                let len = at.share();
+                survey.live += len;
+                survey.raw += if at.len as usize == BLOCK_SIZE { len } else { 0 };
+                if now.is_hot() {
+                    survey.hot += len;
+                    if cool {
+                        self.index.warm(block, now, now.cold());
+                    }
                 }
             }
         }
@@ -257,16 +240,8 @@ impl Store {
 
     fn keep_hot(&self, session: &Session, victim: Sealed, frame: u32, who: Taker) {
         let bytes = self.frames.bytes(frame, 0, victim.end);
-        let mut records = Records::of(victim.segment, bytes).peekable();
-        while records.peek().is_some() {
-            let _pin = session.pin(self);
-            for (header, at) in records.by_ref().take(GROUP) {
-                let record = (&header, at);
-                if !self.relocate(session, bytes, victim.sequence, record, who, Which::Hot) {
-                    return;
-                }
-            }
-        }
+        let mut records = Records::of(victim.segment, bytes);
+        self.relocate_all(session, bytes, victim.sequence, &mut records, who, Which::Hot);
     }
 
     /// What to write to the slot of a segment that goes down, from the slot's start on.
@@ -282,7 +257,8 @@ impl Store {
         let Going { victim, frame, slot } = going;
         if written {
             let records = Records::of(victim.segment, self.frames.bytes(frame, 0, victim.end));
-            self.forget_frame(victim.segment, slot, records.count() as u32);
+            let blocks = records.map(|(_, at)| at.owners()).sum();
+            self.forget_frame(victim.segment, slot, blocks);
             session.count(&Counts { spilled: 1, ..Counts::default() });
         } else {
             self.slots.give(slot);

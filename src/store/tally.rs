@@ -81,6 +81,16 @@ counts! {
     cleaned,
     /// Segments that went down into slots.
     spilled,
+    /// Blocks that are in clusters.
+    clustered,
+    /// What they own of those, in bytes.
+    cluster_bytes,
+    /// Blocks ever recompressed.
+    recompressed,
+    /// Bytes that took less by that.
+    recompressed_saved,
+    /// Groups of blocks that were tried, and would not have got small enough.
+    recompressed_in_vain,
 }
 
 impl Counts {
@@ -93,6 +103,16 @@ impl Counts {
                 self.zero += if word == 0 { by } else { 0 };
             }
             Home::Record(at) => {
+                if at.parts > 0 {
+                    // What they share is not told apart: all of it is payload.
+                    self.payload += by * i64::from(at.share());
+                    self.clustered += by;
+                    self.cluster_bytes += by * i64::from(at.share());
+                    self.stored += by;
+                    self.good += if at.share() <= GOOD_MAX { by } else { 0 };
+                    self.poor += if at.share() > POOR_ABOVE { by } else { 0 };
+                    return;
+                }
                 self.payload += by * i64::from(at.len);
                 self.headers += by * HEADER as i64;
                 if at.len == FILL_LEN {

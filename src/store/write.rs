@@ -109,7 +109,7 @@ impl Store {
                     (Some(word), _) => Entry::same(word),
                     (None, Some(r)) => {
                         let len = staged.record_len - HEADER as u32;
-                        let at = Location { segment: r.segment, offset, len };
+                        let at = Location { segment: r.segment, offset, len, parts: 0 };
                         offset += staged.record_len;
                         Entry::record(at)
                     }
@@ -184,7 +184,7 @@ impl Store {
     /// Counts that a block went from one home to another.
     pub(super) fn account(&self, counts: &mut Counts, old: Home, new: Home) {
         if let Home::Record(at) = old {
-            self.segments.dead(at.segment, at.record_len());
+            self.segments.dead(at.segment, at.share());
         }
         counts.block(old, -1);
         counts.block(new, 1);

@@ -6,8 +6,10 @@
 //! anew. A record that is read a second time in its slot comes back, if there is room.
 //!
 //! A thread of the volume's own keeps a reserve of free memory ([`Ram::keep_reserve`]), so that a
-//! writer finds room; one that finds none takes a segment down itself, or is refused. Nothing here
-//! allocates memory: what is needed was there when the volume came up.
+//! writer finds room; one that finds none takes a segment down itself, or is refused. That thread,
+//! and nobody else, also has what goes down recompressed, while there is time for it
+//! (`recompress.rs`). Nothing here allocates memory: what is needed was there when the volume came
+//! up.
 //!
 //! Invariant: while the device is waited for, no lock of the store's is held and no epoch pinned.
 
@@ -20,7 +22,7 @@ use crate::store::budget::Taker;
 use crate::store::planted::{Bug, on};
 use crate::store::segment::Sealed;
 use crate::store::{
-    Below, Blocked, Cleaned, Session, Spilled, Stopped, Store, Survey, Version, Why,
+    Below, Blocked, Cleaned, ReadAgain, Session, Spilled, Stopped, Store, Survey, Version, Why,
 };
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -170,10 +172,10 @@ impl Ram {
         read
     }
 
-    /// Appends those of the blocks anew that were read from a slot not for the first time, if that
-    /// takes nobody's room.
+    /// Appends those of the blocks anew that were read from a slot or a cluster not for the first
+    /// time, if that takes nobody's room.
     fn promote(&self, session: &mut Session, first: u64, blocks: &[[u8; BLOCK_SIZE]]) {
-        while let Some((block, version)) = self.store().read_again(session) {
+        while let Some(ReadAgain { block, version, below }) = session.read_again() {
             let at = block.checked_sub(first).and_then(|at| blocks.get(at as usize));
             let Some(data) = at else { continue };
             if self.free() < policy::TIGHT_SEGMENTS * u64::from(self.store().segment_size()) {
@@ -188,14 +190,11 @@ impl Ram {
                 progress = self.store().commit(session, block, 0, expect);
             }
             if progress.blocked.is_none() {
-                self.count_promoted();
+                match self.lower().filter(|_| below) {
+                    Some(lower) => lower.promoted.fetch_add(1, Ordering::Relaxed),
+                    None => self.recompression().count_promoted(),
+                };
             }
-        }
-    }
-
-    fn count_promoted(&self) {
-        if let Some(lower) = self.lower() {
-            lower.promoted.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -208,6 +207,19 @@ impl Ram {
             self.settle();
         }
         let Some(victim) = self.coldest(lower, session) else { return false };
+        self.take_down(lower, session, victim, who)
+    }
+
+    /// Takes a segment down that is claimed, and waits for the device to have it. `false` when that
+    /// can't be.
+    pub(super) fn take_down(
+        &self,
+        lower: &Lower,
+        session: &Session,
+        victim: Sealed,
+        who: Taker,
+    ) -> bool {
+        let store = self.store();
         match store.go_down(session, victim, who) {
             Spilled::Emptied => true,
             Spilled::Not => false,
@@ -221,7 +233,7 @@ impl Ram {
     }
 
     /// The segment that is to go down next, claimed.
-    fn coldest(&self, lower: &Lower, session: &Session) -> Option<Sealed> {
+    pub(super) fn coldest(&self, lower: &Lower, session: &Session) -> Option<Sealed> {
         let mut clock = lower.clock.lock();
         for _ in 0..2 {
             while let Some(last) = clock.left.checked_sub(1) {
@@ -293,6 +305,7 @@ impl Ram {
             let make = || {
                 let part = policy::SPILL_WORTH_PART;
                 self.clean_one(session, Taker::Ordinary, part).is_some()
+                    || self.free() >= low / 2 && self.pack_down(session, low / 2)
                     || self.demote_one(session, Taker::Ordinary)
             };
             while self.free() < high && !stop() && self.assist(make) {

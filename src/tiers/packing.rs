@@ -183,7 +183,8 @@ impl Packing {
             Some(Encoded::Payload(len, Coding::Lz4)) => (Kind::Lz4, len),
             Some(Encoded::Payload(len, Coding::Zstd)) => (Kind::Zstd, len),
             Some(Encoded::Payload(len, Coding::Fill)) => (Kind::Same, len),
-            None | Some(Encoded::Payload(_, Coding::Raw)) => (Kind::Raw, 0),
+            // One block is no cluster.
+            None | Some(Encoded::Payload(_, Coding::Raw | Coding::Cluster(_))) => (Kind::Raw, 0),
         };
         (*kind, *used) = (now, len);
     }

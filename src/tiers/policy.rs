@@ -45,6 +45,23 @@ pub fn pays_together(together: usize, apart: usize) -> bool {
     together <= apart - apart.div_ceil(TOGETHER_PART)
 }
 
+/// The most bytes that a cluster may have of blocks that take so many apart: as above.
+pub fn most_together(apart: u32) -> u32 {
+    apart - apart.div_ceil(TOGETHER_PART as u32)
+}
+
+/// After so many groups in a row that did not pay, the rest of a segment is not tried.
+pub const PATIENCE: u32 = 16;
+/// After so many segments in a row of which nothing paid, a volume is left alone until so many new
+/// ones were written.
+pub const HOPELESS_SEGMENTS: u32 = 64;
+/// A segment that has less garbage than this share (one part in so many) after it was recompressed
+/// did not pay: what is left is not copied for that.
+pub const PRESSED_PART: u32 = 4;
+/// Segments that are this much younger than the one that is to go down may have neighbours that go
+/// with it.
+pub const GO_TOGETHER: u64 = 16;
+
 /// The same for volumes that can spill: taking a segment down writes it once, and costs no more
 /// than copying most of it.
 pub const SPILL_WORTH_PART: u32 = 4;
@@ -206,6 +223,12 @@ mod tests {
     fn blocks_stay_together_if_that_saves_an_eighth() {
         assert!(pays_together(7000, 8000) && !pays_together(7001, 8000));
         assert!(pays_together(0, 0) && !pays_together(1, 1));
+        for apart in 0..5000 {
+            let most = most_together(apart) as usize;
+            assert!(
+                pays_together(most, apart as usize) && !pays_together(most + 1, apart as usize)
+            );
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@
 
 use super::demote::Lower;
 use super::policy;
+use super::recompress::Recompression;
 use super::spill::SpillTo;
 use super::stock::Stock;
 use crate::BLOCK_SIZE;
@@ -56,6 +57,7 @@ pub struct Ram {
     /// The thread that keeps the reserve.
     keeper: OnceLock<Thread>,
     pub(super) stock: Stock,
+    recompression: Recompression,
 }
 
 impl Ram {
@@ -92,6 +94,7 @@ impl Ram {
             lower,
             keeper: OnceLock::new(),
             stock: Stock::default(),
+            recompression: Recompression::default(),
             cleaner: Mutex::new(session),
             victims: Mutex::new(Vec::with_capacity(policy::VICTIMS_MAX)),
             opened: zero(),
@@ -104,6 +107,10 @@ impl Ram {
 
     pub(super) fn lower(&self) -> Option<&Lower> {
         self.lower.as_ref()
+    }
+
+    pub(super) fn recompression(&self) -> &Recompression {
+        &self.recompression
     }
 
     /// Makes the calling thread the one that is woken up when the reserve has to be filled up.
@@ -297,12 +304,13 @@ impl Ram {
     fn make_some_room(&self, cleaner: &Session) -> bool {
         let clean = |part| self.clean_one(cleaner, Taker::Cleaner, part).is_some();
         if self.lower.is_none() {
-            return clean(policy::WORTH_PART) || self.seal_garbage();
+            return clean(policy::WORTH_PART) || self.seal_garbage() || self.seal_clusters();
         }
         self.can_spill() && clean(policy::SPILL_WORTH_PART)
             || self.demote_one(cleaner, Taker::Cleaner)
             || clean(policy::WORTH_PART)
             || self.seal_garbage()
+            || self.seal_clusters()
             || self.can_spill() && self.compact_one(cleaner, Taker::Cleaner, policy::WORTH_PART)
     }
 
@@ -404,6 +412,7 @@ impl Ram {
             self.trim_surplus();
             return;
         }
+        self.seal_clusters();
         while self.over(policy::QUIET_PERMILLE) && !stop() {
             let Some(cleaner) = self.cleaner.try_lock() else { return };
             if self.clean_one(&cleaner, Taker::Ordinary, policy::WORTH_PART).is_none() {

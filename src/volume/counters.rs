@@ -84,6 +84,11 @@ impl Counters {
         to.serving.record(outcome.serving);
     }
 
+    /// How many were counted.
+    pub fn requests(&self) -> u64 {
+        self.kinds.iter().map(|kind| kind.requests.load(Ordering::Relaxed)).sum()
+    }
+
     /// Counts a request that lay outside the device.
     pub fn count_invalid(&self) {
         add(&self.invalid, 1);
@@ -120,21 +125,26 @@ impl Totals {
         }
     }
 
+    /// How many requests they are of.
+    pub fn requests(&self) -> u64 {
+        self.kinds.iter().map(|kind| kind.requests).sum()
+    }
+
     /// What counters know of a volume; the rest is 0.
     pub fn stats(&self) -> Stats {
         Stats {
-            read: self.requests(Kind::Read),
-            write: self.requests(Kind::Write),
-            flush: self.requests(Kind::Flush),
-            discard: self.requests(Kind::Discard),
-            write_zeroes: self.requests(Kind::WriteZeroes),
+            read: self.of(Kind::Read),
+            write: self.of(Kind::Write),
+            flush: self.of(Kind::Flush),
+            discard: self.of(Kind::Discard),
+            write_zeroes: self.of(Kind::WriteZeroes),
             invalid_io: self.invalid,
             ..Stats::default()
         }
     }
 
     /// One kind, as it is reported.
-    fn requests(&self, kind: Kind) -> Requests {
+    fn of(&self, kind: Kind) -> Requests {
         let total = &self.kinds[kind as usize];
         Requests {
             requests: total.requests,

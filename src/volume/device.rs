@@ -3,9 +3,9 @@
 //! A [`Device`] is shared; every thread of a front-end serves requests through a [`Channel`] of its
 //! own, run to completion: when `submit` returns, the request is done.
 
-use crate::error::Result as Outcome;
+use crate::error::{Error, Result as Outcome};
 use crate::stats::Stats;
-use crate::tiers::Policy;
+use crate::tiers::{Policy, Recompress};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -209,6 +209,22 @@ pub trait Serving: Device {
     /// # Errors
     /// A limit that cannot be; then nothing changes.
     fn set_ram_limit(&self, bytes: u64) -> Outcome<()>;
+
+    /// Changes when cold data is recompressed.
+    ///
+    /// # Errors
+    /// Its data is not kept in memory alone.
+    fn set_recompress(&self, _: Recompress) -> Outcome<()> {
+        Err(Error::usage("only a volume in memory recompresses").mend("leave out recompress"))
+    }
+
+    /// Begins to recompress everything that was not read lately.
+    ///
+    /// # Errors
+    /// As [`Self::set_recompress`].
+    fn recompress(&self) -> Outcome<()> {
+        self.set_recompress(Recompress::Idle)
+    }
 
     /// Changes how a log works.
     ///

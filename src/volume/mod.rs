@@ -12,6 +12,7 @@ mod crew;
 mod device;
 mod hand;
 mod logged;
+mod packer;
 mod record;
 mod spiller;
 mod split;
@@ -20,7 +21,7 @@ mod tender;
 mod worker;
 
 pub use crate::store::codec::Algorithm;
-pub use crate::tiers::{Policy, SpillTo};
+pub use crate::tiers::{Policy, Recompress, SpillTo};
 pub use attach::{Opened, Pair, cannot_use};
 pub use bare::BareVolume;
 pub use below::{SpillDevice, min_ram_limit_above};
@@ -34,10 +35,11 @@ use crate::media::Memory;
 use crate::stats::Stats;
 use crate::store::format::{BLOCKS_MAX, Home, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX};
 use crate::store::index::LEAF;
+use crate::store::tally::Counts;
 use crate::store::{RESERVE_SEGMENTS, Session, Shape};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::tiers::Ram;
+use crate::tiers::{Pass, Pressed, Ram};
 use counters::{Counters, Totals};
 use crew::Crew;
 use std::sync::{Arc, OnceLock};
@@ -45,7 +47,7 @@ use worker::Worker;
 
 /// How memory files are laid out: entries, records, tables, and what each file is called. Counts up
 /// with every change, so that no program takes over what another lays out differently.
-pub const MEMORY_LAYOUT: u32 = 2;
+pub const MEMORY_LAYOUT: u32 = 3;
 
 /// The largest device, in bytes: 16 TiB.
 pub const SIZE_MAX: u64 = BLOCKS_MAX * BLOCK_SIZE as u64;
@@ -80,6 +82,7 @@ pub struct Volume {
     inspector: Mutex<Option<Session>>,
     workers: Mutex<Vec<Worker>>,
     crew: OnceLock<Crew>,
+    orders: packer::Orders,
 }
 
 #[derive(Default)]
@@ -126,6 +129,7 @@ impl Volume {
         let spills = below.is_some();
         let volume = Arc::new(Self::new_over(options, memory, below)?);
         volume.workers.lock().push(tender::start(&volume)?);
+        volume.workers.lock().push(packer::start(&volume)?);
         if spills {
             volume.workers.lock().push(spiller::start(&volume)?);
         }
@@ -186,6 +190,7 @@ impl Volume {
             inspector: Mutex::new(Some(inspector)),
             workers: Mutex::new(Vec::new()),
             crew: OnceLock::new(),
+            orders: packer::Orders::default(),
         })
     }
 
@@ -263,6 +268,37 @@ impl Volume {
         .mend("discard something (fstrim) or give a higher limit"))
     }
 
+    /// Changes when cold data is recompressed. On a volume without threads of its own, that is only
+    /// before it goes down to a spill device.
+    ///
+    /// # Errors
+    /// There is no memory for what that takes; then nothing changes.
+    pub fn set_recompress(&self, when: Recompress) -> Result<()> {
+        if !self.ram.recompress_by_itself(when == Recompress::Idle) {
+            return Err(no_room_to_recompress());
+        }
+        self.orders.wake();
+        Ok(())
+    }
+
+    /// Has everything recompressed that was not read lately; `recompressing` in the counters says
+    /// when it is.
+    ///
+    /// # Errors
+    /// There is no memory for what that takes.
+    pub fn recompress(&self) -> Result<()> {
+        if !self.ram.can_recompress() {
+            return Err(no_room_to_recompress());
+        }
+        self.orders.ask();
+        Ok(())
+    }
+
+    /// Requests so far.
+    fn requests(&self) -> u64 {
+        self.counters.lock().requests()
+    }
+
     /// All counters, now.
     pub fn stats(&self) -> Stats {
         let store = self.ram.store();
@@ -309,7 +345,23 @@ impl Volume {
             no_space: self.ram.refusals(),
             corrupt_records: at_least_0(counts.corrupt),
             spilled_segments: at_least_0(counts.spilled),
-            ..self.with_spill(totals.stats())
+            ..self.with_recompression(&counts, self.with_spill(totals.stats()))
+        }
+    }
+
+    fn with_recompression(&self, counts: &Counts, stats: Stats) -> Stats {
+        let at_least_0 = |n: i64| n.max(0) as u64;
+        let spent = self.ram.recompress_counts();
+        Stats {
+            recompressing: self.orders.is_under_way(),
+            blocks_clustered: at_least_0(counts.clustered),
+            cluster_bytes: at_least_0(counts.cluster_bytes),
+            blocks_recompressed: at_least_0(counts.recompressed),
+            recompress_saved_bytes: at_least_0(counts.recompressed_saved),
+            recompress_in_vain: at_least_0(counts.recompressed_in_vain),
+            recompress_promoted_blocks: spent.promoted,
+            recompress_ms: spent.spent_ns / 1_000_000,
+            ..stats
         }
     }
 
@@ -348,6 +400,18 @@ impl Volume {
     pub fn spill_now(&self) {
         if let Some(session) = &*self.inspector.lock() {
             self.ram.spill_all(session);
+        }
+    }
+
+    /// Recompresses everything that was not read lately, for tests of that.
+    #[doc(hidden)]
+    pub fn recompress_now(&self) {
+        if !self.ram.can_recompress() {
+            return;
+        }
+        if let Some(session) = &*self.inspector.lock() {
+            let mut pass = Pass::over_all(&self.ram);
+            while self.ram.press_one(session, &mut pass, &|| false) == Pressed::On {}
         }
     }
 
@@ -405,7 +469,17 @@ impl Volume {
     }
 }
 
+fn no_room_to_recompress() -> Error {
+    Error::failure("there is no memory to recompress with")
+        .mend("discard something (fstrim) or give a higher ram-limit first")
+}
+
 impl Accounts {
+    fn requests(&self) -> u64 {
+        let live = self.live.iter().map(|counters| counters.requests());
+        self.past.requests() + live.sum::<u64>()
+    }
+
     fn totals(&self) -> Totals {
         let mut totals = self.past.clone();
         for counters in &self.live {
@@ -481,6 +555,14 @@ impl Serving for Volume {
         self.set_ram_limit(bytes)
     }
 
+    fn set_recompress(&self, when: Recompress) -> Result<()> {
+        self.set_recompress(when)
+    }
+
+    fn recompress(&self) -> Result<()> {
+        self.recompress()
+    }
+
     fn tune(&self, _: &Tuning) -> Result<()> {
         Err(Error::usage("this volume has no log to set anything of"))
     }
@@ -498,6 +580,10 @@ impl Serving for Volume {
         if !on {
             self.ram.end_stock();
             return Ok(());
+        }
+        if self.ram.recompresses() {
+            // Now, before memory is short. Without room for that nothing is recompressed.
+            self.ram.can_recompress();
         }
         self.ram.begin_stock(self.size_now() / BLOCK_SIZE as u64)
     }

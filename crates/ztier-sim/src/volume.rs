@@ -337,5 +337,6 @@ const fn kind_of(coding: Coding) -> Kind {
         Coding::Lz4 => Kind::Lz4,
         Coding::Zstd => Kind::Zstd,
         Coding::Fill => Kind::Same,
+        Coding::Cluster(_) => Kind::Cluster,
     }
 }
