@@ -39,6 +39,7 @@ mod session;
 pub mod slots;
 mod spill;
 pub mod tally;
+mod window;
 mod write;
 
 pub use clean::Cleaned;
@@ -64,6 +65,7 @@ use segment::Segments;
 use slots::Slots;
 use std::sync::OnceLock;
 use tally::Tallies;
+use window::Windows;
 
 /// Stripe locks. Two groups of blocks share one now and then, which costs a wait and nothing else.
 const STRIPES: usize = if cfg!(shuttle) { 2 } else { 512 };
@@ -95,6 +97,8 @@ pub struct Store {
     segments: Segments,
     frames: Frames,
     slots: Slots,
+    /// What was read of slots, where there are any.
+    windows: Option<Windows>,
     log: LogBuffer,
     epochs: Epochs,
     tallies: Tallies,
@@ -144,12 +148,15 @@ impl Store {
         budget.add((epochs.memory() + STRIPES * size_of::<Stripe>()) as u64);
         let slots = Slots::new(shape.slots);
         budget.add(slots.memory());
+        let windows = (shape.slots > 0).then(|| Windows::new(shape.segment));
+        budget.add(windows.as_ref().map_or(0, Windows::memory) as u64);
         Ok(Self {
             shape,
             index: Index::new(memory, shape.blocks_max)?,
             segments: Segments::new(memory, shape.frames, shape.slots)?,
             frames: Frames::new(memory, shape.frames, shape.segment)?,
             slots,
+            windows,
             log: LogBuffer::new(shape.segment),
             epochs,
             tallies: Tallies::default(),

@@ -1,6 +1,6 @@
 //! Reads: no lock, one copy, every record checked.
 //!
-//! A record that is in a slot is decoded from the session's window, once somebody above has brought
+//! A record that is in a slot is decoded from a window, once somebody above has brought
 //! that part of the slot into it; until then the read stops there.
 
 use super::codec::{Codec, fill};
@@ -83,6 +83,7 @@ impl Store {
     ) -> Result<Version, Stopped> {
         let pin = session.pin(self);
         let mut result = Ok(self.version(Entry::HOLE));
+        let count = out.len();
         for (done, out) in out.iter_mut().enumerate() {
             let block = first + done as u64;
             let entry = self.index.load(block);
@@ -95,7 +96,9 @@ impl Store {
                     fill(out, u64::from(word) << 32 | u64::from(word));
                     Ok(())
                 }
-                Home::Record(at) => self.read_record(session, block, (entry, at), out),
+                Home::Record(at) => {
+                    self.read_record(session, (block, count - done), (entry, at), out)
+                }
             };
             if let Err(why) = read {
                 result = Err(Stopped { done, why });
@@ -116,7 +119,7 @@ impl Store {
     fn read_record(
         &self,
         session: &mut Session,
-        block: u64,
+        (block, count): (u64, usize),
         (entry, at): (Entry, Location),
         out: &mut [u8; BLOCK_SIZE],
     ) -> Result<(), Why> {
@@ -142,7 +145,9 @@ impl Store {
                     false => Err(Why::Damaged),
                 }
             }
-            Some(Place::Slot(slot)) => self.read_spilled(session, block, (entry, at), slot, out),
+            Some(Place::Slot(slot)) => {
+                self.read_spilled(session, (block, count), (entry, at), slot, out)
+            }
         }
     }
 }

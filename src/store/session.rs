@@ -4,7 +4,6 @@
 use super::codec::Codec;
 use super::epoch::Participant;
 use super::format::RECORD_MAX;
-use super::spill::Window;
 use super::tally::{Counts, Tally};
 use super::write::{GROUP, Staged};
 use super::{Store, Version};
@@ -21,8 +20,6 @@ pub struct Session {
     pub(super) staged: [Staged; GROUP],
     pub(super) staged_count: usize,
     pub(super) tally: Arc<Tally>,
-    /// What was read last of a slot, where there are any.
-    pub(super) window: Option<Window>,
     pub(super) again: Again,
     /// Time spent waiting for memory; whoever measures takes it and sets it to zero.
     pub stalled: Duration,
@@ -75,12 +72,7 @@ impl Session {
         let participant = store.epochs.join()?;
         let codec = Codec::new(store.shape.algorithm);
         let scratch = vec![0; GROUP * RECORD_MAX].into_boxed_slice();
-        let window = (store.shape.slots > 0).then(Window::new);
-        let memory = codec.memory()
-            + scratch.len()
-            + size_of::<Self>()
-            + size_of::<Tally>()
-            + window.as_ref().map_or(0, Window::memory);
+        let memory = codec.memory() + scratch.len() + size_of::<Self>() + size_of::<Tally>();
         let memory = memory as u64;
         store.budget.add(memory);
         let tally = store.tallies.join();
@@ -92,7 +84,6 @@ impl Session {
             staged,
             staged_count: 0,
             tally,
-            window,
             again: Again::default(),
             stalled: Duration::ZERO,
             memory,

@@ -6,7 +6,7 @@
 //! gone. Until then reads find the frame, afterwards the slot, which holds the same bytes.
 //!
 //! Reading: a read that comes to a record in a slot stops ([`Below`]). The part that is needed is
-//! read into the session's window, and the read begins again at that block, from its entry on.
+//! read into a window, and the read begins again at that block, from its entry on.
 //! Nobody keeps the slot meanwhile: if it was given to another segment, nothing names the one
 //! before any more, and what was read for that is never looked at. So a block that was changed
 //! meanwhile is read as it is now, and whatever a read returns, it found while it was pinned.
@@ -14,28 +14,21 @@
 //! Coming back: live records are appended to the log like new ones, one by one when they are read a
 //! second time, or all of a slot when it is mostly garbage.
 //!
-//! Invariants:
-//! - a window names its bytes by the sequence of their segment, which never comes back, so it is
-//!   never out of date;
-//! - no epoch is pinned and no lock is held while a device is waited for.
+//! Invariant: no epoch is pinned while a device is waited for, and no lock is held but that of the
+//! window that waits, past which everybody else looks.
 
 use super::budget::Taker;
 use super::clean::{Cleaned, Records, Which};
-use super::format::{CLUSTER_MAX, Entry, HEADER, Home, Location};
+use super::format::{Entry, HEADER, Home, Location};
 use super::planted::{Bug, on};
 use super::read::Why;
 use super::segment::Sealed;
 use super::session::ReadAgain;
 use super::tally::Counts;
+use super::window::Wish;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
-use crate::media::{ALIGN, Buffer};
-use std::ops::Range;
-
-/// The most that one read brings from a slot, in bytes.
-const WINDOW: u32 = 32 << 10;
-
-const _: () = assert!(CLUSTER_MAX + 2 * ALIGN <= WINDOW as usize);
+use crate::media::ALIGN;
 
 /// A part of a slot that has to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,34 +42,7 @@ pub struct Below {
     pub to: u32,
     /// What the window is known by.
     name: u64,
-}
-
-/// A part of a segment, as it is in a slot.
-pub(super) struct Window {
-    buffer: Buffer,
-    /// The sequence of the segment; 0: there is nothing.
-    name: u64,
-    /// Which part it is.
-    range: Range<u32>,
-    /// The block after the last that was read from a slot.
-    next: u64,
-}
-
-impl Window {
-    pub(super) fn new() -> Self {
-        Self { buffer: Buffer::new(WINDOW as usize), name: 0, range: 0..0, next: 0 }
-    }
-
-    pub(super) fn memory(&self) -> usize {
-        self.buffer.len()
-    }
-
-    fn record(&self, name: u64, at: Location) -> Option<&[u8]> {
-        let end = at.offset + at.record_len();
-        let has = self.name == name && at.offset >= self.range.start;
-        let start = (has && end <= self.range.end).then(|| at.offset - self.range.start)?;
-        self.buffer.get(start as usize..(start + at.record_len()) as usize)
-    }
+    wish: Wish,
 }
 
 /// A segment that is claimed, on its way into a slot that is taken for it.
@@ -110,32 +76,31 @@ pub struct Survey {
 }
 
 impl Store {
-    /// Reads a record from the session's window. The caller is pinned.
+    /// Reads a record from a window, when `count` blocks from this one on are wanted. The caller is
+    /// pinned.
     pub(super) fn read_spilled(
         &self,
         session: &mut Session,
-        block: u64,
+        (block, count): (u64, usize),
         (entry, at): (Entry, Location),
         slot: u32,
         out: &mut [u8; BLOCK_SIZE],
     ) -> Result<(), Why> {
+        let Some(windows) = &self.windows else { return Err(Why::Damaged) };
         let sequence = self.segments.sequence(at.segment);
-        let Session { window: Some(window), codec, again, .. } = session else {
-            return Err(Why::Damaged);
-        };
+        let Session { codec, again, .. } = session;
         let name = if on(Bug::WindowByNumber) { u64::from(at.segment) + 1 } else { sequence };
-        let Some(record) = window.record(name, at) else {
-            let follows = std::mem::replace(&mut window.next, block + 1) == block;
-            let from = at.offset / ALIGN as u32 * ALIGN as u32;
-            let to = self.wanted(block, at, from + if follows { WINDOW } else { WINDOW / 2 });
-            return Err(Why::Below(Below { slot, from, to, name }));
-        };
-        if !self.unpack(codec, record, (block, sequence), at, out) {
-            // The device may say something else next time.
-            window.name = 0;
-            return Err(Why::Damaged);
+        let unpack = |record: &[u8]| self.unpack(codec, record, (block, sequence), at, out);
+        match windows.look(name, (block, at), unpack) {
+            Some(true) => {}
+            Some(false) => return Err(Why::Damaged),
+            None => {
+                let wish = windows.wish(name, (block, at), count);
+                let from = at.offset / ALIGN as u32 * ALIGN as u32;
+                let to = self.wanted(block, at, from + wish.most, wish.is_stream);
+                return Err(Why::Below(Below { slot, from, to, name, wish }));
+            }
         }
-        window.next = block + 1;
         if !entry.is_hot() {
             self.index.warm(block, entry, entry.hot());
         } else {
@@ -144,21 +109,25 @@ impl Store {
         Ok(())
     }
 
-    /// The end of what to read for a block's record, together with the blocks that follow where
-    /// their records do, up to `most`.
-    fn wanted(&self, block: u64, at: Location, most: u32) -> u32 {
-        let (mut last, mut end) = (at, at.offset + at.record_len());
-        let most = most.min(self.shape.segment);
+    /// The end of what to read for a block's record, up to `most`: of a stream, everything that
+    /// follows in the slot; else the blocks that follow where their records are not far.
+    fn wanted(&self, block: u64, at: Location, most: u32, is_stream: bool) -> u32 {
+        let end = at.offset + at.record_len();
+        let least = end.next_multiple_of(ALIGN as u32);
+        let whole = self.segments.spilled(at.segment).map_or(end, |spilled| spilled.end);
+        let most = most.min(whole.next_multiple_of(ALIGN as u32)).max(least);
+        if is_stream {
+            return most;
+        }
+        let mut end = least;
         for next in block + 1..self.index.blocks_max() {
             match self.index.load(next).home() {
-                // Another block of the same cluster.
-                Home::Record(next) if next == last => {}
-                Home::Record(next) if next.segment == at.segment && next.offset == end => {
-                    if next.offset + next.record_len() > most {
+                Home::Record(next) if next.segment == at.segment && next.offset >= at.offset => {
+                    let to = next.offset + next.record_len();
+                    if to > most {
                         break;
                     }
-                    end += next.record_len();
-                    last = next;
+                    end = end.max(to);
                 }
                 _ => break,
             }
@@ -166,21 +135,10 @@ impl Store {
         end.next_multiple_of(ALIGN as u32)
     }
 
-    /// Where to put what is read of a slot.
-    ///
-    /// # Panics
-    /// When the session is of a store without slots.
-    pub fn window<'a>(&self, session: &'a mut Session, below: &Below) -> &'a mut [u8] {
-        let Some(window) = session.window.as_mut() else { unreachable!("no slots, no window") };
-        window.name = 0;
-        &mut window.buffer[..(below.to - below.from) as usize]
-    }
-
-    /// Says that the part of a slot is in the session's window.
-    pub fn brought(&self, session: &mut Session, below: &Below) {
-        if let Some(window) = session.window.as_mut() {
-            (window.name, window.range) = (below.name, below.from..below.to);
-        }
+    /// Has `read` bring a part of a slot, which waits for the device. `false` if it fails.
+    pub fn bring(&self, below: &Below, read: impl FnOnce(&mut [u8]) -> bool) -> bool {
+        let Below { from, to, name, wish, .. } = *below;
+        self.windows.as_ref().is_some_and(|windows| windows.fill(name, from..to, wish, read))
     }
 
     /// Looks at what is live in a sealed segment in a frame that the caller has claimed, as of some

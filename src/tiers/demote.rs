@@ -126,7 +126,7 @@ impl Ram {
                     self.promote(session, block, std::slice::from_ref(out));
                     return Ok(version);
                 }
-                Err(stopped) => self.go_on(session, block, stopped)?,
+                Err(stopped) => self.go_on(block, stopped)?,
             };
         }
     }
@@ -145,31 +145,27 @@ impl Ram {
         while let Err(stopped) =
             self.store().read_run(session, first + done as u64, &mut out[done..])
         {
-            done += self.go_on(session, first + done as u64, stopped)?;
+            done += self.go_on(first + done as u64, stopped)?;
         }
         self.promote(session, first, out);
         Ok(())
     }
 
     /// Brings what a read from `first` on stopped at, if that can be; says how far it had come.
-    fn go_on(&self, session: &mut Session, first: u64, stopped: Stopped) -> Result<usize, Unread> {
+    fn go_on(&self, first: u64, stopped: Stopped) -> Result<usize, Unread> {
         let Stopped { done, why } = stopped;
         let block = first + done as u64;
         match why {
             Why::Damaged => Err(Unread::Damaged(block)),
-            Why::Below(below) if self.bring(session, &below) => Ok(done),
+            Why::Below(below) if self.bring(&below) => Ok(done),
             Why::Below(_) => Err(Unread::Drive(block)),
         }
     }
 
-    fn bring(&self, session: &mut Session, below: &Below) -> bool {
+    fn bring(&self, below: &Below) -> bool {
         let Some(lower) = self.lower() else { return false };
-        let window = self.store().window(session, below);
-        let read = lower.spill.read(below.slot, below.from, window).is_ok();
-        if read {
-            self.store().brought(session, below);
-        }
-        read
+        let read = |window: &mut [u8]| lower.spill.read(below.slot, below.from, window).is_ok();
+        self.store().bring(below, read)
     }
 
     /// Appends those of the blocks anew that were read from a slot or a cluster not for the first

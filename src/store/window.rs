@@ -1,0 +1,282 @@
+//! What was read of slots: a few windows, which all threads share.
+//!
+//! A read that comes to a record in a slot looks for it in the windows. If it is in none, a part of
+//! the slot is brought into the one that was not used for longest. A stream that goes through a
+//! slot, or from one into the next, is known by a window that it has come to the end of, whichever
+//! thread reads: each time it reads on, twice as much is brought.
+//!
+//! Invariants:
+//! - a window names its bytes by the sequence of their segment, which never comes back, so it is
+//!   never out of date;
+//! - a window is locked while it is filled, and nobody waits for it then: others look past it.
+
+use super::format::{CLUSTER_MAX, HEADER, Location};
+use crate::BLOCK_SIZE;
+use crate::media::{ALIGN, Buffer};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
+use std::ops::Range;
+
+/// How many there are.
+const COUNT: usize = if cfg!(shuttle) { 2 } else { 6 };
+/// The least that is brought where more than the record follows, and the most.
+const LEAST: u32 = 16 << 10;
+/// See [`LEAST`].
+const MOST: u32 = 256 << 10;
+/// A read so far behind the end of a window goes on from there.
+const NEAR: u32 = 64 << 10;
+
+const _: () = assert!(CLUSTER_MAX + 2 * ALIGN <= 2 * LEAST as usize);
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Windows {
+    windows: Box<[Shared]>,
+    /// Counts uses.
+    clock: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    window: Mutex<Window>,
+    /// Somebody waits for the device, for this one.
+    is_filling: AtomicBool,
+}
+
+/// A part of a segment, as it is in a slot.
+struct Window {
+    buffer: Buffer,
+    /// The sequence of the segment; 0: there is nothing.
+    name: u64,
+    /// Which part it is.
+    range: Range<u32>,
+    /// How much would have been brought, if the segment did not end.
+    reach: u32,
+    /// The block after the last that was read from it.
+    next: u64,
+    /// When it was used last.
+    used: u64,
+}
+
+/// What is to be read of a slot for a record, and where to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wish {
+    /// The most to bring, in bytes.
+    pub most: u32,
+    /// It goes on where the last one ended: what follows in the slot is wanted too.
+    pub is_stream: bool,
+    /// The window that has served.
+    place: Option<usize>,
+}
+
+impl std::fmt::Debug for Window {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Window").field("name", &self.name).field("range", &self.range).finish()
+    }
+}
+
+impl Windows {
+    /// Empty ones, for slots of segments of `segment` bytes.
+    pub(super) fn new(segment: u32) -> Self {
+        // A record that begins in a page and ends in another needs both.
+        let len = MOST.min(segment).max(2 * LEAST) as usize;
+        let window = || Window {
+            buffer: Buffer::new(len),
+            name: 0,
+            range: 0..0,
+            reach: 0,
+            next: u64::MAX,
+            used: 0,
+        };
+        let shared = || Shared { window: Mutex::new(window()), is_filling: AtomicBool::new(false) };
+        Self { windows: (0..COUNT).map(|_| shared()).collect(), clock: AtomicU64::new(1) }
+    }
+
+    /// Bytes of memory.
+    pub(super) fn memory(&self) -> usize {
+        self.windows.iter().map(|shared| shared.lock().buffer.len()).sum()
+    }
+
+    /// Has `work` look at the record of `block`, if a window has it. What `work` finds damaged is
+    /// forgotten: the device may say something else next time.
+    pub(super) fn look(
+        &self,
+        name: u64,
+        (block, at): (u64, Location),
+        work: impl FnOnce(&[u8]) -> bool,
+    ) -> Option<bool> {
+        for shared in &self.windows {
+            let Some(mut window) = shared.lock_filled() else { continue };
+            let Some(record) = window.record(name, at) else { continue };
+            let is_good = work(record);
+            if is_good {
+                window.next = block + 1;
+                window.used = self.clock.fetch_add(1, Ordering::Relaxed);
+            } else {
+                window.name = 0;
+            }
+            return Some(is_good);
+        }
+        None
+    }
+
+    /// What to bring for the record of `block`, when `count` blocks from there on are wanted.
+    pub(super) fn wish(&self, name: u64, (block, at): (u64, Location), count: usize) -> Wish {
+        for (place, shared) in self.windows.iter().enumerate() {
+            let Some(window) = shared.lock_filled() else { continue };
+            if window.ends_before(name, block, at.offset) {
+                let most = (2 * window.reach).clamp(LEAST, window.buffer.len() as u32);
+                return Wish { most, is_stream: true, place: Some(place) };
+            }
+        }
+        let blocks = (count * (HEADER + BLOCK_SIZE)).min(MOST as usize) as u32;
+        Wish { most: LEAST.max(blocks), is_stream: false, place: None }
+    }
+
+    /// Has `fill` bring a part of the segment `name` into a window. `false` if it fails, and
+    /// nothing is there.
+    pub(super) fn fill(
+        &self,
+        name: u64,
+        range: Range<u32>,
+        wish: Wish,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> bool {
+        let mut round = 0;
+        let (place, mut window) = loop {
+            if let Some(found) = self.choose(wish) {
+                break found;
+            }
+            // More threads than windows: those who have one wait for the device only.
+            crate::sync::relax(round);
+            round = round.saturating_add(1);
+        };
+        let is_filling = &self.windows[place].is_filling;
+        is_filling.store(true, Ordering::Release);
+        window.name = 0;
+        let len = (range.end - range.start) as usize;
+        let filled = fill(&mut window.buffer[..len]);
+        if filled {
+            (window.name, window.range, window.next) = (name, range, u64::MAX);
+            window.reach = if wish.is_stream { wish.most } else { len as u32 };
+            window.used = self.clock.fetch_add(1, Ordering::Relaxed);
+        }
+        is_filling.store(false, Ordering::Release);
+        filled
+    }
+
+    /// The window that the wish is about, or else the one that was not used for longest.
+    fn choose(&self, wish: Wish) -> Option<(usize, MutexGuard<'_, Window>)> {
+        let lock = |place: usize| Some((place, self.windows[place].window.try_lock()?));
+        let wished = wish.place.and_then(lock);
+        wished.or_else(|| (0..COUNT).filter_map(lock).min_by_key(|(_, window)| window.used))
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Window> {
+        self.window.lock()
+    }
+
+    /// The window, unless it is being filled. Whoever has it otherwise does not wait for anything.
+    fn lock_filled(&self) -> Option<MutexGuard<'_, Window>> {
+        let mut round = 0;
+        loop {
+            if let Some(window) = self.window.try_lock() {
+                return Some(window);
+            }
+            if self.is_filling.load(Ordering::Acquire) {
+                return None;
+            }
+            crate::sync::relax(round);
+            round = round.saturating_add(1);
+        }
+    }
+}
+
+impl Window {
+    fn record(&self, name: u64, at: Location) -> Option<&[u8]> {
+        let end = at.offset + at.record_len();
+        let has = self.name == name && at.offset >= self.range.start;
+        let start = (has && end <= self.range.end).then(|| at.offset - self.range.start)?;
+        self.buffer.get(start as usize..(start + at.record_len()) as usize)
+    }
+
+    /// Whether a read of `block`, `offset` bytes into the segment `name`, goes on where reads of
+    /// this window have come to.
+    fn ends_before(&self, name: u64, block: u64, offset: u32) -> bool {
+        let behind = self.name == name
+            && offset + ALIGN as u32 >= self.range.end
+            && offset < self.range.end + NEAR;
+        self.name != 0 && (behind || self.next == block)
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    fn at(offset: u32) -> Location {
+        Location { segment: 1, offset, len: 100, parts: 0 }
+    }
+
+    fn bring(windows: &Windows, name: u64, range: Range<u32>, wish: Wish) {
+        assert!(windows.fill(name, range, wish, |bytes| {
+            bytes.fill(name as u8);
+            true
+        }));
+    }
+
+    #[test]
+    fn streams_bring_more_and_more_into_one_window() {
+        let windows = Windows::new(1 << 20);
+        let first = windows.wish(7, (10, at(0)), 1);
+        assert_eq!((first.most, first.is_stream), (LEAST, false));
+        bring(&windows, 7, 0..LEAST, first);
+        assert_eq!(windows.look(7, (10, at(0)), |bytes| bytes[0] == 7), Some(true));
+        assert_eq!(windows.look(8, (10, at(0)), |_| true), None, "of another segment");
+        let mut end = LEAST;
+        for most in [32 << 10, 64 << 10, 128 << 10, 256 << 10, 256 << 10] {
+            let wish = windows.wish(7, (11, at(end)), 1);
+            assert_eq!(
+                (wish.most, wish.is_stream, wish.place),
+                (most, true, first_place(&windows))
+            );
+            bring(&windows, 7, end..end + most, wish);
+            end += most;
+        }
+        // Into the next slot, by the number of the block.
+        assert_eq!(windows.look(7, (90, at(end - 200)), |_| true), Some(true));
+        assert!(windows.wish(9, (91, at(500_000)), 1).is_stream);
+        assert!(!windows.wish(9, (92, at(500_000)), 1).is_stream);
+    }
+
+    fn first_place(windows: &Windows) -> Option<usize> {
+        windows.windows.iter().position(|shared| shared.lock().name != 0)
+    }
+
+    #[test]
+    fn as_much_as_is_asked_for_is_brought_at_once() {
+        let windows = Windows::new(1 << 20);
+        assert_eq!(windows.wish(1, (0, at(0)), 32).most, 32 * (HEADER + BLOCK_SIZE) as u32);
+        assert_eq!(windows.wish(1, (0, at(0)), 1000).most, MOST);
+    }
+
+    #[test]
+    fn the_one_that_was_not_used_for_longest_goes() {
+        let windows = Windows::new(1 << 20);
+        for name in 1..=COUNT as u64 {
+            bring(&windows, name, 0..LEAST, windows.wish(name, (1000 * name, at(0)), 1));
+        }
+        assert_eq!(windows.look(1, (1000, at(0)), |_| true), Some(true));
+        bring(&windows, 99, 0..LEAST, windows.wish(99, (9, at(0)), 1));
+        let has = |name| windows.look(name, (1, at(0)), |_| true).is_some();
+        assert!(has(1) && has(99) && !has(2));
+        // What is damaged, or could not be read, is not there.
+        assert_eq!(windows.look(1, (1, at(0)), |_| false), Some(false));
+        assert!(!has(1));
+        let wish = windows.wish(50, (9, at(900_000)), 1);
+        assert!(!windows.fill(50, 0..LEAST, wish, |_| false));
+        assert!(!has(50));
+    }
+}
