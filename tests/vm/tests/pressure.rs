@@ -2,7 +2,7 @@
 //! its memory compares every byte, somebody beside it gets on, and the kernel names nobody who
 //! hung. `tests/vm/pressure` does this for ten minutes.
 //!
-//! `ZTIER_VM_PRESSURE` says for how many seconds; by default 20.
+//! `ZTIER_VM_PRESSURE` says for how many seconds; by default 15.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support;
@@ -18,7 +18,7 @@ fn a_machine_short_of_memory_stands_twice_its_memory() {
         return;
     }
     let machine = setup(&lab).memory(512).disk("other", 64 << 20).boot().unwrap();
-    let seconds = times("ZTIER_VM_PRESSURE", 20);
+    let seconds = times("ZTIER_VM_PRESSURE", 15);
     let script = format!(
         "modprobe ublk_drv; mkfs.ext4 -q /disk/other && mount /disk/other /mnt && \
          exec ztier-vm-pressure stress --over machine --seconds {seconds} --export ublk \

@@ -79,7 +79,7 @@ impl Said {
 
 /// What a healthy kernel does not say: tasks that hang, CPUs that do not get on, errors of swap and
 /// other devices, its own.
-const WRONG: [&str; 9] = [
+const WRONG: [&str; 8] = [
     "blocked for more than",
     "detected stall",
     "self-detected stall",
@@ -88,7 +88,6 @@ const WRONG: [&str; 9] = [
     "rror on swap-device",
     "BUG:",
     "Oops",
-    "Call Trace",
 ];
 
 /// Whom a line says to be ended for want of memory.
