@@ -17,12 +17,13 @@ fn a_machine_short_of_memory_stands_twice_its_memory() {
         println!("skipped: no stress-ng");
         return;
     }
-    let machine = setup(&lab).memory(512).disk("other", 64 << 20).boot().unwrap();
+    let machine =
+        setup(&lab).memory(512).disk("other", 64 << 20).disk("spill", 1 << 30).boot().unwrap();
     let seconds = times("ZTIER_VM_PRESSURE", 15);
     let script = format!(
         "modprobe ublk_drv; mkfs.ext4 -q /disk/other && mount /disk/other /mnt && \
          exec ztier-vm-pressure stress --over machine --seconds {seconds} --export ublk \
-         --file /mnt/probe"
+         --spill /disk/spill --file /mnt/probe"
     );
     let patience = Duration::from_secs(u64::from(seconds) + 300);
     let done = machine.run(&script, patience).unwrap_or_else(|e| panic!("{e}"));
