@@ -287,3 +287,18 @@ fn memory_of_another_version_is_kept_and_refused() {
     std::fs::write(&file, state).unwrap();
     sandbox.ztier(&["restart", "vol"]).ok();
 }
+
+/// Who comes right after a kill waits until the process is gone, which has its lock until then.
+#[test]
+fn the_next_daemon_may_come_at_once() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    connect(&sandbox).write(0, &vec![7; 32 << 20]);
+    for round in 0..10 {
+        kill_process(sandbox.pid("vol"), Signal::KILL).unwrap();
+        if round % 2 == 0 { sandbox.ztier(&UP) } else { sandbox.ztier(&["restart", "vol"]) }.ok();
+    }
+    assert_eq!(connect(&sandbox).read((32 << 20) - 1, 1), [7]);
+    sandbox.ztier(&UP).refused(1, &["is already up"]);
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+}

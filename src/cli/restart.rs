@@ -60,7 +60,7 @@ impl Restart {
             return Err(unknown(&paths, &self.name));
         }
         let begun = Instant::now();
-        let served = match daemon::find(&paths, &self.name) {
+        let served = match daemon::settled(&paths, &self.name) {
             Found::Up(Some(state)) => self.replace(&paths, &state)?,
             Found::Up(None) => return Err(Error::failure("the daemon is starting or ending")),
             Found::Dead(_) if self.log.is_some() => {

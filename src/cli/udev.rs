@@ -86,24 +86,26 @@ impl Device {
     /// The volume that has this as a drive, and as which: of those that are up, and of those that
     /// may come up.
     fn below(&self, paths: &Paths) -> Option<(String, &'static str)> {
-        let role = |log: Option<&Path>, backing: Option<&Path>| match (log, backing) {
-            (Some(log), _) if self.is(log) => Some("log"),
-            (_, Some(backing)) if self.is(backing) => Some("backing"),
-            _ => None,
+        let role = |log: Option<&PathBuf>, backing: Option<&PathBuf>, spill: Option<&PathBuf>| {
+            let drives = [(log, "log"), (backing, "backing"), (spill, "spill")];
+            let mut drives =
+                drives.iter().filter_map(|(path, role)| path.map(|path| (path, *role)));
+            drives.find(|(path, _)| self.is(path)).map(|(_, role)| role)
         };
         for name in daemon::names(paths) {
             if let Some(state) = state_of(paths, &name)
                 && let plan = &state.plan
                 && let backing = plan.log.as_ref().map(|log| &log.backing).or(plan.backing.as_ref())
-                && let log = plan.log.as_ref().map(|log| log.log.as_path())
-                && let Some(role) = role(log, backing.map(PathBuf::as_path))
+                && let spill = plan.spill.as_ref().map(|spill| &spill.device)
+                && let Some(role) = role(plan.log.as_ref().map(|log| &log.log), backing, spill)
             {
                 return Some((name, role));
             }
         }
         for name in Paths::names_in(&paths.config, "toml") {
             if let Ok(Some(kept)) = Settings::load(&paths.settings(&name))
-                && let Some(role) = role(kept.log.as_deref(), kept.backing.as_deref())
+                && let Some(role) =
+                    role(kept.log.as_ref(), kept.backing.as_ref(), kept.spill.as_ref())
             {
                 return Some((name, role));
             }
@@ -169,10 +171,12 @@ mod tests {
         let paths = Paths { run: dir.path().into(), config: dir.path().into(), state: "/x".into() };
         let settings = "log = \"/dev/disk/by-id/fast\"\nbacking = \"/dev/slow\"\n";
         fs::write(dir.path().join("vol.toml"), settings).unwrap();
+        fs::write(dir.path().join("swap.toml"), "size = \"1G\"\nspill = \"/dev/cold\"\n").unwrap();
         fs::write(dir.path().join("bad.toml"), "size = ").unwrap();
         let below = |path: &str, links| Device::of(Path::new(path), links).below(&paths);
         assert_eq!(below("/dev/slow", ""), Some(("vol".into(), "backing")));
         assert_eq!(below("/dev/x", "/dev/a /dev/disk/by-id/fast"), Some(("vol".into(), "log")));
+        assert_eq!(below("/dev/cold", ""), Some(("swap".into(), "spill")));
         assert_eq!(below("/dev/x", ""), None);
         assert_eq!(Device::of(Path::new("/dev/x"), "").volume(&paths), None);
     }

@@ -253,7 +253,7 @@ impl Up {
 
     fn refuse_second(&self, paths: &Paths) -> Result<()> {
         let name = &self.name;
-        if !paths.exists()? || !matches!(daemon::find(paths, name), Found::Up(_)) {
+        if !paths.exists()? || !matches!(daemon::settled(paths, name), Found::Up(_)) {
             return Ok(());
         }
         Err(Error::failure(format!("volume `{name}` is already up"))

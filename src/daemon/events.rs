@@ -10,7 +10,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 /// depends on it.
 pub fn look_again(plan: &Plan) {
     let logged = plan.log.iter().flat_map(|log| [&log.backing, &log.log]);
-    for drive in logged.chain(&plan.backing) {
+    let spill = plan.spill.iter().map(|spill| &spill.device);
+    for drive in logged.chain(&plan.backing).chain(spill) {
         let Ok(meta) = fs::metadata(drive) else { continue };
         if meta.file_type().is_block_device() {
             let number = meta.rdev();

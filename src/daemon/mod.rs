@@ -24,4 +24,4 @@ mod swapping;
 pub use running::{End, LOOKERS, Order, Ready, run};
 pub use serve::{Chosen, choose, planned};
 pub use spawn::{Starting, again_main, detached_main, follow, spawn};
-pub use state::{Found, find, names};
+pub use state::{Found, find, names, settled};

@@ -8,6 +8,7 @@ use super::keeper::{self, Kept};
 use super::log;
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage};
+use crate::control::{Client, Request};
 use crate::error::{Context, Error, Result};
 use crate::export::usage::Tuned;
 use crate::export::{Leftover, usage};
@@ -19,6 +20,9 @@ use std::io::{ErrorKind, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// How long the kernel may take to end a process that was killed.
+const DYING: Duration = Duration::from_secs(2);
 
 /// The state file of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,6 +151,21 @@ pub fn find(paths: &Paths, name: &str) -> Found {
         Ok(None) => Found::Nothing,
         Err(_) if held => Found::Up(None),
         Err(e) => Found::Broken(e),
+    }
+}
+
+/// The same for somebody who is about to bring the volume up: a daemon that was killed has its lock
+/// until the kernel has taken all of its memory back, and answers nobody. Its end is waited for.
+pub fn settled(paths: &Paths, name: &str) -> Found {
+    let client = Client::new(&paths.volume(name).control);
+    let answers = || client.ask::<serde_json::Value>(&Request::Ping, DYING).is_ok();
+    let deadline = Instant::now() + DYING;
+    loop {
+        let found = find(paths, name);
+        if !matches!(found, Found::Up(_)) || answers() || Instant::now() >= deadline {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -22,6 +22,12 @@ const OFF: Duration = Duration::from_secs(60);
 const CONNECT: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 /// How long QEMU takes to end once it has closed its port.
 const END: Duration = Duration::from_secs(5);
+/// The CPU that is emulated. QEMU 7.2 gets the flags wrong after an emulated `cmpxchg16b` that is
+/// interrupted: then the kernel's allocator of small objects takes a failure for a success, and
+/// most boots die; without that instruction the kernel does the same under a lock. Carry-less
+/// multiplication takes the emulator as long as hundreds of other instructions, and what clears or
+/// copies memory by bytes goes byte by byte: programs and kernels have other ways.
+const CPU: &str = "max,-cx16,-pclmulqdq,-erms,-fsrm";
 /// How many lines of the console an error has.
 const LAST_LINES: usize = 6;
 
@@ -211,10 +217,7 @@ impl Parts<'_> {
         fs::write(&initrd, bytes).context("cannot write a machine's first files")?;
         let accel = std::env::var("ZTIER_VM_ACCEL").unwrap_or_else(|_| "tcg,thread=multi".into());
         self.add(&["-nodefaults", "-nographic", "-serial", "stdio", "-accel", &accel]);
-        // QEMU 7.2 gets the flags wrong after an emulated `cmpxchg16b` that is interrupted: then
-        // the kernel's allocator of small objects takes a failure for a success, and most boots
-        // die. Without that instruction the kernel does the same under a lock.
-        self.add(&["-cpu", "max,-cx16", "-smp", &setup.cpus.to_string()]);
+        self.add(&["-cpu", CPU, "-smp", &setup.cpus.to_string()]);
         self.add(&["-m", &setup.memory.to_string()]);
         self.add(&["-kernel", &setup.kernel.to_string_lossy()]);
         self.add(&["-initrd", &initrd.to_string_lossy()]);

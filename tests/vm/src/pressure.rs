@@ -50,9 +50,9 @@ pub struct Options {
     /// What stress-ng writes: its `--vm-method`
     #[arg(long, value_name = "METHOD", default_value = "rand-set")]
     method: String,
-    /// Take the coldest to a disk or file of this size
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    spill: Option<u64>,
+    /// Take the coldest to a disk or file of this size; 0: do without
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_bytes)]
+    spill: u64,
     /// Limit on the memory of the swap
     #[arg(long, value_name = "BYTES|%")]
     ram_limit: Option<String>,
@@ -92,8 +92,8 @@ impl Options {
             u32::try_from(self.machine_memory >> 20).context("so much memory is not possible")?;
         let mut setup = Setup::new(lab).memory(mib).cpus(self.cpus).disk("other", 64 << 20);
         let mut args = self.args("machine").join(" ");
-        if let Some(size) = self.spill {
-            setup = setup.disk("spill", size);
+        if self.spill > 0 {
+            setup = setup.disk("spill", self.spill);
             args += " --spill /disk/spill";
         }
         let machine = setup.boot()?;
@@ -134,10 +134,10 @@ impl Options {
             .env("ZTIER_RUN_DIR", place.path().join("run"))
             .env("ZTIER_STATE_DIR", place.path().join("state"))
             .stdin(Stdio::null());
-        if let Some(size) = self.spill {
+        if self.spill > 0 {
             let below = place.path().join("spill");
             let file = std::fs::File::create(&below).context("cannot make a file to spill to")?;
-            file.set_len(size).context("cannot size a file to spill to")?;
+            file.set_len(self.spill).context("cannot size a file to spill to")?;
             command.arg("--spill").arg(below);
         }
         eprintln!("ztier-vm: a group of this machine, swap by FUSE and a loop device");

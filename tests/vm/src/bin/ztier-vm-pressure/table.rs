@@ -115,6 +115,7 @@ impl Seen {
             ),
             ("short of memory", pressure(self.counters.memory)),
             ("short of I/O", pressure(self.counters.io)),
+            ("swap refused", format!("{} pages, which stayed in memory", self.said.refused)),
             ("out of memory", format!("{} processes of the load ended", self.said.loads_ended)),
             ("kernel's log", format!("{} lines that must not be", self.said.wrong.len())),
         ];

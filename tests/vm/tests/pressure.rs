@@ -1,0 +1,34 @@
+//! A machine that is short of memory as a whole, with a volume by ublk as its swap: a load of twice
+//! its memory compares every byte, somebody beside it gets on, and the kernel names nobody who
+//! hung. `tests/vm/pressure` does this for ten minutes.
+//!
+//! `ZTIER_VM_PRESSURE` says for how many seconds; by default 15.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod support;
+
+use std::time::Duration;
+use support::{lab_with, nothing_left, setup, times};
+
+#[test]
+fn a_machine_short_of_memory_stands_twice_its_memory() {
+    let Some((lab, _turn)) = lab_with(&["ztier", "ztier-vm-pressure"]) else { return };
+    if !lab.image.has("stress-ng") {
+        println!("skipped: no stress-ng");
+        return;
+    }
+    let machine =
+        setup(&lab).memory(512).disk("other", 64 << 20).disk("spill", 1 << 30).boot().unwrap();
+    let seconds = times("ZTIER_VM_PRESSURE", 15);
+    let script = format!(
+        "modprobe ublk_drv; mkfs.ext4 -q /disk/other && mount /disk/other /mnt && \
+         exec ztier-vm-pressure stress --over machine --seconds {seconds} --export ublk \
+         --spill /disk/spill --file /mnt/probe"
+    );
+    let patience = Duration::from_secs(u64::from(seconds) + 300);
+    let done = machine.run(&script, patience).unwrap_or_else(|e| panic!("{e}"));
+    print!("{}", done.text);
+    assert_eq!(done.status, 0, "{}", done.text);
+    nothing_left(&machine);
+    machine.off().unwrap();
+}
