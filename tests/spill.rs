@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use ztier::media::Memory;
 use ztier::volume::{
-    Algorithm, Channel, Device, IoError, Options, Request, SpillTo, Volume, min_ram_limit,
+    Algorithm, Channel, Device, IoError, Options, Recompress, Request, SpillTo, Volume,
+    min_ram_limit,
 };
 
 const SIZE: u64 = 24 << 20;
@@ -423,7 +424,8 @@ fn a_lower_limit_sends_more_down() {
 #[test]
 fn threads_beside_the_volumes_own() {
     let segment = 64 << 10;
-    let ram_limit = min_ram_limit(SIZE, segment) + (2 << 20);
+    // What it takes to recompress has to find room, too.
+    let ram_limit = min_ram_limit(SIZE, segment) + (2 << 20) + (1400 << 10);
     let options = Options {
         size: SIZE,
         ram_limit,
@@ -438,6 +440,7 @@ fn threads_beside_the_volumes_own() {
     drive.write_ms.store(1, Ordering::SeqCst);
     let below = SpillTo { drive: drive.clone(), slots, daily: 0 };
     let volume = Volume::create_over(&options, &Memory::default(), Some(below)).unwrap();
+    volume.set_recompress(Recompress::Idle).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let volume = Arc::clone(&volume);
@@ -447,6 +450,7 @@ fn threads_beside_the_volumes_own() {
     let stats = volume.stats();
     assert!(stats.mem_used_max_bytes <= ram_limit, "{stats:?}");
     assert!(stats.spilled_segments > 200 && stats.spill_promoted_blocks > 0, "{stats:?}");
+    assert!(stats.blocks_recompressed + stats.recompress_in_vain > 0, "{stats:?}");
     volume.close();
     volume.audit().unwrap();
 }

@@ -193,11 +193,12 @@ impl Store {
     }
 
     /// Seals the segment that is being filled with clusters, if there is one, and it has at least
-    /// one part in `garbage_part` of garbage. `false` when it has not.
+    /// one part in `garbage_part` of garbage, or nothing at all. `false` when it has not.
     pub fn seal_pack(&self, pack: &mut Pack, garbage_part: u32) -> bool {
         let Some(Open { segment, offset }) = pack.open else { return false };
         let dead = u64::from(self.segments.dead_bytes(segment));
-        let seals = dead > 0 && dead * u64::from(garbage_part) >= u64::from(offset);
+        let is_garbage = dead > 0 && dead * u64::from(garbage_part) >= u64::from(offset);
+        let seals = offset == 0 || is_garbage;
         if seals {
             self.close(pack);
         }
