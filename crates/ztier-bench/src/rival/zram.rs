@@ -83,6 +83,10 @@ impl Zram {
             zram.set("comp_algorithm", algorithm)?;
         }
         if let Some(second) = second {
+            if !zram.sysfs("recomp_algorithm").exists() {
+                let text = "this kernel's zram does not recompress (CONFIG_ZRAM_MULTI_COMP)";
+                return Err(Error::failure(text));
+            }
             zram.set("recomp_algorithm", &format!("algo={second} priority=1"))?;
         }
         zram.algorithm = knob::read(&zram.sysfs("comp_algorithm"))?;

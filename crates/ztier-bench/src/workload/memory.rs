@@ -77,6 +77,13 @@ pub fn run(context: &mut Context) -> Result<()> {
 fn cold(context: &mut Context) -> Result<()> {
     let bytes = context.pick(192u64 << 20, 1 << 30);
     let report = &mut context.report;
+    let mut pools = match pools(Kind::Files, 2) {
+        Ok(pools) => pools,
+        Err(e) => {
+            report.missing(SECTION, "cold data", e);
+            return Ok(());
+        }
+    };
     let volume = OwnVolume::new(bytes, 2 * bytes)?;
     let (zram, can) = match Zram::recompressing(bytes) {
         Ok(zram) => (Some(zram), true),
@@ -86,7 +93,6 @@ fn cold(context: &mut Context) -> Result<()> {
         }
     };
     let pair = Pair { volume: &volume, zram: zram.as_ref(), blocks: bytes / BLOCK_SIZE as u64 };
-    let mut pools = pools(Kind::Files, 2)?;
     report.note(SECTION, "data", format!("cold: {} MiB of {}", bytes >> 20, pools[0]));
     pair.write(Op::Write(0), Order::Each, &mut pools)?;
     pair.compare(report, "before_cold", Goal::None)?;
