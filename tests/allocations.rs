@@ -83,6 +83,7 @@ fn fill(data: &mut [u8], rng: &mut u64, noise: u64) {
 
 /// One thread's way into the volume, with all memory that its requests need.
 struct User {
+    volume: Arc<Volume>,
     channel: Box<dyn Channel>,
     data: Vec<u8>,
     rng: u64,
@@ -93,7 +94,8 @@ impl User {
     fn new(volume: &Arc<Volume>, number: u64) -> Self {
         let channel = Arc::clone(volume).channel();
         let data = vec![0; (CLUSTER * 4096) as usize];
-        Self { channel, data, rng: 0x1234_5678_9abc + number, refused: 0 }
+        let volume = Arc::clone(volume);
+        Self { volume, channel, data, rng: 0x1234_5678_9abc + number, refused: 0 }
     }
 
     /// Swaps out, swaps in and frees, a while; about `noise` of 256 words do not compress.
@@ -116,6 +118,10 @@ impl User {
                 let offset = random(&mut self.rng) % (SIZE / 4096 - 16) * 4096;
                 let discard = Request::Discard { offset, len: 16 * 4096 };
                 self.channel.submit(discard, now).unwrap();
+            }
+            if round % 512 == 0 {
+                // Another thread of the volume's does it, beside all this.
+                self.volume.recompress().unwrap();
             }
             if round % 64 == 0 {
                 self.channel.submit(Request::Flush, now).unwrap();
@@ -172,6 +178,7 @@ fn requests_allocate_nothing_also_at_the_limit() {
         let allocations = ALLOCATIONS.load(Ordering::Relaxed);
         // It was at the limit: room was made by cleaning, and in the end there was none.
         assert!(refused > 0 && stats.segments_cleaned > 20 && stats.write.requests > 10_000);
+        assert!(stats.blocks_recompressed > 100, "{stats:?}");
         assert_eq!(allocations, 0, "of {sizes:?} bytes, by {algorithm:?}");
     }
 }

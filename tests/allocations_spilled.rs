@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use support::ram_drive::RamDrive;
 use ztier::media::Memory;
-use ztier::volume::{Algorithm, Device, Options, Request, SpillTo, Volume, min_ram_limit_above};
+use ztier::volume::{
+    Algorithm, Device, Options, Recompress, Request, SpillTo, Volume, min_ram_limit_above,
+};
 
 /// Counts what its own thread asks for.
 struct Counting;
@@ -41,7 +43,17 @@ static COUNTING: Counting = Counting;
 const SIZE: u64 = 24 << 20;
 const BLOCK: u64 = 4096;
 
+/// Blocks that do not shrink; those of every other seed do together, because they are the same.
 fn fill(data: &mut [u8], seed: u64) {
+    if seed & 2 == 2 {
+        let (first, rest) = data.split_at_mut(BLOCK as usize);
+        fill(first, seed & !2);
+        for (n, block) in (1u8..).zip(rest.chunks_mut(BLOCK as usize)) {
+            block.copy_from_slice(first);
+            block[5] ^= n;
+        }
+        return;
+    }
     let mut x = seed | 1;
     for (at, word) in data.chunks_mut(8).enumerate() {
         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -67,6 +79,7 @@ fn at_the_limit_nothing_is_asked_for() {
     let below = SpillTo { drive: Arc::new(drive), slots, daily: 1 << 40 };
     let volume = Volume::new_over(&options, &Memory::default(), Some(below)).unwrap();
     let volume = Arc::new(volume);
+    volume.set_recompress(Recompress::Idle).unwrap();
     let mut channel = Arc::clone(&volume).channel();
     let (mut data, mut found) = (vec![0; 4 * BLOCK as usize], vec![0; 4 * BLOCK as usize]);
     let mut dice = 1u64;
@@ -80,9 +93,12 @@ fn at_the_limit_nothing_is_asked_for() {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
         let offset = if round < 1536 { round } else { (dice >> 33) % 1536 } * 4 * BLOCK;
         if round < 1536 || round % 4 < 2 {
-            fill(&mut data, offset | 1);
+            fill(&mut data, offset | 1 | (offset / BLOCK / 2) & 2);
             let write = Request::Write { offset, data: &data, fua: false };
             channel.submit(write, Instant::now()).unwrap();
+        } else if round % 16 == 6 {
+            // What another thread does as soon as memory runs low: this one can be counted.
+            volume.clean_now();
         } else if round % 16 == 2 {
             let discard = Request::Discard { offset, len: BLOCK };
             channel.submit(discard, Instant::now()).unwrap();
@@ -94,5 +110,6 @@ fn at_the_limit_nothing_is_asked_for() {
     let asked = ASKED.get() - asked;
     let stats = volume.stats();
     assert!(stats.spilled_segments > 400 && stats.spill_device_reads > 1000, "{stats:?}");
+    assert!(stats.blocks_recompressed > 1000 && stats.spilled_blocks > 500, "{stats:?}");
     assert_eq!(asked, 0);
 }

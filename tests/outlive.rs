@@ -12,6 +12,7 @@ mod support {
 use rustix::process::{Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use support::disk::Disk;
 use support::sandbox::{Guard, Sandbox, eventually};
@@ -127,6 +128,30 @@ fn nothing_acknowledged_is_lost_with_the_daemon() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
     kill_under_load(&sandbox, 30, &["restart", "vol"]);
+}
+
+/// The daemon is asked to recompress everything all the while, and dies in the midst of that.
+#[test]
+fn nothing_acknowledged_is_lost_of_what_was_being_recompressed() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    let stop = AtomicBool::new(false);
+    let asked = std::thread::scope(|scope| {
+        let asker = scope.spawn(|| {
+            let mut asked = 0;
+            while !stop.load(Ordering::Relaxed) {
+                // In vain while there is no daemon, and cut short when there is none any more.
+                asked += u64::from(sandbox.ztier(&["set", "vol", "recompress=now"]).status == 0);
+            }
+            asked
+        });
+        kill_under_load(&sandbox, 20, &["restart", "vol"]);
+        stop.store(true, Ordering::Relaxed);
+        asker.join().unwrap()
+    });
+    sandbox.ztier(&["set", "vol", "recompress=now"]).ok();
+    let stats = &sandbox.status("vol")["stats"];
+    assert!(asked > 20 && stats["blocks_clustered"].as_u64() > Some(200), "{asked} {stats}");
 }
 
 #[test]

@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use ztier::media::Memory;
 use ztier::volume::{
-    Algorithm, Channel, Device, IoError, Options, Request, SpillTo, Volume, min_ram_limit,
+    Algorithm, Channel, Device, IoError, Options, Recompress, Request, SpillTo, Volume,
+    min_ram_limit,
 };
 
 const SIZE: u64 = 24 << 20;
@@ -252,6 +253,8 @@ fn everything_full_is_refused_and_discards_make_room() {
         let slots = (6 << 20) / segment;
         let mut rig = run(segment, slots, seed);
         assert!(rig.refused > 0);
+        // What was recompressed meanwhile left room.
+        rig.fill(SIZE);
         let stats = rig.volume().stats();
         assert!(stats.spill_slots_used + 1 >= slots.into(), "{stats:?}");
         // What is left is spread over all slots, so they have to be emptied one into another.
@@ -423,7 +426,8 @@ fn a_lower_limit_sends_more_down() {
 #[test]
 fn threads_beside_the_volumes_own() {
     let segment = 64 << 10;
-    let ram_limit = min_ram_limit(SIZE, segment) + (2 << 20);
+    // What it takes to recompress has to find room, too.
+    let ram_limit = min_ram_limit(SIZE, segment) + (2 << 20) + (1400 << 10);
     let options = Options {
         size: SIZE,
         ram_limit,
@@ -438,6 +442,7 @@ fn threads_beside_the_volumes_own() {
     drive.write_ms.store(1, Ordering::SeqCst);
     let below = SpillTo { drive: drive.clone(), slots, daily: 0 };
     let volume = Volume::create_over(&options, &Memory::default(), Some(below)).unwrap();
+    volume.set_recompress(Recompress::Idle).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let volume = Arc::clone(&volume);
@@ -447,6 +452,7 @@ fn threads_beside_the_volumes_own() {
     let stats = volume.stats();
     assert!(stats.mem_used_max_bytes <= ram_limit, "{stats:?}");
     assert!(stats.spilled_segments > 200 && stats.spill_promoted_blocks > 0, "{stats:?}");
+    assert!(stats.blocks_recompressed + stats.recompress_in_vain > 0, "{stats:?}");
     volume.close();
     volume.audit().unwrap();
 }

@@ -151,10 +151,11 @@ fn versions_hold_while_the_limit_moves() {
         let end = Instant::now() + Duration::from_secs(3);
         let mut rng = 99;
         while Instant::now() < end {
-            match random(&mut rng) % 4 {
+            match random(&mut rng) % 5 {
                 0 => drop(volume.set_ram_limit(least + random(&mut rng) % least)),
                 1 => volume.clean_now(),
-                2 => drop(volume.extents(0, size, 50).unwrap()),
+                2 => volume.recompress_now(),
+                3 => drop(volume.extents(0, size, 50).unwrap()),
                 _ => std::thread::sleep(Duration::from_millis(5)),
             }
         }
@@ -188,6 +189,55 @@ fn no_segment_is_lost_between_writers_and_the_cleaner() {
         }
         stop.store(true, Ordering::Relaxed);
     });
+    comes_back_empty(&volume);
+}
+
+/// The same with blocks that get smaller together, beside somebody who puts them together all the
+/// time: readers, writers, the cleaner and he meet in the same clusters.
+#[test]
+fn no_version_is_lost_between_writers_and_who_recompresses() {
+    const BLOCKS: u64 = 256;
+    const THREADS: u64 = 4;
+    let volume = volume(LEAF_BYTES, 16 << 20);
+    let stop = AtomicBool::new(false);
+    // The same noise in all, so that only together they shrink.
+    let content = |number: u64, version: u64| {
+        let mut data = block(7, 7, 256);
+        data[..8].copy_from_slice(&number.to_le_bytes());
+        data[8..16].copy_from_slice(&version.to_le_bytes());
+        data
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (volume, stop, content) = (&volume, &stop, &content);
+            scope.spawn(move || {
+                let mut channel = Arc::clone(volume).channel();
+                let (mut rng, mut versions) = (thread + 7, vec![0; BLOCKS as usize]);
+                let mut buf = [0; 4096];
+                while !stop.load(Ordering::Relaxed) {
+                    let number = random(&mut rng) % (BLOCKS / THREADS) * THREADS + thread;
+                    let version = &mut versions[number as usize];
+                    let read = Request::Read { offset: number * 4096, buf: &mut buf };
+                    submit(&mut *channel, read).unwrap();
+                    let is = if *version == 0 { [0; 4096] } else { content(number, *version) };
+                    assert!(buf == is, "block {number} is not version {version}");
+                    if rng >> 40 & 3 == 0 {
+                        *version = 1 + rng % 1000;
+                        write(&mut *channel, number, &content(number, *version)).unwrap();
+                    }
+                }
+            });
+        }
+        let end = Instant::now() + Duration::from_secs(4);
+        while Instant::now() < end {
+            volume.recompress_now();
+            volume.clean_now();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let stats = volume.stats();
+    assert!(stats.blocks_recompressed > 1000, "{stats:?}");
+    assert!(stats.recompress_promoted_blocks > 100, "{stats:?}");
     comes_back_empty(&volume);
 }
 

@@ -22,11 +22,15 @@ use super::format::{
 use super::planted::{Bug, on};
 use crate::BLOCK_SIZE;
 use crate::sync::{Mutex, MutexGuard};
+use std::num::NonZero;
 
-/// Level of zstd: see `docs/recompress.md` for what others would give and take.
-const LEVEL: i32 = 3;
-/// Places where readers decode: as many can at the same time.
-const READERS: usize = if cfg!(shuttle) { 1 } else { 4 };
+/// Levels of zstd where somebody may be waiting, and where there is time: see `docs/recompress.md`
+/// for what others would give and take.
+const QUICK: i32 = 3;
+/// See [`QUICK`].
+const THOROUGH: i32 = 6;
+/// Places where readers decode, at least and at most: one a processor.
+const READERS: (usize, usize) = if cfg!(shuttle) { (1, 1) } else { (2, 8) };
 
 const PARTS: u8 = (1 << CLUSTER) - 1;
 const OWNERS_SHIFT: u32 = CLUSTER as u32;
@@ -93,17 +97,20 @@ struct Decoded {
 
 /// What reading and cleaning clusters takes.
 pub(super) struct Pool {
-    readers: [Mutex<Decoded>; READERS],
+    readers: Box<[Mutex<Decoded>]>,
     cleaner: Mutex<Press>,
 }
 
 impl Pool {
     pub(super) fn new() -> Self {
         let reader = |_| {
-            let codec = Codec::for_clusters(LEVEL, false);
+            let codec = Codec::for_clusters(&[]);
             Mutex::new(Decoded { codec, blocks: blocks(), name: (0, 0), parts: 0 })
         };
-        Self { readers: std::array::from_fn(reader), cleaner: Mutex::new(Press::new()) }
+        let (least, most) = READERS;
+        let processors = std::thread::available_parallelism().map_or(least, NonZero::get);
+        let readers = (0..processors.clamp(least, most)).map(reader).collect();
+        Self { readers, cleaner: Mutex::new(Press::new()) }
     }
 
     /// Bytes of memory that all of it takes.
@@ -131,8 +138,9 @@ impl Pool {
         let number = if on(Bug::ClusterByNumber) { u64::from(at.segment) + 1 } else { sequence };
         let name = (number, at.offset);
         // A cluster has one place where it is kept; if somebody is busy there, any will do.
-        let place = (name.0 as usize).wrapping_add(at.offset as usize / 512) % READERS;
-        let readers = (0..READERS).map(|n| &self.readers[(place + n) % READERS]);
+        let count = self.readers.len();
+        let place = (name.0 as usize).wrapping_add(at.offset as usize / 512) % count;
+        let readers = (0..count).map(|n| &self.readers[(place + n) % count]);
         let mut free = readers.filter_map(Mutex::try_lock);
         let mut decoded = free.next().unwrap_or_else(|| self.readers[place].lock());
         let Decoded { codec, blocks, name: known, parts } = &mut *decoded;
@@ -151,6 +159,8 @@ impl Pool {
 /// What compressing blocks together takes, and what was compressed last.
 pub(super) struct Press {
     codec: Codec,
+    /// How hard it tries.
+    thorough: bool,
     /// A cluster, decoded.
     whole: Blocks,
     /// What is to be compressed.
@@ -171,7 +181,8 @@ pub(super) struct Packed {
 impl Press {
     pub(super) fn new() -> Self {
         Self {
-            codec: Codec::for_clusters(LEVEL, true),
+            codec: Codec::for_clusters(&[THOROUGH, QUICK]),
+            thorough: false,
             whole: blocks(),
             plain: blocks(),
             parts: 0,
@@ -181,6 +192,14 @@ impl Press {
 
     pub(super) fn memory(&self) -> u64 {
         (self.codec.memory() + 2 * size_of_val(&*self.whole) + CLUSTER_MAX) as u64
+    }
+
+    /// How hard to try from now on.
+    pub(super) fn try_hard(&mut self, thorough: bool) {
+        if self.thorough != thorough {
+            self.thorough = thorough;
+            self.codec.set_level(if thorough { THOROUGH } else { QUICK });
+        }
     }
 
     /// Begins with no blocks.

@@ -82,16 +82,24 @@ impl Codec {
         codec
     }
 
-    /// State for clusters alone, by zstd of a level; one that `compresses` has all its memory from
-    /// now on, and the other never compresses.
-    pub fn for_clusters(level: i32, compresses: bool) -> Self {
-        let zstd = Some(Box::new(Zstd::new(level)));
+    /// State for clusters alone, which has all memory that compressing them by zstd of these levels
+    /// takes; without any, it never compresses.
+    pub fn for_clusters(levels: &[i32]) -> Self {
+        let zstd = Some(Box::new(Zstd::new(ZSTD_LEVEL)));
         let mut codec = Self { algorithm: Algorithm::None, lz4: Vec::new(), zstd };
-        if compresses {
+        for level in levels {
+            codec.set_level(*level);
             let blocks = vec![std::array::from_fn(|i| (i * i / 7) as u8); CLUSTER];
             codec.shrink_together(&blocks, &mut vec![0; CLUSTER * BLOCK_SIZE]);
         }
         codec
+    }
+
+    /// How hard zstd tries from now on.
+    pub fn set_level(&mut self, level: i32) {
+        let zstd = self.zstd.get_or_insert_with(|| Box::new(Zstd::new(level)));
+        let set = zstd.compress.set_parameter(zstd_safe::CParameter::CompressionLevel(level));
+        debug_assert!(set.is_ok(), "{level}");
     }
 
     /// Memory that this state takes, in bytes.

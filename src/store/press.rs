@@ -55,8 +55,10 @@ pub struct How {
     /// What was read stays, with its neighbours, and what of it is in the segment counts as not
     /// read from now on; else only what was read itself stays.
     pub cools: bool,
-    /// So many groups in a row that did not pay are enough of a segment.
-    pub patience: u32,
+    /// There is time, which makes clusters a little smaller.
+    pub thorough: bool,
+    /// After so many groups in a row that did not pay, only one in so many is tried.
+    pub patience: (u32, u32),
 }
 
 /// What came of trying to recompress a segment.
@@ -150,7 +152,8 @@ impl Store {
         let Some(frame) = self.segments.frame(victim.segment) else { return tried };
         // The claim keeps the frame.
         let bytes = self.frames.bytes(frame, 0, victim.end);
-        let (mut last, mut in_a_row) = (None, 0);
+        pack.press.try_hard(how.thorough);
+        let (mut last, mut in_a_row) = (None, 0_u32);
         for (header, at) in Records::of(victim.segment, bytes) {
             let first = group_of(header.block);
             let is_new = at.parts == 0 && last != Some(first);
@@ -163,6 +166,11 @@ impl Store {
                 break;
             }
             let segment = victim.segment;
+            let (patience, retry) = how.patience;
+            if in_a_row >= patience && !in_a_row.is_multiple_of(retry) {
+                in_a_row += 1;
+                continue;
+            }
             match self.press_group(session, pack, (first, segment), how, &mut tried.hot) {
                 Group::Nothing => {}
                 Group::NoRoom => {
@@ -172,9 +180,6 @@ impl Store {
                 Group::InVain => {
                     tried.in_vain += 1;
                     in_a_row += 1;
-                    if in_a_row == how.patience {
-                        break;
-                    }
                 }
                 Group::Together(blocks) => {
                     tried.blocks += blocks;
@@ -193,11 +198,12 @@ impl Store {
     }
 
     /// Seals the segment that is being filled with clusters, if there is one, and it has at least
-    /// one part in `garbage_part` of garbage. `false` when it has not.
+    /// one part in `garbage_part` of garbage, or nothing at all. `false` when it has not.
     pub fn seal_pack(&self, pack: &mut Pack, garbage_part: u32) -> bool {
         let Some(Open { segment, offset }) = pack.open else { return false };
         let dead = u64::from(self.segments.dead_bytes(segment));
-        let seals = dead > 0 && dead * u64::from(garbage_part) >= u64::from(offset);
+        let is_garbage = dead > 0 && dead * u64::from(garbage_part) >= u64::from(offset);
+        let seals = offset == 0 || is_garbage;
         if seals {
             self.close(pack);
         }

@@ -50,14 +50,14 @@ pub fn most_together(apart: u32) -> u32 {
     apart - apart.div_ceil(TOGETHER_PART as u32)
 }
 
-/// After so many groups in a row that did not pay, the rest of a segment is not tried.
-pub const PATIENCE: u32 = 16;
+/// After so many groups in a row of a segment that did not pay, only one in so many is tried.
+pub const PATIENCE: (u32, u32) = (16, 4);
 /// After so many segments in a row of which nothing paid, a volume is left alone until so many new
 /// ones were written.
 pub const HOPELESS_SEGMENTS: u32 = 64;
 /// A segment that has less garbage than this share (one part in so many) after it was recompressed
-/// did not pay: what is left is not copied for that.
-pub const PRESSED_PART: u32 = 4;
+/// is not cleaned for that. Copying is cheap beside compressing.
+pub const PRESSED_PART: u32 = 32;
 /// Segments that are this much younger than the one that is to go down may have neighbours that go
 /// with it.
 pub const GO_TOGETHER: u64 = 16;

@@ -161,10 +161,11 @@ impl Ram {
         };
         let began = Instant::now();
         let (before, patience) = (pass.before, policy::PATIENCE);
-        let how = How { most: policy::most_together, before, cools: true, patience };
+        let most = policy::most_together;
+        let how = How { most, before, cools: true, thorough: true, patience };
         let tried = self.assist(|| {
             let tried = self.store().press_segment(session, &mut work.pack, victim, &how, stop);
-            if !self.clean_pressed(session, victim) {
+            if !self.clean_pressed(session, victim, policy::PRESSED_PART) {
                 self.leave_pressed(victim, &tried);
             }
             tried
@@ -215,11 +216,11 @@ impl Ram {
         self.is_stocked() && frames.ready() * 2 <= frames.stock()
     }
 
-    /// Empties a segment that was recompressed, if not much is left of it. `false`, and it is still
-    /// claimed, when too much is.
-    fn clean_pressed(&self, session: &Session, victim: Sealed) -> bool {
+    /// Empties a segment that was recompressed, if one part in `worth_part` of it is garbage.
+    /// `false`, and it is still claimed, when less is.
+    fn clean_pressed(&self, session: &Session, victim: Sealed, worth_part: u32) -> bool {
         let dead = u64::from(self.store().segments().dead_bytes(victim.segment));
-        if dead * u64::from(policy::PRESSED_PART) < u64::from(victim.end) {
+        if dead * u64::from(worth_part) < u64::from(victim.end) {
             return false;
         }
         match self.store().clean(session, victim, Taker::Ordinary) {
@@ -255,10 +256,10 @@ impl Ram {
         if store.segments().may_shrink(victim.segment) {
             let before = victim.sequence + policy::GO_TOGETHER;
             let (most, patience) = (policy::most_together, policy::PATIENCE);
-            let how = How { most, before, cools: false, patience };
+            let how = How { most, before, cools: false, thorough: false, patience };
             let hurry = || self.free() < least;
             store.press_segment(session, pack, victim, &how, &hurry);
-            shrunk = self.clean_pressed(session, victim);
+            shrunk = self.clean_pressed(session, victim, policy::SPILL_WORTH_PART);
             self.recompression().count_spent(began);
         }
         let full = store.filled_pack(pack);
@@ -276,7 +277,7 @@ impl Ram {
     pub(super) fn seal_clusters(&self) -> bool {
         let Some(mut work) = self.recompression().work.try_lock() else { return false };
         let Some(Work { pack, .. }) = &mut *work else { return false };
-        self.store().seal_pack(pack, policy::PRESSED_PART)
+        self.store().seal_pack(pack, policy::SPILL_WORTH_PART)
     }
 }
 

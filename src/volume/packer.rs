@@ -112,11 +112,16 @@ impl Packer {
     fn everything(&mut self, volume: &Volume, stops: &dyn Fn() -> bool) {
         self.prepare(volume);
         let Some(session) = &self.session else { return };
-        let mut pass = Pass::over_all(volume.ram());
+        let ram = volume.ram();
+        let mut pass = Pass::over_all(ram);
         while !stops() {
-            match volume.ram().press_one(session, &mut pass, stops) {
+            // Who has no room waits for all who may be making some.
+            let stalls = ram.stalls();
+            let is_waited_for = || ram.stalls() != stalls;
+            match ram.press_one(session, &mut pass, &|| stops() || is_waited_for()) {
                 Pressed::On => {}
                 Pressed::Busy => std::thread::sleep(MOMENT),
+                Pressed::Stopped if is_waited_for() => std::thread::sleep(MOMENT),
                 Pressed::Over | Pressed::Stopped => return,
             }
         }

@@ -14,6 +14,8 @@ pub const NAME: &str = "kernel zram lz4";
 pub const DEFAULT_NAME: &str = "kernel zram default";
 /// As it is called in reports, with zstd.
 pub const ZSTD_NAME: &str = "kernel zram zstd";
+/// As it is called in reports, with lz4, and what is idle recompressed with zstd.
+pub const RECOMPRESSED_NAME: &str = "kernel zram lz4, recompressed with zstd";
 const CONTROL: &str = "/sys/class/zram-control";
 /// What the kernel's table takes for each page of the device's size, used or not.
 const TABLE_BYTES_PER_PAGE: u64 = 16;
@@ -51,7 +53,15 @@ impl Zram {
     /// # Errors
     /// No root, no zram in this kernel, no such algorithm in it.
     pub fn with(size: u64, algorithm: &str) -> Result<Self> {
-        Self::add(size, Some(algorithm))
+        Self::add(size, Some(algorithm), None)
+    }
+
+    /// Adds a device of `size` bytes with lz4 that [`Self::recompress`] recompresses with zstd.
+    ///
+    /// # Errors
+    /// As [`Self::with`], and when this kernel's zram does not recompress.
+    pub fn recompressing(size: u64) -> Result<Self> {
+        Self::add(size, Some("lz4"), Some("zstd"))
     }
 
     /// Adds a device of `size` bytes with the algorithm that the kernel takes by itself.
@@ -59,10 +69,10 @@ impl Zram {
     /// # Errors
     /// As [`Self::with`].
     pub fn with_default(size: u64) -> Result<Self> {
-        Self::add(size, None)
+        Self::add(size, None, None)
     }
 
-    fn add(size: u64, algorithm: Option<&str>) -> Result<Self> {
+    fn add(size: u64, algorithm: Option<&str>, second: Option<&str>) -> Result<Self> {
         // Reading the file adds a device and gives its number.
         let text = fs::read_to_string(format!("{CONTROL}/hot_add"))
             .context("cannot add a zram device (needs root and a kernel with zram)")?;
@@ -71,6 +81,13 @@ impl Zram {
         let mut zram = Self { id, device, size, algorithm: String::new() };
         if let Some(algorithm) = algorithm {
             zram.set("comp_algorithm", algorithm)?;
+        }
+        if let Some(second) = second {
+            if !zram.sysfs("recomp_algorithm").exists() {
+                let text = "this kernel's zram does not recompress (CONFIG_ZRAM_MULTI_COMP)";
+                return Err(Error::failure(text));
+            }
+            zram.set("recomp_algorithm", &format!("algo={second} priority=1"))?;
         }
         zram.algorithm = knob::read(&zram.sysfs("comp_algorithm"))?;
         zram.set("disksize", &size.to_string())?;
@@ -90,6 +107,16 @@ impl Zram {
         let text = fs::read_to_string(&path).context(format!("cannot read {}", path.display()))?;
         parse_mm_stat(&text)
             .ok_or_else(|| Error::failure(format!("{} holds {text:?}", path.display())))
+    }
+
+    /// Recompresses everything, and has the allocator give back what that leaves.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn recompress(&self) -> Result<()> {
+        self.set("idle", "all")?;
+        self.set("recompress", "type=idle")?;
+        self.set("compact", "1")
     }
 
     /// What its table takes beside `mem_used_total`.

@@ -1,4 +1,5 @@
-//! Memory for the same data, in ours and in the kernel's zram: fresh, aged, after discards.
+//! Memory for the same data, in ours and in the kernel's zram: fresh, aged, after discards, and
+//! when it is cold.
 
 use super::engine::OwnVolume;
 use super::random::{Direct, InProcess, Op, Order, Target, pools, work};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use ztier::BLOCK_SIZE;
-use ztier::error::{Context as _, Result};
+use ztier::error::{Context as _, Error, Result};
 use ztier::stats::Stats;
 use ztier::volume::{Device, Request, Volume};
 
@@ -66,6 +67,97 @@ pub fn run(context: &mut Context) -> Result<()> {
     let trimmed = pair.compare(report, "after_trim", Goal::AtLeast(1.4))?;
     let over = over_payload(&trimmed);
     report.ratio("mem_over_payload_quiet_after_trim", over, Goal::AtMost(1.10));
+    recompress(report, &volume, "after_trim")?;
+    pair.compare(report, "after_trim_cold", Goal::None)?;
+    drop((volume, zram));
+    cold(context)
+}
+
+/// Real files, which is what is cold for long: ours recompressed, and the kernel's where it can.
+fn cold(context: &mut Context) -> Result<()> {
+    let bytes = context.pick(192u64 << 20, 1 << 30);
+    let report = &mut context.report;
+    let mut pools = match pools(Kind::Files, 2) {
+        Ok(pools) => pools,
+        Err(e) => {
+            report.missing(SECTION, "cold data", e);
+            return Ok(());
+        }
+    };
+    let volume = OwnVolume::new(bytes, 2 * bytes)?;
+    let (zram, can) = match Zram::recompressing(bytes) {
+        Ok(zram) => (Some(zram), true),
+        Err(e) => {
+            report.missing(SECTION, zram::RECOMPRESSED_NAME, e);
+            (Zram::new(bytes).ok(), false)
+        }
+    };
+    let pair = Pair { volume: &volume, zram: zram.as_ref(), blocks: bytes / BLOCK_SIZE as u64 };
+    report.note(SECTION, "data", format!("cold: {} MiB of {}", bytes >> 20, pools[0]));
+    pair.write(Op::Write(0), Order::Each, &mut pools)?;
+    pair.compare(report, "before_cold", Goal::None)?;
+    recompress(report, &volume, "cold")?;
+    interrupt::sleep(Duration::from_secs(1))?;
+    pair.compare(report, "cold", Goal::AtLeast(1.25))?;
+    read(report, &volume, &mut pools)?;
+    let Some(zram) = zram.as_ref().filter(|_| can) else { return Ok(()) };
+    let start = Instant::now();
+    zram.recompress()?;
+    seconds(report, zram::RECOMPRESSED_NAME, "cold: time", start.elapsed());
+    let theirs = zram.mm_stat()?;
+    mib(report, zram::RECOMPRESSED_NAME, "cold: payload", theirs.compr_data_size);
+    mib(report, zram::RECOMPRESSED_NAME, "cold: mem_used_total", theirs.mem_used_total);
+    let ours = volume.0.stats().mem_used_bytes as f64;
+    let ratio = theirs.mem_used_total as f64 / ours;
+    report.ratio("data_per_mem_cold_vs_recompressed", ratio, Goal::AtLeast(1.05));
+    Ok(())
+}
+
+/// Has everything recompressed that is cold, and waits for it.
+fn recompress(report: &mut Report, volume: &OwnVolume, state: &str) -> Result<()> {
+    let before = volume.0.stats();
+    say("memory: recompressing");
+    volume.0.recompress()?;
+    while volume.0.stats().recompressing {
+        interrupt::sleep(SAMPLE)?;
+    }
+    let after = volume.0.stats();
+    let spent = Duration::from_millis(after.recompress_ms - before.recompress_ms);
+    seconds(report, OURS, &format!("{state}: time to recompress"), spent);
+    let blocks = after.blocks_recompressed - before.blocks_recompressed;
+    mib(report, OURS, &format!("{state}: recompressed"), blocks * BLOCK_SIZE as u64);
+    Ok(())
+}
+
+/// What reading one block takes, in a cluster and out of it: each of a few at random is read twice
+/// where it is, and then is where it was before.
+fn read(report: &mut Report, volume: &OwnVolume, pools: &mut [Pool]) -> Result<()> {
+    const READS: u64 = 4000;
+    let blocks = volume.0.stats().disk_size_bytes / BLOCK_SIZE as u64;
+    let mut channel = Arc::clone(&volume.0).channel();
+    let mut buf = vec![0; BLOCK_SIZE];
+    for case in ["once, in clusters", "again, and out of it", "after that"] {
+        let mut rng = Rng::new(SEED ^ 7);
+        let mut spent = Vec::new();
+        for _ in 0..READS {
+            let offset = rng.below(blocks) * BLOCK_SIZE as u64;
+            let now = Instant::now();
+            channel.submit(Request::Read { offset, buf: &mut buf }, now).context("a read")?;
+            spent.push(now.elapsed().as_secs_f64() * 1e6);
+            if !pools[0].matches(offset, 0, &buf) {
+                return Err(Error::failure(format!("what was read at {offset} is wrong")));
+            }
+        }
+        spent.sort_by(f64::total_cmp);
+        report.row(Row {
+            section: SECTION.into(),
+            system: OURS.into(),
+            case: format!("cold: a read {case}, median"),
+            unit: "µs",
+            runs: vec![spent[spent.len() / 2]],
+            ..Row::default()
+        });
+    }
     Ok(())
 }
 
@@ -173,6 +265,17 @@ fn over_payload(stats: &Stats) -> f64 {
 /// A volume that holds data and reports none of something measured nothing.
 fn measured(value: f64) -> f64 {
     if value > 0.0 { value } else { f64::NAN }
+}
+
+fn seconds(report: &mut Report, system: &str, case: &str, time: Duration) {
+    report.row(Row {
+        section: SECTION.into(),
+        system: system.into(),
+        case: case.into(),
+        unit: "s",
+        runs: vec![time.as_secs_f64()],
+        ..Row::default()
+    });
 }
 
 fn mib(report: &mut Report, system: &str, case: &str, bytes: u64) {
