@@ -148,7 +148,7 @@ impl Store {
         budget.add((epochs.memory() + STRIPES * size_of::<Stripe>()) as u64);
         let slots = Slots::new(shape.slots);
         budget.add(slots.memory());
-        let windows = (shape.slots > 0).then(|| Windows::new(shape.segment));
+        let windows = (shape.slots > 0).then(|| Windows::new(shape.segment, limit));
         budget.add(windows.as_ref().map_or(0, Windows::memory) as u64);
         Ok(Self {
             shape,

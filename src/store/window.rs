@@ -17,12 +17,14 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use std::ops::Range;
 
-/// How many there are.
-const COUNT: usize = if cfg!(shuttle) { 2 } else { 6 };
+/// How many there are at least, and at most.
+const COUNT: Range<usize> = if cfg!(shuttle) { 2..2 } else { 3..6 };
 /// The least that is brought where more than the record follows, and the most.
 const LEAST: u32 = 16 << 10;
 /// See [`LEAST`].
 const MOST: u32 = 256 << 10;
+/// Which part of the limit on memory they take, as far as the least that is of use is no more.
+const PART: u64 = 40;
 /// A read so far behind the end of a window goes on from there.
 const NEAR: u32 = 64 << 10;
 
@@ -32,6 +34,8 @@ const _: () = assert!(CLUSTER_MAX + 2 * ALIGN <= 2 * LEAST as usize);
 #[derive(Debug)]
 pub(super) struct Windows {
     windows: Box<[Shared]>,
+    /// Bytes that each has room for.
+    len: usize,
     /// Counts uses.
     clock: AtomicU64,
 }
@@ -76,10 +80,13 @@ impl std::fmt::Debug for Window {
 }
 
 impl Windows {
-    /// Empty ones, for slots of segments of `segment` bytes.
-    pub(super) fn new(segment: u32) -> Self {
+    /// Empty ones, for slots of segments of `segment` bytes, below a `limit` on memory.
+    pub(super) fn new(segment: u32, limit: u64) -> Self {
         // A record that begins in a page and ends in another needs both.
-        let len = MOST.min(segment).max(2 * LEAST) as usize;
+        let (least, most) = (2 * LEAST as usize, MOST.min(segment).max(2 * LEAST) as usize);
+        let all = (limit / PART).min((COUNT.end * most) as u64) as usize;
+        let count = (all / least).clamp(COUNT.start, COUNT.end);
+        let len = (all / count / ALIGN * ALIGN).clamp(least, most);
         let window = || Window {
             buffer: Buffer::new(len),
             name: 0,
@@ -89,12 +96,12 @@ impl Windows {
             used: 0,
         };
         let shared = || Shared { window: Mutex::new(window()), is_filling: AtomicBool::new(false) };
-        Self { windows: (0..COUNT).map(|_| shared()).collect(), clock: AtomicU64::new(1) }
+        Self { windows: (0..count).map(|_| shared()).collect(), len, clock: AtomicU64::new(1) }
     }
 
     /// Bytes of memory.
     pub(super) fn memory(&self) -> usize {
-        self.windows.iter().map(|shared| shared.lock().buffer.len()).sum()
+        self.windows.len() * self.len
     }
 
     /// Has `work` look at the record of `block`, if a window has it. What `work` finds damaged is
@@ -125,11 +132,11 @@ impl Windows {
         for (place, shared) in self.windows.iter().enumerate() {
             let Some(window) = shared.lock_filled() else { continue };
             if window.ends_before(name, block, at.offset) {
-                let most = (2 * window.reach).clamp(LEAST, window.buffer.len() as u32);
+                let most = (2 * window.reach).clamp(LEAST, self.len as u32);
                 return Wish { most, is_stream: true, place: Some(place) };
             }
         }
-        let blocks = (count * (HEADER + BLOCK_SIZE)).min(MOST as usize) as u32;
+        let blocks = (count * (HEADER + BLOCK_SIZE)).min(self.len) as u32;
         Wish { most: LEAST.max(blocks), is_stream: false, place: None }
     }
 
@@ -169,15 +176,13 @@ impl Windows {
     fn choose(&self, wish: Wish) -> Option<(usize, MutexGuard<'_, Window>)> {
         let lock = |place: usize| Some((place, self.windows[place].window.try_lock()?));
         let wished = wish.place.and_then(lock);
-        wished.or_else(|| (0..COUNT).filter_map(lock).min_by_key(|(_, window)| window.used))
+        wished.or_else(|| {
+            (0..self.windows.len()).filter_map(lock).min_by_key(|(_, window)| window.used)
+        })
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Window> {
-        self.window.lock()
-    }
-
     /// The window, unless it is being filled. Whoever has it otherwise does not wait for anything.
     fn lock_filled(&self) -> Option<MutexGuard<'_, Window>> {
         let mut round = 0;
@@ -229,7 +234,7 @@ mod tests {
 
     #[test]
     fn streams_bring_more_and_more_into_one_window() {
-        let windows = Windows::new(1 << 20);
+        let windows = Windows::new(1 << 20, 1 << 30);
         let first = windows.wish(7, (10, at(0)), 1);
         assert_eq!((first.most, first.is_stream), (LEAST, false));
         bring(&windows, 7, 0..LEAST, first);
@@ -252,20 +257,20 @@ mod tests {
     }
 
     fn first_place(windows: &Windows) -> Option<usize> {
-        windows.windows.iter().position(|shared| shared.lock().name != 0)
+        windows.windows.iter().position(|shared| shared.window.lock().name != 0)
     }
 
     #[test]
     fn as_much_as_is_asked_for_is_brought_at_once() {
-        let windows = Windows::new(1 << 20);
+        let windows = Windows::new(1 << 20, 1 << 30);
         assert_eq!(windows.wish(1, (0, at(0)), 32).most, 32 * (HEADER + BLOCK_SIZE) as u32);
         assert_eq!(windows.wish(1, (0, at(0)), 1000).most, MOST);
     }
 
     #[test]
     fn the_one_that_was_not_used_for_longest_goes() {
-        let windows = Windows::new(1 << 20);
-        for name in 1..=COUNT as u64 {
+        let windows = Windows::new(1 << 20, 1 << 30);
+        for name in 1..=windows.windows.len() as u64 {
             bring(&windows, name, 0..LEAST, windows.wish(name, (1000 * name, at(0)), 1));
         }
         assert_eq!(windows.look(1, (1000, at(0)), |_| true), Some(true));
