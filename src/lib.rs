@@ -1,7 +1,7 @@
 //! ztier: more fast storage than the machine has, in user space.
 //!
 //! The modules stand in the order in which a request passes them; a layer uses only those below it
-//! (`tests/layers.rs` fails otherwise). `ARCHITECTURE.md` has the map and the reasons.
+//! (`tests/tidy.rs` fails otherwise). `ARCHITECTURE.md` has the map and the reasons.
 
 pub mod cli;
 
@@ -18,11 +18,14 @@ pub mod tiers;
 
 pub mod durable;
 
+pub mod cache;
+
 pub mod store;
 
 pub mod media;
 
 pub mod error;
+mod planted;
 pub mod stats;
 pub mod sync;
 

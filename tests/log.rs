@@ -401,7 +401,7 @@ fn a_log_is_tuned_while_it_works_and_counts_what_it_does() {
     let said = set(&["writeback=off", "commit-interval=20", "writeback-window=1M"]).ok();
     assert!(said.contains("writeback=off writeback-threshold=50 writeback-window=1M"), "{said}");
     set(&["writeback-threshold=101"]).refused(2, &["more than 100 percent"]);
-    set(&["ram-limit=1G"]).refused(2, &["no ram-limit"]);
+    set(&["ram-limit=100K"]).refused(2, &["too little for a cache"]);
     let mut disk = place.connect();
     for block in 0..64 {
         disk.write(block * BLOCK, &content(block, 1));

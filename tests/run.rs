@@ -312,10 +312,41 @@ fn without_its_daemon_the_program_is_ended() {
 fn when_all_is_full_the_program_is_ended_and_nothing_hangs() {
     let Some((turn, sandbox)) = place() else { return };
     let flags = ["--mem", "32M", "--swap-size", "256M", "--ram-limit", "32M"];
-    let done = finish_within(loaded(&sandbox, &flags, "160 2 1"), Duration::from_secs(100));
+    // There is swap for it, but what it holds does not compress.
+    let done = finish_within(loaded(&sandbox, &flags, "100 2 1"), Duration::from_secs(100));
     assert_eq!(done.status, 128 + 9, "{done:?}");
     assert!(done.err.contains("out of memory") && done.err.contains("store full"), "{done:?}");
+    // There is no swap for it.
+    let done = finish_within(loaded(&sandbox, &flags, "160 2 1"), Duration::from_secs(100));
+    assert_eq!(done.status, 128 + 9, "{done:?}");
+    assert!(done.err.contains("swap is 96 MiB of its 256 MiB"), "{done:?}");
+    let full = done.err.contains("32 MiB of 32 MiB, and 96");
+    assert!(done.err.contains("out of memory") && full, "{done:?}");
     nothing_left(&turn, &sandbox);
+}
+
+#[test]
+fn without_a_cgroup_nothing_is_left() {
+    let Some((turn, sandbox)) = place() else { return };
+    if missing(&["unshare", "mount"]) {
+        return;
+    }
+    let ztier = sandbox.command(&["run", "--mem", "64M", "--", "true"]);
+    for (change, said) in [
+        ("mount -o remount,bind,ro", "Read-only file system"),
+        ("umount -l", "no cgroup here has a memory controller"),
+    ] {
+        let groups = r#"$(awk '$3 ~ /^cgroup/ {print $2}' /proc/mounts)"#;
+        let script = format!("for m in {groups}; do {change} $m; done; exec \"$0\" \"$@\"");
+        let mut shell = Command::new("unshare");
+        shell.args(["--mount", "sh", "-c", &script]).arg(ztier.get_program());
+        shell.args(ztier.get_args()).envs(ztier.get_envs().filter_map(|(k, v)| Some((k, v?))));
+        let done = finish(shell);
+        assert_eq!(done.status, 1, "{done:?}");
+        let last = done.err.lines().last().unwrap();
+        assert!(last.starts_with("ztier: ") && last.contains(said) && last.contains(';'), "{last}");
+        nothing_left(&turn, &sandbox);
+    }
 }
 
 #[test]

@@ -6,13 +6,16 @@
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used)]
 
-use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
+mod support {
+    pub mod schedules;
+}
+
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
-use shuttle::{Config, Runner};
 use std::sync::Arc;
 use std::time::Instant;
+use support::schedules::hold_and_find;
 use ztier::media::{Drive, DriveError, Memory};
 use ztier::store::planted::{Bug, plant};
 use ztier::volume::{
@@ -25,10 +28,6 @@ const NOISE: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// What it takes to recompress, in bytes.
 const PACKING: u64 = 1 << 20;
-
-fn iterations() -> usize {
-    std::env::var("ZTIER_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(2000)
-}
 
 /// A spill device that others may get ahead of at every block.
 struct Slow(Mutex<Vec<u8>>);
@@ -473,23 +472,10 @@ const TESTS: [fn(); 11] = [
     clusters_that_go_down_and_up,
 ];
 
-fn explore(test: fn(), scheduler: impl Scheduler + 'static) {
-    let mut config = Config::new();
-    // A channel is made on the stack before it is boxed.
-    config.stack_size = 1 << 20;
-    Runner::new(scheduler, config).run(test);
-}
-
 /// One test function: planting is for the whole process, so nothing may run beside it.
 #[test]
 fn every_schedule_holds_and_every_planted_bug_is_found() {
-    for test in TESTS {
-        explore(test, RandomScheduler::new(iterations()));
-        explore(test, PctScheduler::new(3, iterations() / 2));
-    }
-    let quiet = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
-    let bugs = [
+    let bugs: [(Bug, fn()); 13] = [
         (Bug::ReserveBeforeLock, TESTS[0]),
         (Bug::CopyWithoutCheck, TESTS[1]),
         (Bug::FreeBeforeReadersLeave, TESTS[1]),
@@ -504,21 +490,5 @@ fn every_schedule_holds_and_every_planted_bug_is_found() {
         (Bug::ForgetPartsThatChanged, TESTS[8]),
         (Bug::ClusterByNumber, TESTS[9]),
     ];
-    let missed: Vec<Bug> = bugs
-        .into_iter()
-        .filter(|(bug, test)| {
-            plant(Some(*bug));
-            let test = *test;
-            let found = std::panic::catch_unwind(|| {
-                explore(test, RandomScheduler::new(10_000));
-                explore(test, PctScheduler::new(3, 10_000));
-            })
-            .is_err();
-            !found
-        })
-        .map(|(bug, _)| bug)
-        .collect();
-    plant(None);
-    std::panic::set_hook(quiet);
-    assert!(missed.is_empty(), "planted and not found: {missed:?}");
+    hold_and_find(&TESTS, &bugs, plant);
 }

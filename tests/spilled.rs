@@ -9,17 +9,18 @@ mod support {
     pub mod place;
     pub mod sandbox;
     pub mod shell;
+    pub mod worn;
 }
 
-use rustix::process::{Resource, Rlimit, prlimit};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use support::disk::Disk;
 use support::loops::Loop;
-use support::sandbox::{Sandbox, finish};
+use support::sandbox::Sandbox;
 use support::shell::{missing, ok};
+use support::worn;
 
 const BLOCK: u64 = 4096;
 const UP: [&str; 10] =
@@ -251,17 +252,8 @@ fn a_device_that_is_cut_off_costs_what_was_on_it() {
 fn a_device_that_fails_is_told_and_costs_nothing() {
     let sandbox = Sandbox::new();
     let path = file(&sandbox, 64 << 20);
-    let ztier = sandbox.command(&[&UP[..], &["--spill", path.to_str().unwrap()]].concat());
-    // Who writes too far is told by a signal first, which ends a process that heeds it.
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(ztier.get_program());
-    shell.args(ztier.get_args()).stdin(Stdio::null());
-    ztier.get_envs().for_each(|(key, value)| {
-        value.map(|value| shell.env(key, value));
-    });
-    finish(shell).ok();
-    let limit = Rlimit { current: Some(4 << 20), maximum: None };
-    prlimit(Some(sandbox.pid("vol")), Resource::Fsize, limit).unwrap();
+    worn::up(&sandbox, &[&UP[..], &["--spill", path.to_str().unwrap()]].concat());
+    worn::limit(&sandbox, "vol", Some(4 << 20));
     let mut disk = connect(&sandbox);
     let write = |block| support::place::content(block, 1);
     let full = (0..4000).find(|n| disk.write_error(n * BLOCK, &write(*n)) != 0).unwrap();

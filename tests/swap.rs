@@ -9,6 +9,7 @@ mod support {
 }
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use support::machine::{Turn, set, settings, swap_line};
 use support::sandbox::{Done, Sandbox};
 use support::shell::{missing, ok};
@@ -36,6 +37,41 @@ fn name(what: &str) -> String {
 /// to spare here.
 fn swapon(sandbox: &Sandbox, name: &str, more: &[&str]) -> Done {
     sandbox.ztier(&[&["swapon", name, "--force"], more].concat())
+}
+
+#[test]
+fn swap_is_no_larger_than_what_memory_holds() {
+    const MIB: u64 = 1 << 20;
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("homes");
+    let Some(device) = up(&sandbox, &name, "128M") else { return };
+    sandbox.ztier(&["set", &name, "ram-limit=24M", "recompress=off"]).ok();
+    let done = swapon(&sandbox, &name, &[]);
+    let said = "swap is 72 MiB of its 128 MiB: what 24 MiB of memory hold at 3.0 : 1, which is";
+    assert!(done.err.contains(said), "{done:?}");
+    sandbox.ztier(&["swapoff", &name]).ok();
+    // What halves.
+    let (mut data, mut x) = (vec![0_u8; 20 * MIB as usize], 1_u64);
+    for page in data.chunks_exact_mut(4096) {
+        for byte in &mut page[..2048] {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *byte = (x >> 56) as u8;
+        }
+    }
+    let file = fs::OpenOptions::new().write(true).open(&device).unwrap();
+    file.write_all_at(&data, MIB).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    // Then nothing of it is there any more, but how well it compressed is known.
+    for _ in 0..2 {
+        let done = swapon(&sandbox, &name, &["--json"]).json();
+        let size = done["size_bytes"].as_u64().unwrap();
+        assert!((44 * MIB..50 * MIB).contains(&size), "{size}");
+        assert!(done["notes"][0].as_str().unwrap().ends_with("as measured"), "{done}");
+        sandbox.ztier(&["swapoff", &name]).ok();
+    }
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+    drop(turn);
 }
 
 #[test]

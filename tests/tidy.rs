@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers, top first. A layer uses itself and those below it.
-const LAYERS: [&[&str]; 9] = [
+const LAYERS: [&[&str]; 10] = [
     &["cli"],
     &["daemon"],
     &["control", "config"],
@@ -13,11 +13,12 @@ const LAYERS: [&[&str]; 9] = [
     &["volume"],
     &["tiers"],
     &["durable"],
+    &["cache"],
     &["store"],
     &["media"],
 ];
 /// What stands beside the layers: everybody may use it, and it uses no layer.
-const BESIDE: [&str; 3] = ["error", "stats", "sync"];
+const BESIDE: [&str; 4] = ["error", "planted", "stats", "sync"];
 const LINES_MAX: usize = 800;
 const COLUMNS_MAX: usize = 100;
 const FUNCTION_MAX: usize = 70;

@@ -9,41 +9,31 @@ mod support {
     pub mod place;
     pub mod sandbox;
     pub mod shell;
+    pub mod worn;
 }
 
-use rustix::process::{Resource, Rlimit, prlimit};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::loops::Loop;
 use support::place::{BLOCK, BLOCKS, Place, content};
-use support::sandbox::{eventually, finish};
+use support::sandbox::eventually;
+use support::worn;
 
-/// A volume whose daemon may not write to any file behind a number of bytes: writes end in EFBIG.
-/// For a log it is a drive that has worn out from there on.
+/// A volume with a log whose drive wears out.
 struct Worn {
     place: Place,
 }
 
 impl Worn {
     fn up(place: Place) -> Self {
-        let ztier = place.sandbox.command(&place.up());
-        // Who writes too far is told by a signal first, which ends a process that heeds it.
-        let mut shell = Command::new("sh");
-        shell.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(ztier.get_program());
-        shell.args(ztier.get_args()).stdin(Stdio::null());
-        ztier.get_envs().for_each(|(key, value)| {
-            value.map(|value| shell.env(key, value));
-        });
-        finish(shell).ok();
+        worn::up(&place.sandbox, &place.up());
         Self { place }
     }
 
     fn limit(&self, bytes: Option<u64>) {
-        let limit = Rlimit { current: bytes, maximum: None };
-        prlimit(Some(self.place.sandbox.pid("vol")), Resource::Fsize, limit).unwrap();
+        worn::limit(&self.place.sandbox, "vol", bytes);
     }
 
     /// What `status` says under a heading.

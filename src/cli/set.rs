@@ -53,14 +53,16 @@ impl Set {
         let plan = &status.plan;
         let size = exact(plan.size_bytes);
         let rest = match &plan.log {
-            None if plan.backing.is_some() => String::new(),
+            None if plan.backing.is_some() => format!("ram-limit={}", exact(plan.ram_limit_bytes)),
             None => format!(
                 "ram-limit={} recompress={}",
                 exact(plan.ram_limit_bytes),
                 status::recompress(plan.recompress)
             ),
             Some(log) => format!(
-                "writeback={} writeback-threshold={} writeback-window={} commit-interval={}",
+                "ram-limit={} writeback={} writeback-threshold={} writeback-window={} \
+                 commit-interval={}",
+                exact(plan.ram_limit_bytes),
                 if log.writeback { "on" } else { "off" },
                 log.writeback_threshold_percent,
                 exact(log.writeback_window_bytes),

@@ -109,7 +109,34 @@ fn table(stats: &stats::Stats) -> String {
             ("outside the device", count(stats.invalid_io)),
             ("damaged records", count(stats.corrupt_records)),
         ])
+        + &stats.cache.as_ref().map(cache).unwrap_or_default()
         + &stats.log.as_ref().map(log).unwrap_or_default()
+}
+
+fn cache(cache: &stats::CacheStats) -> String {
+    let count = |n: u64| n.to_string();
+    "\n".to_owned()
+        + &output::pairs(&[
+            ("cache limit", human(cache.limit_bytes)),
+            ("  used", human(cache.used_bytes)),
+            ("  index", human(cache.index_bytes)),
+            ("blocks with a copy", count(cache.blocks)),
+            ("  their bytes", human(cache.original_bytes)),
+            ("  compressed", human(cache.stored_bytes)),
+            ("blocks read: hit", count(cache.hit_blocks)),
+            ("  missed", count(cache.missed_blocks)),
+            ("    gone not long before", count(cache.ghosts_hit_blocks)),
+            ("reads of both kinds", count(cache.requests_mixed)),
+            ("  past the cache", count(cache.requests_bypassed)),
+            ("copies made", count(cache.kept_blocks)),
+            ("  gone to make room", count(cache.evicted_blocks)),
+            ("  not made, changed meanwhile", count(cache.lost_blocks)),
+            ("blocks read ahead", count(cache.ahead_blocks)),
+            ("  used", count(cache.ahead_used_blocks)),
+            ("  useless", count(cache.ahead_useless_blocks)),
+            ("damaged copies", count(cache.damaged_copies)),
+            ("errors of the backing store", count(cache.backing_errors)),
+        ])
 }
 
 fn log(log: &stats::LogStats) -> String {

@@ -229,10 +229,41 @@ fn bare(status: &control::Status, backing: &Path) -> String {
         ("size", human(status.plan.size_bytes)),
         ("backing", backing.display().to_string()),
         ("log", "none".into()),
+        ("cache", cache(&status.stats)),
         ("errors", errors(&status.stats)),
         ("durable", "in the backing store when a flush returns".into()),
         ("daemon", daemon_of(status)),
     ])
+}
+
+/// The copies of a backing store's blocks.
+fn cache(stats: &Stats) -> String {
+    let Some(cache) = stats.cache.filter(|cache| cache.limit_bytes > 0) else {
+        return "none".into();
+    };
+    let mut text = format!(
+        "holds {} in {} of at most {}",
+        human(cache.original_bytes),
+        human(cache.used_bytes),
+        human(cache.limit_bytes)
+    );
+    if cache.stored_bytes > 0 {
+        let ratio = cache.original_bytes as f64 / cache.stored_bytes as f64;
+        text += &format!(", 1 : {ratio:.2}");
+    }
+    let asked = cache.hit_blocks + cache.missed_blocks;
+    if let Some(percent) = (100 * cache.hit_blocks).checked_div(asked) {
+        text += &format!("; {percent} % of {asked} blocks read were hits");
+    }
+    for (count, what) in [
+        (cache.damaged_copies, "damaged copies, read again"),
+        (cache.backing_errors, "errors of the backing store"),
+    ] {
+        if count > 0 {
+            text += &format!("; {count} {what}");
+        }
+    }
+    text
 }
 
 /// A volume with a log.
@@ -262,6 +293,7 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("writeback", writeback(plan)),
         ("commits", commits(log)),
         ("index", human(log.index_bytes)),
+        ("cache", cache(&status.stats)),
         ("errors", health),
         ("lost blocks", lost(&status.stats)),
         ("durable", durable(log)),

@@ -26,7 +26,8 @@ pub struct Up {
     /// Size of the device, like 3G or 512M: a multiple of 4096, up to 16T
     #[arg(long, value_name = "BYTES")]
     size: Option<Amount>,
-    /// The slow drive or file that a log stands before; the volume has its size and content
+    /// The slow drive or file that a cache in memory, or also a log, stands before; the volume has
+    /// its size and content
     #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
     backing: Option<PathBuf>,
     /// The fast drive or file to which changes go first, in order; it is overwritten if it holds
@@ -66,7 +67,8 @@ pub struct Up {
     #[arg(long)]
     abandon_log: bool,
     /// Limit on all memory of the volume, like 512M, or 25% of the machine's (or cgroup's) memory
-    /// [default: the smaller of the size and half of that memory]
+    /// [default: the smaller of the size and half of that memory]. With --backing: on compressed
+    /// copies of its blocks, 0 for none [default: 10%]
     #[arg(long, value_name = "BYTES|%")]
     ram_limit: Option<Amount>,
     /// Where the coldest data goes that memory has no room for: a device or file, which is
@@ -283,16 +285,18 @@ impl Up {
         let (size, export) = (human(plan.size_bytes), plan.export.kind());
         output::remark(&match (&plan.log, &plan.backing) {
             (Some(log), _) => format!(
-                "{}: {size} of {} behind the log on {}, by {export} ({}); durable when flushed",
+                "{}: {size} of {} behind the log on {}{}, by {export} ({}); durable when flushed",
                 plan.name,
                 log.backing.display(),
                 log.log.display(),
+                copies(plan),
                 chosen.why
             ),
             (None, Some(backing)) => format!(
-                "{}: {size} of {}, by {export} ({}); durable when flushed",
+                "{}: {size} of {}{}, by {export} ({}); durable when flushed",
                 plan.name,
                 backing.display(),
+                copies(plan),
                 chosen.why
             ),
             (None, None) => format!(
@@ -343,13 +347,17 @@ impl Up {
             Some(log) => format!("{} if nothing known is on it", log.log.display()),
         };
         let memory = match (&plan.log, &plan.backing) {
-            (None, Some(_)) => "none".into(),
-            (None, None) => format!(
+            (None, Some(_)) if plan.ram_limit_bytes == 0 => "none".into(),
+            (None, _) => format!(
                 "at most {} of {}",
                 human(plan.ram_limit_bytes),
                 human(machine::memory_bytes())
             ),
-            (Some(_), _) => "what is not durable yet, and 24 bytes a block in the log".into(),
+            (Some(_), _) => format!(
+                "what is not durable yet, 24 bytes a block in the log, and at most {} for copies \
+                 of what the backing store has",
+                human(plan.ram_limit_bytes)
+            ),
         };
         let writeback = plan.log.as_ref().map(|log| {
             let idle = log.commit_interval_ms;
@@ -373,10 +381,24 @@ impl Up {
     }
 }
 
+/// What there is to say of copies in memory.
+fn copies(plan: &Plan) -> String {
+    match plan.ram_limit_bytes {
+        0 => String::new(),
+        limit => format!(" with copies in at most {} of memory", human(limit)),
+    }
+}
+
 /// What a volume is, and where its data is durable.
 fn role(plan: &Plan) -> (&'static str, &'static str) {
     match (&plan.log, &plan.backing) {
-        (None, Some(_)) => ("a backing store alone", "in the backing store when a flush returns"),
+        (None, Some(_)) => (
+            match plan.ram_limit_bytes {
+                0 => "a backing store alone",
+                _ => "compressed read cache of a backing store",
+            },
+            "in the backing store when a flush returns",
+        ),
         (None, None) if plan.spill.is_some() => (
             "compressed memory above a spill device",
             "nowhere: what was spilled means nothing without the memory, which is gone after `ztier down` or a reboot",

@@ -4,7 +4,7 @@ use super::file::Settings;
 use super::machine;
 use super::name;
 use super::paths::Paths;
-use super::size::{exact, human};
+use super::size::{Amount, exact, human};
 use super::usage::{self, Job, Usage};
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
@@ -23,6 +23,8 @@ pub const SMALLEST_SEGMENT: u32 = 32 << 10;
 pub const LARGEST_SEGMENT: u32 = 16 << 20;
 /// The segment that nobody asked for, in bytes.
 pub const DEFAULT_SEGMENT: u32 = 1 << 20;
+/// Memory for copies of a backing store's blocks where nobody says how much.
+const CACHE_LIMIT: Amount = Amount::Percent(10.0);
 /// The most threads that serve one volume.
 pub const MOST_THREADS: u32 = 256;
 /// The longest time until idle data is made durable, in milliseconds: a day.
@@ -147,7 +149,8 @@ pub struct Plan {
     pub name: String,
     /// Size of the device in bytes: a multiple of 4096, up to [`LARGEST_SIZE`].
     pub size_bytes: u64,
-    /// Limit on all memory of the volume, in bytes.
+    /// Limit on all memory of the volume, in bytes; of one with a backing store, on the memory for
+    /// copies of its blocks.
     pub ram_limit_bytes: u64,
     /// Bytes in a segment: a power of two, [`SMALLEST_SEGMENT`] to [`LARGEST_SEGMENT`].
     pub segment_bytes: u32,
@@ -319,11 +322,9 @@ impl Plan {
                     .mend("give --backing, the slow drive that the log stands before"));
             }
         };
-        if settings.size.is_some() || settings.ram_limit.is_some() {
-            return Err(Error::usage(
-                "a volume with a log has the size of its backing store, and no ram-limit",
-            )
-            .mend("leave out size and ram-limit"));
+        if settings.size.is_some() {
+            let text = "a volume with a log has the size of its backing store";
+            return Err(Error::usage(text).mend("leave out size"));
         }
         usage::refuse_with_log(settings)?;
         refuse_of_spill(settings)?;
@@ -352,7 +353,7 @@ impl Plan {
         Ok(Self {
             name: volume.to_owned(),
             size_bytes: pair.size()?,
-            ram_limit_bytes: 0,
+            ram_limit_bytes: cache_limit(settings)?,
             segment_bytes,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
             recompress: Recompress::Off,
@@ -383,17 +384,14 @@ impl Plan {
         refuse_of_log(settings)?;
         refuse_of_spill(settings)?;
         usage::refuse_with_log(settings)?;
-        let memory = settings.size.is_some() || settings.ram_limit.is_some();
-        if memory || settings.segment.is_some() || settings.algorithm.is_some() {
-            return Err(Error::usage(
-                "a volume that is its backing store keeps nothing of its own",
-            )
-            .mend("leave out size, ram-limit, segment and algorithm, or give a --log, too"));
+        if settings.size.is_some() || settings.segment.is_some() || settings.algorithm.is_some() {
+            return Err(Error::usage("a volume that is its backing store has no data of its own")
+                .mend("leave out size, segment and algorithm, or give a --log, too"));
         }
         Ok(Self {
             name: volume.to_owned(),
             size_bytes: volume::BareVolume::size_of(&backing)?,
-            ram_limit_bytes: 0,
+            ram_limit_bytes: cache_limit(settings)?,
             segment_bytes: DEFAULT_SEGMENT,
             algorithm: Algorithm::Lz4,
             recompress: Recompress::Off,
@@ -457,6 +455,29 @@ pub fn check_interval(ms: u64) -> Result<()> {
     }
     Err(Error::usage(format!("commit-interval {ms} is more than a day"))
         .mend(format!("give milliseconds, 0 to {LONGEST_INTERVAL_MS}")))
+}
+
+/// The limit on copies of a backing store's blocks.
+fn cache_limit(settings: &Settings) -> Result<u64> {
+    let limit = settings.ram_limit.unwrap_or(CACHE_LIMIT).of(machine::memory_bytes());
+    check_cache_limit(limit).map(|()| limit)
+}
+
+/// Checks a limit on memory for copies of a backing store's blocks, in bytes.
+///
+/// # Errors
+/// When it is neither 0 nor enough for any, or more than there is.
+pub fn check_cache_limit(limit: u64) -> Result<()> {
+    let memory = machine::memory_bytes();
+    if limit > memory {
+        return Err(Error::usage(format!(
+            "ram-limit {} is more than the {} of memory that there are",
+            exact(limit),
+            human(memory)
+        ))
+        .mend("give less, like 10%"));
+    }
+    volume::check_cache_limit(limit)
 }
 
 fn absolute(path: &std::path::Path) -> Result<PathBuf> {

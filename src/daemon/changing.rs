@@ -110,8 +110,9 @@ fn check_change(old: &Plan, new: &Plan) -> Result<()> {
         ))
         .mend("sizes grow, never shrink; make a new volume instead"));
     }
-    if !new.is_volatile() && new.ram_limit_bytes == old.ram_limit_bytes {
-        return Ok(());
+    if !new.is_volatile() {
+        let same = new.ram_limit_bytes == old.ram_limit_bytes;
+        return if same { Ok(()) } else { plan::check_cache_limit(new.ram_limit_bytes) };
     }
     plan::check_ram_limit(new.ram_limit_bytes, new.size_bytes, new.segment_bytes)
 }

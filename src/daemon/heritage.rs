@@ -60,6 +60,11 @@ impl Heritage {
         self.state.as_ref().filter(|_| self.goes_on()).map_or(0, |state| state.restarts + 1)
     }
 
+    /// How well swap compressed when it was last ended; see [`State::compresses_percent`].
+    pub fn compresses(&self) -> Option<u64> {
+        self.state.as_ref().filter(|_| self.goes_on()).and_then(|state| state.compresses_percent)
+    }
+
     /// What to do for one who asks for `plan`, and what to tell him.
     pub fn fit(&self, mut plan: Plan) -> (Plan, Vec<String>) {
         let mut notes = Vec::new();

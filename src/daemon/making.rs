@@ -5,7 +5,7 @@
 use super::keeper::Kept;
 use super::log;
 use super::opening::Opening;
-use crate::config::{Paths, Plan, Usage, plan, size};
+use crate::config::{Paths, Plan, Usage, machine, plan, size};
 use crate::durable;
 use crate::error::Result;
 use crate::media::Memory;
@@ -49,7 +49,8 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> 
         return open_log(plan, log, paths, &kept.memory, told);
     }
     if let Some(backing) = &plan.backing {
-        let volume = volume::BareVolume::open(backing, &kept.memory, &paths.state)?;
+        let limits = (plan.ram_limit_bytes, machine::memory_bytes());
+        let volume = volume::BareVolume::open(backing, &kept.memory, &paths.state, limits)?;
         return Ok(Made::new(volume, Vec::new()));
     }
     let (memory, most) = (&kept.memory, kept.manifest.ram_limit_max_bytes);
@@ -133,6 +134,8 @@ fn open_log(
             enabled: log.writeback,
         },
         accept_loss: log.accept_loss,
+        ram_limit: plan.ram_limit_bytes,
+        ram_limit_max: machine::memory_bytes(),
         log: durable::Options { idle_ms: log.commit_interval_ms, ..durable::Options::default() },
     };
     let opening = Opening::new(told);

@@ -7,6 +7,7 @@
 
 mod changing;
 mod events;
+mod heap;
 mod heritage;
 pub mod keeper;
 mod log;

@@ -182,7 +182,7 @@ impl Bringing<'_> {
     ) -> Result<(Arc<Running>, Server)> {
         let Self { mut plan, paths, files, .. } = self;
         let again = heritage.taken_up(&plan);
-        let restarts = heritage.restarts();
+        let (restarts, compresses_percent) = (heritage.restarts(), heritage.compresses());
         let kept = heritage.into_memory(&plan);
         let Made { volume, notes: said, unlocked } =
             making::create(&plan, paths, &kept, self.told)?;
@@ -205,6 +205,7 @@ impl Bringing<'_> {
             leftovers: with_control([again.clone(), serve::planned(&plan, paths)].concat()),
             kept: true,
             restarts,
+            compresses_percent,
             foreground: self.foreground,
             plan,
         };
@@ -239,7 +240,7 @@ impl Bringing<'_> {
             records: paths.state.clone(),
             next: Mutex::new(None),
         });
-        running.begin_use(self.told)?;
+        notes.extend(running.begin_use(self.told)?);
         let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
         Ok((running, server))
     }
@@ -456,19 +457,21 @@ impl Running {
         self.stop(force)
     }
 
-    /// Puts the device to the use that its owner gave it.
-    fn begin_use(&self, told: &dyn Fn(&str)) -> Result<()> {
+    /// Puts the device to the use that its owner gave it. Says what he should know of that.
+    fn begin_use(&self, told: &dyn Fn(&str)) -> Result<Option<String>> {
         let told = |what: &str| {
             notify::extend(what);
             told(what);
         };
-        let Some(usage) = self.state.lock().plan.usage.clone() else { return Ok(()) };
-        if matches!(usage, Usage::Swap { .. }) {
+        let Some(usage) = self.state.lock().plan.usage.clone() else { return Ok(None) };
+        let (empty, homes) = (self.volume.volatile_bytes() == 0, self.homes());
+        let is_swap = matches!(usage, Usage::Swap { .. });
+        if is_swap {
             make_present();
         }
-        usage::begin(&usage, &self.device()?, self.volume.volatile_bytes() == 0, &told)?;
+        usage::begin(&usage, &self.device()?, (empty, homes.announced()), &told)?;
         usage::tune(&usage).iter().for_each(|failed| log::line(failed));
-        Ok(())
+        Ok(homes.about().filter(|_| is_swap && empty))
     }
 
     /// Takes the device out of that use again.

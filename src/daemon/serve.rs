@@ -82,6 +82,7 @@ fn best() -> Chosen {
 /// forced it. For a job that is only told: its limit makes it swap while the machine itself has
 /// memory.
 pub fn prepare(plan: &Plan) -> Result<Option<String>> {
+    super::heap::keep_little();
     if !plan.export.is_block_device() {
         return Ok(None);
     }

@@ -334,6 +334,7 @@ mod tests {
             plan: plan.clone(),
             kept: false,
             restarts: 0,
+            compresses_percent: None,
             foreground: false,
             leftovers,
         };

@@ -39,6 +39,9 @@ pub struct State {
     /// How many daemons have gone on with what an earlier one had in memory.
     #[serde(default)]
     pub restarts: u64,
+    /// Bytes of what was swapped out for 100 bytes that this took, when swap was last ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compresses_percent: Option<u64>,
     /// Whether somebody else watches this process: then it replaces itself.
     #[serde(default)]
     pub foreground: bool,
@@ -343,6 +346,7 @@ mod tests {
             started_unix_s: 2,
             kept: false,
             restarts: 0,
+            compresses_percent: None,
             foreground: false,
             plan: serde_json::from_value(plan).unwrap(),
             leftovers: vec![

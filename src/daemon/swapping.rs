@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::export::reclaim::make_present;
 use crate::export::usage::{self, PAGE_CLUSTER, Room, SWAPPINESS, Tuned};
 use crate::media::{Access, FileDrive, Signature};
+use crate::stats::Stats;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::path::Path;
 use std::sync::mpsc::Sender;
@@ -22,6 +23,10 @@ use std::time::Duration;
 
 /// What a device that is no swap has in place of a priority.
 const NO_PRIORITY: i32 = -1;
+/// How well pages are taken to compress before any were swapped out, in percent.
+const ASSUMED: u64 = 300;
+/// Fewer bytes than this do not tell how well others compress.
+const TELLING: u64 = 16 << 20;
 
 impl Running {
     /// Makes the device swap space, and has the kernel use it.
@@ -53,13 +58,15 @@ impl Running {
         self.volume.carry_swap(true)?;
         make_present();
         self.note_usage(Some(usage.clone()))?;
-        if let Err(e) = usage::begin(&usage, &device, true, &|what| log::line(what)) {
+        let homes = self.homes();
+        let made = (true, homes.announced());
+        if let Err(e) = usage::begin(&usage, &device, made, &|what| log::line(what)) {
             self.volume.carry_swap(false)?;
             self.note_usage(None)?;
             return Err(e);
         }
         notes.extend(usage::tune(&usage));
-        notes.extend(may_run_short(&plan));
+        notes.extend(homes.about());
         log::line(&format!("{name} is swap, by {}", device.display()));
         Ok(Self::swapping(&device, &usage, notes))
     }
@@ -88,6 +95,7 @@ impl Running {
             refuse_full(name, &device)?;
         }
         let was = Self::swapping(&device, &usage, Vec::new());
+        self.look_how_it_compresses();
         usage::end_within(&usage, &device, usage::END_ALONE)?;
         self.volume.carry_swap(false)?;
         state::untune(&self.files, Some(&usage));
@@ -116,6 +124,23 @@ impl Running {
             settings: usage::tuned(usage).to_vec(),
             notes,
         }
+    }
+
+    /// Remembers how well what is there compresses, if that tells anything.
+    fn look_how_it_compresses(&self) {
+        if let Some(percent) = measured(&self.volume.stats()) {
+            self.state.lock().compresses_percent = Some(percent);
+        }
+    }
+
+    /// What holds the pages that are swapped out.
+    pub(super) fn homes(&self) -> Homes {
+        self.look_how_it_compresses();
+        let (stats, size) = (self.volume.stats(), self.volume.size());
+        let state = self.state.lock();
+        let below = stats.spill_slots * u64::from(state.plan.segment_bytes);
+        let measured = state.compresses_percent;
+        Homes { size, memory: stats.ram_limit_bytes, below, measured }
     }
 
     fn note_usage(&self, usage: Option<Usage>) -> Result<()> {
@@ -180,18 +205,54 @@ fn refuse_kind(plan: &Plan) -> Result<()> {
     }
 }
 
-/// What to say of a device that announces more than its memory holds.
-fn may_run_short(plan: &Plan) -> Option<String> {
-    let (size, limit) = (plan.size_bytes, plan.ram_limit_bytes);
-    // Little compresses less than 2 : 1 on average.
-    (size > 2 * limit).then(|| {
-        format!(
-            "its {} of memory hold so much only if it compresses {:.1} : 1; `ztier status` shows \
-             what it does",
-            human(limit),
-            size as f64 / limit as f64
-        )
-    })
+/// How well what is swapped out compresses, in percent; nothing while it is too little to tell.
+fn measured(stats: &Stats) -> Option<u64> {
+    let taken = stats.compr_data_bytes + stats.record_headers_bytes;
+    (stats.orig_data_bytes >= TELLING).then(|| stats.orig_data_bytes * 100 / taken.max(1))
+}
+
+/// What holds the pages that are swapped out.
+pub(super) struct Homes {
+    /// Bytes of the device.
+    size: u64,
+    /// Bytes of memory at most.
+    memory: u64,
+    /// Bytes of a spill device.
+    below: u64,
+    /// How well pages compressed here, in percent, if that is known.
+    measured: Option<u64>,
+}
+
+impl Homes {
+    /// Bytes of swap space that they can be expected to hold: who is told of more finds out only
+    /// when it is too late.
+    pub(super) fn announced(&self) -> u64 {
+        let hold = (self.memory + self.below) / 100 * self.measured.unwrap_or(ASSUMED).max(100);
+        self.size.min(hold.next_multiple_of(1 << 20))
+    }
+
+    /// What to say where that is less than the device.
+    pub(super) fn about(&self) -> Option<String> {
+        let announced = self.announced();
+        let percent = self.measured.unwrap_or(ASSUMED) as f64;
+        let known = match self.measured {
+            Some(_) => "as measured",
+            None => "which is assumed until it is known",
+        };
+        (announced < self.size).then(|| {
+            format!(
+                "swap is {} of its {}: what {} of memory{} hold at {:.1} : 1, {known}",
+                human(announced),
+                human(self.size),
+                human(self.memory),
+                match self.below {
+                    0 => String::new(),
+                    below => format!(" and {} of the spill device", human(below)),
+                },
+                percent / 100.0,
+            )
+        })
+    }
 }
 
 /// Refuses to end swap whose content memory has no room for.
@@ -243,6 +304,27 @@ pub(super) fn watch(plan: &Plan, events: Sender<Event>) {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn swap_is_no_larger_than_what_its_homes_hold() {
+        let homes = Homes { size: 4 << 30, memory: 256 << 20, below: 0, measured: None };
+        assert_eq!(homes.announced(), 768 << 20);
+        assert_eq!(
+            homes.about().unwrap(),
+            "swap is 768 MiB of its 4 GiB: what 256 MiB of memory hold at 3.0 : 1, which is assumed \
+             until it is known"
+        );
+        let homes = Homes { below: 1 << 30, measured: Some(200), ..homes };
+        assert_eq!(homes.announced(), 2560 << 20);
+        let said = homes.about().unwrap();
+        let text = "256 MiB of memory and 1 GiB of the spill device hold at 2.0 : 1, as measured";
+        assert!(said.ends_with(text), "{said}");
+        let homes = Homes { size: 1 << 30, ..homes };
+        assert_eq!((homes.announced(), homes.about()), (1 << 30, None));
+        // Data may take more than its size, but no page takes less than one.
+        let homes = Homes { size: 1 << 30, memory: 64 << 20, below: 0, measured: Some(90) };
+        assert_eq!(homes.announced(), 64 << 20);
+    }
 
     #[test]
     fn what_has_no_room_in_memory_stays_swapped_out() {

@@ -115,26 +115,7 @@ pub const BUGS: [Bug; 34] = [
     Bug::KeepThrough,
 ];
 
-#[cfg(sim)]
-static PLANTED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
-
-/// Plants a bug, or none, for the whole process.
-#[cfg(sim)]
-pub fn plant(bug: Option<Bug>) {
-    PLANTED.store(bug.map_or(0, |b| b as u8), std::sync::atomic::Ordering::SeqCst);
-}
-
-/// Whether this bug is planted.
-#[cfg(sim)]
-pub fn on(bug: Bug) -> bool {
-    PLANTED.load(std::sync::atomic::Ordering::Relaxed) == bug as u8
-}
-
-/// Whether this bug is planted: never, in this build.
-#[cfg(not(sim))]
-pub const fn on(_: Bug) -> bool {
-    false
-}
+crate::planted::plantable!(Bug, sim);
 
 /// The marks passed so far in this process, with how often.
 #[cfg(sim)]

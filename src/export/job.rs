@@ -209,6 +209,9 @@ fn unified(groups: &str, all: &[Hierarchy]) -> Option<(PathBuf, PathBuf)> {
 pub struct Usage {
     /// The most memory that they had at once, in bytes.
     pub peak_bytes: Option<u64>,
+    /// The most of their memory that was swapped out at once, in bytes, as far as the kernel says:
+    /// pages of zeros are counted, too, which newer ones do not write.
+    pub swap_peak_bytes: Option<u64>,
     /// How long at least one of them waited for memory, in microseconds.
     pub pressure_us: Option<u64>,
     /// How many the kernel ended because memory was short.
@@ -218,9 +221,14 @@ pub struct Usage {
 impl Usage {
     /// What the cgroup `dir` says now.
     pub fn of(dir: &Path) -> Self {
-        let number = |file: &str| read(dir, file)?.trim().parse().ok();
+        let number = |file: &str| read(dir, file)?.trim().parse::<u64>().ok();
+        let peak_bytes = number("memory.peak").or_else(|| number("memory.max_usage_in_bytes"));
+        // Version 1 counts both together.
+        let beyond =
+            || Some(number("memory.memsw.max_usage_in_bytes")?.saturating_sub(peak_bytes?));
         Self {
-            peak_bytes: number("memory.peak").or_else(|| number("memory.max_usage_in_bytes")),
+            peak_bytes,
+            swap_peak_bytes: number("memory.swap.peak").or_else(beyond),
             pressure_us: read(dir, "memory.pressure").and_then(|text| total(&text)),
             oom_kills: read(dir, "memory.events")
                 .or_else(|| read(dir, "memory.oom_control"))
@@ -288,13 +296,25 @@ mod tests {
         let put = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
         assert_eq!(Usage::of(dir.path()), Usage::default());
         put("memory.max_usage_in_bytes", "4096\n");
+        put("memory.memsw.max_usage_in_bytes", "5000\n");
         put("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n");
-        let legacy = Usage { peak_bytes: Some(4096), pressure_us: None, oom_kills: Some(2) };
+        let legacy = Usage {
+            peak_bytes: Some(4096),
+            swap_peak_bytes: Some(904),
+            pressure_us: None,
+            oom_kills: Some(2),
+        };
         assert_eq!(Usage::of(dir.path()), legacy);
         put("memory.peak", "8192\n");
+        put("memory.swap.peak", "100\n");
         put("memory.events", "low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\noom_group_kill 0\n");
         put("memory.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=77\nfull total=3\n");
-        let both = Usage { peak_bytes: Some(8192), pressure_us: Some(77), oom_kills: Some(1) };
+        let both = Usage {
+            peak_bytes: Some(8192),
+            swap_peak_bytes: Some(100),
+            pressure_us: Some(77),
+            oom_kills: Some(1),
+        };
         assert_eq!(Usage::of(dir.path()), both);
     }
 }

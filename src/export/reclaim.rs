@@ -74,6 +74,8 @@ fn lock_memory() -> bool {
 
 /// Of a thread's stack, what a request may use at most, with much to spare.
 const STACK: usize = 256 << 10;
+/// What guards a stack is no larger; what an allocator has reserved for later is.
+const GUARD: usize = 64 << 10;
 /// Larger mappings are not made present: room for all requests that a kernel without `USER_COPY`
 /// could send at once.
 const MOST: usize = 16 << 20;
@@ -92,8 +94,8 @@ pub fn make_present() -> usize {
     for mapping in maps.lines().filter_map(Mapped::parse) {
         let Mapped { start, end, access, is_file } = mapping;
         match access {
-            "---p" => guard = end,
-            // A page that may not be touched is below each thread's stack.
+            "---p" if end - start <= GUARD => guard = end,
+            // Pages that may not be touched are below each thread's stack.
             "rw-p" if !is_file && start == guard => {
                 present += touch(end - STACK.min(end - start)..end, Advice::LinuxPopulateWrite);
             }

@@ -55,17 +55,26 @@ const LOOK: Duration = Duration::from_millis(5);
 const DIRS: [&str; 3] = ["", "/usr/sbin/", "/sbin/"];
 
 /// Takes `device` into use; made anew if it is `empty` (or nobody needs what is on it), else with
-/// what it has from before. `told` hears now and then what is going on.
+/// what it has from before. New swap space is of `swap` bytes, which the device has at least.
+/// `told` hears now and then what is going on.
 ///
 /// # Errors
 /// A program is missing or fails, the place is taken, or it takes too long.
-pub fn begin(usage: &Usage, device: &Path, empty: bool, told: &dyn Fn(&str)) -> Result<()> {
-    let run = |program: &str, args: &[&str]| run(program, args, device, BEGIN, told);
+pub fn begin(
+    usage: &Usage,
+    device: &Path,
+    (empty, swap): (bool, u64),
+    told: &dyn Fn(&str),
+) -> Result<()> {
+    let run_and = |program: &str, args: &[&str], rest: &[&str]| {
+        run(program, (args, rest), device, BEGIN, told)
+    };
+    let run = |program: &str, args: &[&str]| run_and(program, args, &[]);
     match usage {
         Usage::Swap { priority, .. } => {
             if empty {
                 // By --force it overwrites a partition table, too; the caller knows what is there.
-                run("mkswap", &["--force"])?;
+                run_and("mkswap", &["--force"], &[&(swap >> 10).to_string()])?;
             } else if is_swap(device) {
                 return Ok(());
             }
@@ -109,11 +118,11 @@ pub fn end(usage: &Usage, device: &Path) -> Result<()> {
 pub fn end_within(usage: &Usage, device: &Path, limit: Duration) -> Result<()> {
     let quiet = |_: &str| {};
     match usage {
-        Usage::Swap { .. } if is_swap(device) => run("swapoff", &[], device, limit, &quiet)
+        Usage::Swap { .. } if is_swap(device) => run("swapoff", (&[], &[]), device, limit, &quiet)
             .map(|()| depth::widen(device))
             .map_err(|e| e.mend("end some programs, so that what is swapped out has room")),
         Usage::Ext4 { mount } if mounted_at(device, mount) => {
-            run("umount", &[], mount, limit, &quiet).map_err(|e| e.mend("end what uses it"))
+            run("umount", (&[], &[]), mount, limit, &quiet).map_err(|e| e.mend("end what uses it"))
         }
         _ => Ok(()),
     }
@@ -155,14 +164,14 @@ fn refuse_taken(point: &Path) -> Result<()> {
 /// Runs `program` with `args` and `last` to its good end, within `limit`.
 fn run(
     program: &str,
-    args: &[&str],
-    last: &Path,
+    args: (&[&str], &[&str]),
+    on: &Path,
     limit: Duration,
     told: &dyn Fn(&str),
 ) -> Result<()> {
-    let what = || format!("{program} {}", last.display());
+    let what = || format!("{program} {}", on.display());
     told(&what());
-    let mut child = start(program, args, last)?;
+    let mut child = start(program, args, on)?;
     let begun = Instant::now();
     let mut tell = TELL;
     let status = loop {
@@ -192,11 +201,12 @@ fn run(
     Err(Error::failure(format!("{} failed ({status}): {}", what(), said.trim())))
 }
 
-fn start(program: &str, args: &[&str], last: &Path) -> Result<Child> {
+fn start(program: &str, args: (&[&str], &[&str]), on: &Path) -> Result<Child> {
     for dir in DIRS {
         let started = Command::new(format!("{dir}{program}"))
-            .args(args)
-            .arg(last)
+            .args(args.0)
+            .arg(on)
+            .args(args.1)
             .env("LC_ALL", "C")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -223,7 +233,7 @@ mod tests {
         let told = std::cell::Cell::new(0);
         let tell = |_: &str| told.set(told.get() + 1);
         let run = |program: &str, args: &[&str], limit| {
-            run(program, args, Path::new("3"), Duration::from_millis(limit), &tell)
+            run(program, (args, &[]), Path::new("3"), Duration::from_millis(limit), &tell)
         };
         let begun = Instant::now();
         let late = run("sleep", &[], 1200).unwrap_err().to_string();
@@ -236,7 +246,8 @@ mod tests {
     fn what_is_missing_or_fails_is_named() {
         let path = Path::new("/nonexistent");
         let quiet = |_: &str| {};
-        let run = |program: &str| run(program, &[], path, BEGIN, &quiet).unwrap_err().to_string();
+        let run =
+            |program: &str| run(program, (&[], &[]), path, BEGIN, &quiet).unwrap_err().to_string();
         let failed = run("ls");
         assert!(
             failed.contains("ls /nonexistent failed") && failed.contains("No such"),

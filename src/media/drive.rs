@@ -62,6 +62,12 @@ pub trait Drive: Send + Sync {
     /// Fills `buf` from `at` on.
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError>;
 
+    /// The same; whether the drive itself was asked: `false` where all of it was in memory, and
+    /// nobody waited for anything.
+    fn read_noting(&self, at: u64, buf: &mut [u8]) -> Result<bool, DriveError> {
+        self.read(at, buf).map(|()| true)
+    }
+
     /// Reads into each buffer from its offset on, several at once where the drive gains by it. What
     /// became of each is said for itself.
     fn read_many(&self, wanted: Vec<(u64, Buffer)>) -> Vec<Result<(u64, Buffer), DriveError>> {

@@ -188,6 +188,66 @@ pub struct Stats {
     /// and count.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log_lost_blocks: Vec<(u64, u64)>,
+    /// The copies of a backing store's blocks, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheStats>,
+}
+
+impl Stats {
+    /// The same of a volume that keeps copies of its backing store's blocks.
+    #[must_use]
+    pub fn with_cache(self, cache: Option<CacheStats>) -> Self {
+        let Some(copies) = cache else { return self };
+        Self {
+            ram_limit_bytes: copies.limit_bytes,
+            mem_used_bytes: self.mem_used_bytes + copies.used_bytes,
+            cache,
+            ..self
+        }
+    }
+}
+
+/// What a cache of a backing store's blocks holds and has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheStats {
+    /// The limit on all its memory; 0: there is no cache.
+    pub limit_bytes: u64,
+    /// All its memory.
+    pub used_bytes: u64,
+    /// Part of that: index, ghosts, tables.
+    pub index_bytes: u64,
+    /// Blocks that have a copy.
+    pub blocks: u64,
+    /// `blocks` × 4096.
+    pub original_bytes: u64,
+    /// What the copies take, headers included.
+    pub stored_bytes: u64,
+    /// Blocks read that had a copy.
+    pub hit_blocks: u64,
+    /// Blocks read that had none.
+    pub missed_blocks: u64,
+    /// Reads of which some blocks had a copy and others had none.
+    pub requests_mixed: u64,
+    /// Reads that went past the cache, because as many as it has memory for were under way.
+    pub requests_bypassed: u64,
+    /// Copies that were made.
+    pub kept_blocks: u64,
+    /// Copies that left to make room.
+    pub evicted_blocks: u64,
+    /// Blocks missed that had left not long before.
+    pub ghosts_hit_blocks: u64,
+    /// Blocks that were read ahead and kept.
+    pub ahead_blocks: u64,
+    /// Of those, the ones that somebody asked for.
+    pub ahead_used_blocks: u64,
+    /// And the ones that left before anybody did.
+    pub ahead_useless_blocks: u64,
+    /// Copies whose check word did not hold; they were read again from the backing store.
+    pub damaged_copies: u64,
+    /// Blocks that were read or written and not kept, because they were written meanwhile.
+    pub lost_blocks: u64,
+    /// Requests to the backing store that failed.
+    pub backing_errors: u64,
 }
 
 /// What a durable log holds and has done.

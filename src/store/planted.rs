@@ -37,23 +37,4 @@ pub enum Bug {
     ClusterByNumber = 13,
 }
 
-#[cfg(shuttle)]
-static PLANTED: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
-
-/// Plants a bug, or none, for the whole process.
-#[cfg(shuttle)]
-pub fn plant(bug: Option<Bug>) {
-    PLANTED.store(bug.map_or(0, |b| b as u8), std::sync::atomic::Ordering::SeqCst);
-}
-
-/// Whether this bug is planted.
-#[cfg(shuttle)]
-pub fn on(bug: Bug) -> bool {
-    PLANTED.load(std::sync::atomic::Ordering::SeqCst) == bug as u8
-}
-
-/// Whether this bug is planted: never, in this build.
-#[cfg(not(shuttle))]
-pub const fn on(_: Bug) -> bool {
-    false
-}
+crate::planted::plantable!(Bug, shuttle);

@@ -101,9 +101,10 @@ impl Store {
                 return Err(Why::Below(Below { slot, from, to, name, wish }));
             }
         }
+        let soon = self.slots.visit(slot, at.share(), self.budget.limit());
         if !entry.is_hot() {
             self.index.warm(block, entry, entry.hot());
-        } else {
+        } else if soon {
             again.note(ReadAgain { block, version: self.version(entry), below: true });
         }
         Ok(())
@@ -217,6 +218,7 @@ impl Store {
             let records = Records::of(victim.segment, self.frames.bytes(frame, 0, victim.end));
             let blocks = records.map(|(_, at)| at.owners()).sum();
             self.forget_frame(victim.segment, slot, blocks);
+            self.slots.turn(victim.end.saturating_sub(self.segments.dead_bytes(victim.segment)));
             session.count(&Counts { spilled: 1, ..Counts::default() });
         } else {
             self.slots.give(slot);

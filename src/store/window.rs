@@ -3,7 +3,8 @@
 //! A read that comes to a record in a slot looks for it in the windows. If it is in none, a part of
 //! the slot is brought into the one that was not used for longest. A stream that goes through a
 //! slot, or from one into the next, is known by a window that it has come to the end of, whichever
-//! thread reads: each time it reads on, twice as much is brought.
+//! thread reads: each time it reads on, twice as much is brought, into a window that has room for
+//! that. They are of different sizes, so that one stream can have half of all that there is.
 //!
 //! Invariants:
 //! - a window names its bytes by the sequence of their segment, which never comes back, so it is
@@ -15,6 +16,7 @@ use crate::BLOCK_SIZE;
 use crate::media::{ALIGN, Buffer};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// How many there are at least, and at most.
@@ -22,9 +24,9 @@ const COUNT: Range<usize> = if cfg!(shuttle) { 2..2 } else { 3..6 };
 /// The least that is brought where more than the record follows, and the most.
 const LEAST: u32 = 16 << 10;
 /// See [`LEAST`].
-const MOST: u32 = 256 << 10;
+const MOST: u32 = 1 << 20;
 /// Which part of the limit on memory they take, as far as the least that is of use is no more.
-const PART: u64 = 40;
+const PART: u64 = 44;
 /// A read so far behind the end of a window goes on from there.
 const NEAR: u32 = 64 << 10;
 
@@ -33,9 +35,10 @@ const _: () = assert!(CLUSTER_MAX + 2 * ALIGN <= 2 * LEAST as usize);
 /// All of them.
 #[derive(Debug)]
 pub(super) struct Windows {
+    /// The largest first.
     windows: Box<[Shared]>,
-    /// Bytes that each has room for.
-    len: usize,
+    /// Bytes that the first of them has room for.
+    largest: u32,
     /// Counts uses.
     clock: AtomicU64,
 }
@@ -85,9 +88,7 @@ impl Windows {
         // A record that begins in a page and ends in another needs both.
         let (least, most) = (2 * LEAST as usize, MOST.min(segment).max(2 * LEAST) as usize);
         let all = (limit / PART).min((COUNT.end * most) as u64) as usize;
-        let count = (all / least).clamp(COUNT.start, COUNT.end);
-        let len = (all / count / ALIGN * ALIGN).clamp(least, most);
-        let window = || Window {
+        let window = |len| Window {
             buffer: Buffer::new(len),
             name: 0,
             range: 0..0,
@@ -95,13 +96,16 @@ impl Windows {
             next: u64::MAX,
             used: 0,
         };
-        let shared = || Shared { window: Mutex::new(window()), is_filling: AtomicBool::new(false) };
-        Self { windows: (0..count).map(|_| shared()).collect(), len, clock: AtomicU64::new(1) }
+        let shared =
+            |len| Shared { window: Mutex::new(window(len)), is_filling: AtomicBool::new(false) };
+        let sizes = sizes(all, least..most);
+        let largest = sizes.iter().max().map_or(0, |len| *len as u32);
+        Self { windows: sizes.into_iter().map(shared).collect(), largest, clock: AtomicU64::new(1) }
     }
 
     /// Bytes of memory.
     pub(super) fn memory(&self) -> usize {
-        self.windows.len() * self.len
+        self.windows.iter().map(|shared| shared.window.lock().buffer.len()).sum()
     }
 
     /// Has `work` look at the record of `block`, if a window has it. What `work` finds damaged is
@@ -132,16 +136,16 @@ impl Windows {
         for (place, shared) in self.windows.iter().enumerate() {
             let Some(window) = shared.lock_filled() else { continue };
             if window.ends_before(name, block, at.offset) {
-                let most = (2 * window.reach).clamp(LEAST, self.len as u32);
+                let most = (2 * window.reach).clamp(LEAST, self.largest);
                 return Wish { most, is_stream: true, place: Some(place) };
             }
         }
-        let blocks = (count * (HEADER + BLOCK_SIZE)).min(self.len) as u32;
+        let blocks = (count * (HEADER + BLOCK_SIZE)).min(self.largest as usize) as u32;
         Wish { most: LEAST.max(blocks), is_stream: false, place: None }
     }
 
-    /// Has `fill` bring a part of the segment `name` into a window. `false` if it fails, and
-    /// nothing is there.
+    /// Has `fill` bring a part of the segment `name` into a window, or as much of it as fits in one
+    /// that is free. `false` if it fails, and nothing is there.
     pub(super) fn fill(
         &self,
         name: u64,
@@ -151,7 +155,7 @@ impl Windows {
     ) -> bool {
         let mut round = 0;
         let (place, mut window) = loop {
-            if let Some(found) = self.choose(wish) {
+            if let Some(found) = self.choose((range.end - range.start) as usize, wish) {
                 break found;
             }
             // More threads than windows: those who have one wait for the device only.
@@ -161,25 +165,44 @@ impl Windows {
         let is_filling = &self.windows[place].is_filling;
         is_filling.store(true, Ordering::Release);
         window.name = 0;
-        let len = (range.end - range.start) as usize;
-        let filled = fill(&mut window.buffer[..len]);
+        let len = (range.end - range.start).min(window.buffer.len() as u32);
+        let filled = fill(&mut window.buffer[..len as usize]);
         if filled {
+            let range = range.start..range.start + len;
             (window.name, window.range, window.next) = (name, range, u64::MAX);
-            window.reach = if wish.is_stream { wish.most } else { len as u32 };
+            window.reach = if wish.is_stream { wish.most } else { len };
             window.used = self.clock.fetch_add(1, Ordering::Relaxed);
         }
         is_filling.store(false, Ordering::Release);
         filled
     }
 
-    /// The window that the wish is about, or else the one that was not used for longest.
-    fn choose(&self, wish: Wish) -> Option<(usize, MutexGuard<'_, Window>)> {
+    /// The window that the wish is about, if it has room for `len` bytes; or else, of those that
+    /// have, the one that was not used for longest; or else the largest.
+    fn choose(&self, len: usize, wish: Wish) -> Option<(usize, MutexGuard<'_, Window>)> {
         let lock = |place: usize| Some((place, self.windows[place].window.try_lock()?));
-        let wished = wish.place.and_then(lock);
+        let wished = wish.place.and_then(lock).filter(|(_, window)| window.buffer.len() >= len);
         wished.or_else(|| {
-            (0..self.windows.len()).filter_map(lock).min_by_key(|(_, window)| window.used)
+            (0..self.windows.len())
+                .filter_map(lock)
+                .max_by_key(|(_, window)| (window.buffer.len().min(len), Reverse(window.used)))
         })
     }
+}
+
+/// How large the windows are, each in bytes in the `range`: in all about `all`, half of what is
+/// left each, but so that there are enough.
+fn sizes(all: usize, range: Range<usize>) -> Vec<usize> {
+    let mut sizes = Vec::with_capacity(COUNT.end);
+    let mut left = all;
+    while sizes.len() < COUNT.start || sizes.len() < COUNT.end && left >= range.start {
+        let others = COUNT.start.saturating_sub(sizes.len() + 1) * range.start;
+        let len = (left / 2).min(left.saturating_sub(others)) / ALIGN * ALIGN;
+        let len = len.clamp(range.start, range.end);
+        sizes.push(len);
+        left = left.saturating_sub(len);
+    }
+    sizes
 }
 
 impl Shared {
@@ -241,11 +264,11 @@ mod tests {
         assert_eq!(windows.look(7, (10, at(0)), |bytes| bytes[0] == 7), Some(true));
         assert_eq!(windows.look(8, (10, at(0)), |_| true), None, "of another segment");
         let mut end = LEAST;
-        for most in [32 << 10, 64 << 10, 128 << 10, 256 << 10, 256 << 10] {
+        for most in [32, 64, 128, 256, 512, 1024, 1024].map(|kib| kib << 10) {
             let wish = windows.wish(7, (11, at(end)), 1);
             assert_eq!(
                 (wish.most, wish.is_stream, wish.place),
-                (most, true, first_place(&windows))
+                (most, true, place_of(&windows, 7))
             );
             bring(&windows, 7, end..end + most, wish);
             end += most;
@@ -256,8 +279,25 @@ mod tests {
         assert!(!windows.wish(9, (92, at(500_000)), 1).is_stream);
     }
 
-    fn first_place(windows: &Windows) -> Option<usize> {
-        windows.windows.iter().position(|shared| shared.window.lock().name != 0)
+    fn place_of(windows: &Windows, name: u64) -> Option<usize> {
+        windows.windows.iter().position(|shared| shared.window.lock().name == name)
+    }
+
+    #[test]
+    fn the_largest_is_half_of_all_and_others_are_there_for_what_is_short() {
+        let least = 2 * LEAST as usize;
+        let kib = |all: usize| sizes(all << 10, least..MOST as usize);
+        assert_eq!(kib(1536), [768, 384, 192, 96, 48, 32].map(|kib| kib << 10));
+        assert_eq!(kib(64 << 10), [MOST as usize; 6]);
+        assert_eq!(kib(128), [64 << 10, 32 << 10, 32 << 10]);
+        assert_eq!(kib(110), [44 << 10, 32 << 10, 32 << 10]);
+        assert_eq!(kib(0), [least; 3]);
+        // Where all large ones are taken, less is brought.
+        let windows = Windows::new(1 << 20, PART * (1536 << 10));
+        let all: Vec<_> = windows.windows[..2].iter().map(|shared| shared.window.lock()).collect();
+        bring(&windows, 7, 0..MOST, Wish { most: MOST, is_stream: true, place: None });
+        assert_eq!(windows.windows[2].window.lock().range, 0..192 << 10);
+        drop(all);
     }
 
     #[test]

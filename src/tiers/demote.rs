@@ -3,7 +3,8 @@
 //!
 //! A clock's hand goes over the segments in memory by their age. What it comes to goes down, unless
 //! half of it was read since the hand was there before; what was read of the others is appended
-//! anew. A record that is read a second time in its slot comes back, if there is room.
+//! anew. Where that turns out to be wrong again and again (`hindsight.rs`), what it comes to is by
+//! chance. A record that is read a second time in its slot comes back, if there is room.
 //!
 //! A thread of the volume's own keeps a reserve of free memory ([`Ram::keep_reserve`]), so that a
 //! writer finds room; one that finds none takes a segment down itself, or is refused. That thread,
@@ -13,6 +14,7 @@
 //!
 //! Invariant: while the device is waited for, no lock of the store's is held and no epoch pinned.
 
+use super::hindsight::{Gone, Hindsight};
 use super::policy::{self, CHILL, Candidate};
 use super::ram::Ram;
 use super::spill::{Spill, SpillCounts, SpillTo};
@@ -50,6 +52,9 @@ pub(super) struct Lower {
 /// What the hand came to last.
 struct Clock {
     hand: u64,
+    hindsight: Hindsight,
+    /// Another one for each choice by chance.
+    seed: u64,
     candidates: [Candidate; CHILL],
     /// Of those, the ones that may go; the last first.
     left: usize,
@@ -65,7 +70,13 @@ impl Lower {
         };
         Self {
             spill: Spill::new(to, size),
-            clock: Mutex::new(Clock { hand: 0, candidates: [none; CHILL], left: 0 }),
+            clock: Mutex::new(Clock {
+                hand: 0,
+                hindsight: Hindsight::default(),
+                seed: 0,
+                candidates: [none; CHILL],
+                left: 0,
+            }),
             slot: Mutex::new(Buffer::new(size as usize)),
             live: AtomicU64::new(store.segments().live_below().0),
             promoted: AtomicU64::new(0),
@@ -222,7 +233,10 @@ impl Ram {
             Spilled::Going(going) => {
                 let (slot, bytes) = store.bytes_of(&going);
                 let written = lower.spill.write(slot, bytes);
+                let live = victim.end.saturating_sub(store.segments().dead_bytes(victim.segment));
+                let gone = Gone { segment: victim.segment, sequence: victim.sequence, live };
                 store.spilled(session, going, written);
+                lower.clock.lock().hindsight.note(gone, store.budget().limit());
                 written
             }
         }
@@ -340,7 +354,18 @@ impl Clock {
     fn move_hand(&mut self, store: &Store, session: &Session) {
         let segments = store.segments();
         let mut next = [self.candidates[0].sealed; CHILL];
-        let count = policy::behind_hand(segments.all_sealed(), self.hand, &mut next);
+        let live = |gone: &Gone| match segments.spilled(gone.segment) {
+            Some(now) if now.sequence == gone.sequence => now.end.saturating_sub(now.dead),
+            _ => 0,
+        };
+        self.hindsight.look(store.budget().limit(), live);
+        let by_chance = self.hindsight.is_sorry();
+        let count = if by_chance {
+            self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            policy::by_chance(segments.all_sealed(), self.seed, &mut next)
+        } else {
+            policy::behind_hand(segments.all_sealed(), self.hand, &mut next)
+        };
         let mut found = 0;
         for sealed in &next[..count] {
             if let Some(sealed) = segments.claim(sealed.segment, sealed.sequence) {
@@ -350,7 +375,7 @@ impl Clock {
                 found += 1;
             }
         }
-        if let Some(last) = next[..count].last() {
+        if let Some(last) = next[..count].last().filter(|_| !by_chance) {
             self.hand = last.sequence + 1;
         }
         let stay = policy::chill(&mut self.candidates[..found]);

@@ -370,9 +370,11 @@ impl Logged {
             Found::Lost | Found::Filling => return Err(self.damaged(block)),
             Found::Backing => {
                 let (began, moving) = (Instant::now(), self.brake.is_moving());
-                self.backing.read(block * BLOCK_SIZE as u64, out.as_flattened_mut())?;
-                let moving = moving || self.brake.is_moving();
-                self.brake.note(began.elapsed(), moving, self.now_ms());
+                let at = block * BLOCK_SIZE as u64;
+                if self.backing.read_noting(at, out.as_flattened_mut())? {
+                    let moving = moving || self.brake.is_moving();
+                    self.brake.note(began.elapsed(), moving, self.now_ms());
+                }
             }
             Found::Memory(kind) => {
                 let Packing { codec, payloads, .. } = &mut hand.packing;

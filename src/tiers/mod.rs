@@ -8,6 +8,7 @@
 mod allowance;
 mod brake;
 mod demote;
+mod hindsight;
 mod logged;
 mod news;
 mod pace;

@@ -3,6 +3,7 @@
 use crate::store::Survey;
 use crate::store::codec::Algorithm;
 use crate::store::segment::Sealed;
+use std::cmp::Reverse;
 
 /// Memory may be this much above the payload while writes go on, in thousandths: the thread that
 /// opens a segment above it cleans first.
@@ -116,10 +117,35 @@ pub fn behind_hand(
     hand: u64,
     chosen: &mut [Sealed; CHILL],
 ) -> usize {
-    let distance = |s: &Sealed| s.sequence.wrapping_sub(hand);
+    least(sealed, |s| s.sequence.wrapping_sub(hand), chosen)
+}
+
+/// Segments chosen by chance, another few for each `seed`, and of those the younger half; says how
+/// many.
+pub fn by_chance(
+    sealed: impl Iterator<Item = Sealed>,
+    seed: u64,
+    chosen: &mut [Sealed; CHILL],
+) -> usize {
+    // Fibonacci hashing, twice: the sequences are neighbours.
+    let mix = |n: u64| {
+        let n = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        n ^ n >> 32
+    };
+    let count = least(sealed, |s| mix(mix(s.sequence) ^ seed), chosen);
+    chosen[..count].sort_unstable_by_key(|s| Reverse(s.sequence));
+    count.div_ceil(2)
+}
+
+/// Those with the least `key`, in order.
+fn least(
+    sealed: impl Iterator<Item = Sealed>,
+    key: impl Fn(&Sealed) -> u64,
+    chosen: &mut [Sealed; CHILL],
+) -> usize {
     let mut count = 0;
     for sealed in sealed {
-        let at = chosen[..count].partition_point(|s| distance(s) < distance(&sealed));
+        let at = chosen[..count].partition_point(|s| key(s) < key(&sealed));
         if at == CHILL {
             continue;
         }
@@ -140,7 +166,7 @@ pub fn chill(candidates: &mut [Candidate]) -> usize {
     };
     candidates.sort_unstable_by_key(|Candidate { sealed, survey }| {
         let (hot, raw) = (share(survey.hot, survey), share(survey.raw, survey));
-        std::cmp::Reverse((hot, 16 - raw.min(16), sealed.sequence))
+        Reverse((hot, 16 - raw.min(16), sealed.sequence))
     });
     let stay =
         candidates.iter().take_while(|c| c.survey.hot > 0 && c.survey.hot >= c.survey.live / 2);
@@ -175,7 +201,7 @@ pub fn victims(
     chosen: &mut Vec<Sealed>,
 ) {
     chosen.clear();
-    let emptier = |s: &Sealed| (s.dead, std::cmp::Reverse(s.sequence));
+    let emptier = |s: &Sealed| (s.dead, Reverse(s.sequence));
     for sealed in sealed.filter(|s| s.dead >= least_dead.max(1)) {
         let at = chosen.partition_point(|s| emptier(s) < emptier(&sealed));
         if chosen.len() < most {
@@ -241,6 +267,21 @@ mod tests {
         assert_eq!(behind_hand(all.take(3), 0, &mut chosen), 3);
         assert_eq!(chosen[..3].iter().map(|s| s.segment).collect::<Vec<_>>(), [0, 7, 14]);
         assert_eq!(behind_hand(std::iter::empty(), 0, &mut chosen), 0);
+    }
+
+    #[test]
+    fn chance_prefers_the_young_and_is_another_one_each_time() {
+        let mut times = [0; 64];
+        for seed in 0..1000_u64 {
+            let mut chosen = [sealed(0, 0); CHILL];
+            let seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d);
+            assert_eq!(by_chance((0..64).map(|n| sealed(n, 0)), seed, &mut chosen), CHILL / 2);
+            chosen[..CHILL / 2].iter().for_each(|s| times[s.segment as usize] += 1);
+        }
+        let quarter = |from: usize| times[from..from + 16].iter().sum::<u32>();
+        assert!(times[16..].iter().all(|n| *n > 0), "{times:?}");
+        assert!(quarter(48) > quarter(32) && quarter(32) > quarter(16), "{times:?}");
+        assert_eq!(by_chance([sealed(7, 0)].into_iter(), 1, &mut [sealed(0, 0); CHILL]), 1);
     }
 
     #[test]

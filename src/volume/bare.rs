@@ -1,4 +1,5 @@
-//! A volume that is its backing store: nothing is kept of it, nothing stands before it.
+//! A volume that is its backing store, with copies of its blocks in memory or without: nothing else
+//! stands before it.
 //!
 //! Invariants: a request is served by the drive itself, whole, before it returns; a flush is one of
 //! the drive. A write of a part of a block changes nothing else of it: whoever writes one has its
@@ -8,6 +9,7 @@ use super::counters::{Counters, Kind, Outcome, Totals};
 use super::record::Book;
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 use crate::BLOCK_SIZE;
+use crate::cache::Cached;
 use crate::durable::Kept;
 use crate::error::{Context, Error, Result};
 use crate::media::{Access, Drive, DriveError, FileDrive, Memory};
@@ -26,6 +28,8 @@ const STRIPE: u64 = 1 << 20;
 /// The volume.
 pub struct BareVolume {
     backing: Arc<dyn Drive>,
+    /// The same, if it has copies.
+    cache: Option<Arc<Cached>>,
     discards: bool,
     stripes: Vec<RwLock<()>>,
     counters: Mutex<(Vec<Arc<Counters>>, Totals)>,
@@ -41,11 +45,18 @@ impl BareVolume {
     }
 
     /// The volume that a drive is, which nobody else has. `memory` is what a log would use that it
-    /// gets one day; `state` is where this machine keeps what it knows of backing stores.
+    /// gets one day; `state` is where this machine keeps what it knows of backing stores. Copies of
+    /// its blocks take at most so much memory as `ram_limit` says, and the most that it can be
+    /// raised to.
     ///
     /// # Errors
     /// It can't be used, or its log, or memory, holds or may hold what it lacks.
-    pub fn open(backing: &Path, memory: &Memory, state: &Path) -> Result<Arc<Self>> {
+    pub fn open(
+        backing: &Path,
+        memory: &Memory,
+        state: &Path,
+        (ram_limit, most): (u64, u64),
+    ) -> Result<Arc<Self>> {
         if !Kept::new(memory)?.is_empty() {
             return Err(Error::failure(format!(
                 "{} lacks what is in memory of its log",
@@ -64,15 +75,25 @@ impl BareVolume {
                 "bring it up with --log, then drain it (`ztier restart NAME --log none`); {}",
                 record.state()
             ))),
-            _ => Ok(Self::over(Arc::new(drive))),
+            _ => Ok(Self::cached(Cached::over(Arc::new(drive), ram_limit, most)?)),
         }
     }
 
     /// The volume that any drive is.
     pub fn over(backing: Arc<dyn Drive>) -> Arc<Self> {
+        Self::made(backing, None)
+    }
+
+    /// The volume that a drive with copies is.
+    pub fn cached(cache: Arc<Cached>) -> Arc<Self> {
+        Self::made(Arc::clone(&cache) as Arc<dyn Drive>, Some(cache))
+    }
+
+    fn made(backing: Arc<dyn Drive>, cache: Option<Arc<Cached>>) -> Arc<Self> {
         Arc::new(Self {
             discards: backing.zeroes_quickly(),
             backing,
+            cache,
             stripes: (0..STRIPES).map(|_| RwLock::default()).collect(),
             counters: Mutex::default(),
         })
@@ -85,7 +106,9 @@ impl BareVolume {
         for live in &counters.0 {
             totals.add(live);
         }
-        Stats { disk_size_bytes: self.backing.size(), ..totals.stats() }
+        let stats = Stats { disk_size_bytes: self.backing.size(), ..totals.stats() };
+        drop(counters);
+        stats.with_cache(self.cache.as_ref().map(|cache| cache.stats()))
     }
 
     /// Shares the blocks of a range, at least one byte, with others who write whole blocks.
@@ -147,8 +170,11 @@ impl Serving for BareVolume {
             .mend("make that larger, then take the volume down and up"))
     }
 
-    fn set_ram_limit(&self, _bytes: u64) -> Result<()> {
-        Err(Error::usage("a volume that is its backing store has no ram-limit"))
+    fn set_ram_limit(&self, bytes: u64) -> Result<()> {
+        match &self.cache {
+            Some(cache) => cache.set_limit(bytes),
+            None => Err(Error::usage("this volume keeps no copies, so it has no ram-limit")),
+        }
     }
 
     fn tune(&self, _tuning: &Tuning) -> Result<()> {

@@ -9,6 +9,7 @@ use super::record::{Book, Record};
 use super::split::{Piece, each, each_mut};
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 use crate::BLOCK_SIZE;
+use crate::cache::Cached;
 use crate::durable::{self, Inspection, Kept, OpenError};
 use crate::error::{Context, Error, Result};
 use crate::media::{Drive, Identity, Memory, Ring, StableId};
@@ -21,6 +22,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Requests have seldom as many blocks: 2 MiB.
+const LONG_BLOCKS: u64 = 512;
 
 /// How a logged volume works.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,11 +38,17 @@ pub struct LogOptions {
     pub policy: Policy,
     /// Go on although durable chunks are missing; what they held reads as it was before.
     pub accept_loss: bool,
+    /// Memory for copies of what the backing store has, in bytes; 0: none.
+    pub ram_limit: u64,
+    /// The most that it can be raised to; 0: there are no copies.
+    pub ram_limit_max: u64,
 }
 
 /// A block device over a log and a backing store.
 pub struct LogVolume {
     logged: Arc<Logged>,
+    /// The backing store, if it has copies.
+    cache: Option<Arc<Cached>>,
     blocks: u64,
     discards: bool,
     options: LogOptions,
@@ -89,11 +98,19 @@ impl LogVolume {
     /// The drive fails.
     pub(super) fn open_found(
         found: Inspection,
-        (log, backing): (Arc<dyn Drive>, Arc<dyn Drive>),
+        (log, mut backing): (Arc<dyn Drive>, Arc<dyn Drive>),
         options: LogOptions,
         epoch: u64,
         kept: Kept,
     ) -> std::result::Result<Arc<Self>, OpenError> {
+        let mut cache = None;
+        if options.ram_limit_max > 0 {
+            let cached = Cached::over(backing, options.ram_limit, options.ram_limit_max);
+            let cached = cached.map_err(|e| OpenError::Memory(e.to_string()))?;
+            let cached = cached.in_parts_of(LONG_BLOCKS);
+            backing = Arc::clone(&cached) as Arc<dyn Drive>;
+            cache = Some(cached);
+        }
         let fitted = options.log.fitted(&found.superblock);
         if found.superblock.spent {
             // What went past it is forgotten with that mark, and no flush of the log covers it.
@@ -103,6 +120,7 @@ impl LogVolume {
         let (blocks, discards) = (core.blocks(), backing.zeroes_quickly());
         Ok(Arc::new(Self {
             logged: Arc::new(Logged::new(core, log, backing)),
+            cache,
             blocks,
             discards,
             options,
@@ -205,6 +223,7 @@ impl LogVolume {
             log_lost_blocks: lost,
             ..totals.stats()
         }
+        .with_cache(self.cache.as_ref().map(|cache| cache.stats()))
     }
 }
 
@@ -276,8 +295,11 @@ impl Serving for LogVolume {
             .mend("make that larger, then take the volume down and up"))
     }
 
-    fn set_ram_limit(&self, _bytes: u64) -> Result<()> {
-        Err(Error::usage("a volume with a log has no ram-limit"))
+    fn set_ram_limit(&self, bytes: u64) -> Result<()> {
+        match &self.cache {
+            Some(cache) => cache.set_limit(bytes),
+            None => Err(Error::usage("this volume keeps no copies, so it has no ram-limit")),
+        }
     }
 
     fn volatile_bytes(&self) -> u64 {

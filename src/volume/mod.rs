@@ -20,6 +20,7 @@ mod stocker;
 mod tender;
 mod worker;
 
+pub use crate::cache::{RAM_LIMIT_MIN as CACHE_LIMIT_MIN, check_limit as check_cache_limit};
 pub use crate::store::codec::Algorithm;
 pub use crate::tiers::{Policy, Recompress, SpillTo};
 pub use attach::{Opened, Pair, cannot_use};

@@ -1,9 +1,11 @@
 //! The command line: which table, how much of it, where the figures go.
 
+mod cached;
 mod scan;
 
 use crate::data::Kind;
 use crate::model;
+use crate::policy;
 use crate::report::{Report, print, say, warn};
 use crate::rival::System;
 use crate::sys::cpu::Stopwatch;
@@ -48,6 +50,11 @@ enum Command {
     Soak(SoakArgs),
     /// The modelled drives: the rows of the source that they are calibrated by, and what they cost.
     Models(ModelsArgs),
+    /// What the read cache costs: a hit, a miss, beside the drive alone.
+    Cache(cached::CacheArgs),
+    /// Which copies a cache should keep: traces through policies at five sizes, beside the
+    /// optimum.
+    Policy(PolicyArgs),
     /// The load of `scan`, in a process of its own.
     #[command(hide = true)]
     ScanLoad(scan::LoadArgs),
@@ -177,6 +184,22 @@ struct ModelsArgs {
 }
 
 #[derive(Args)]
+struct PolicyArgs {
+    /// Shorter traces: ends within a minute.
+    #[arg(long)]
+    quick: bool,
+    /// Instead of comparing: record the traces of real work anew, into files in DIR (needs root).
+    #[arg(long, value_name = "DIR", conflicts_with = "quick")]
+    record: Option<PathBuf>,
+    /// Write all figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write all figures as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+}
+
+#[derive(Args)]
 struct SeriesArgs {
     #[arg(long)]
     dir: PathBuf,
@@ -254,8 +277,10 @@ fn run(command: Command) -> Result<()> {
             soak::run(args.mib << 20, time)
         }
         Command::Models(args) => drive_models(args),
+        Command::Cache(args) => cached::run(&args),
         Command::Log(args) => durable_log(args),
         Command::Scan(args) => args.run(),
+        Command::Policy(args) => replays(args),
         Command::ScanLoad(args) => args.run(),
         Command::IozoneSeries(args) => {
             let SeriesArgs { dir, file_bytes, record_bytes, mode, data: kind } = args;
@@ -445,6 +470,15 @@ fn drive_models(args: ModelsArgs) -> Result<()> {
     done
 }
 
+fn replays(args: PolicyArgs) -> Result<()> {
+    if let Some(dir) = &args.record {
+        return policy::record(dir);
+    }
+    let mut report = Report::new("policy");
+    policy::run(&mut report, &policy::Choice { quick: args.quick })?;
+    finish(&report, args.json.as_deref(), args.csv.as_deref(), &[])
+}
+
 /// Others' work on this machine makes every figure worse than it is.
 fn warn_if_busy() -> Result<()> {
     let watch = Stopwatch::start();
@@ -480,7 +514,10 @@ mod tests {
             "scan --only ztier,zram-lz4,modelled-disk --mib 480 --passes 10 --runs 5 --limit 300",
             "scan --page-cluster 0,3,5 --disk /dev/sdb,/dev/sdc",
             "scan-load 480 10 --seconds 30 --join /sys/fs/cgroup/a/cgroup.procs",
+            "policy --quick --json a --csv b",
+            "policy --record traces",
             "soak --minutes 60",
+            "cache --quick --data files --json a",
             "models --real-time --drive sim:hdd-7200,sim:ssd-840pro:16G --json a",
         ] {
             let words = std::iter::once("ztier-bench").chain(line.split(' '));

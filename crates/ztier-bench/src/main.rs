@@ -9,6 +9,7 @@ use std::process::ExitCode;
 mod cli;
 mod data;
 mod model;
+mod policy;
 mod report;
 mod rival;
 mod sys;

@@ -146,6 +146,8 @@ impl Report {
         let took = &self.program_took;
         let of = |what: Option<String>| what.unwrap_or_else(|| "unknown".into());
         let limit = human(self.mem_limit_bytes);
+        let swapped = took.swap_peak_bytes.filter(|bytes| *bytes > 0);
+        let beside = swapped.map_or(String::new(), |b| format!(", and {} of swap", human(b)));
         let ratio = match self.compressed_bytes {
             0 => String::new(),
             to => format!(" (1 : {:.2})", self.swapped_most_bytes as f64 / to as f64),
@@ -153,7 +155,7 @@ impl Report {
         let mut rows = vec![
             ("program", self.program.clone()),
             ("exit status", format!("{} after {:.2} s", self.exit_status, self.seconds)),
-            ("peak memory", format!("{} of {limit}", of(took.peak_bytes.map(human)))),
+            ("peak memory", format!("{} of {limit}{beside}", of(took.peak_bytes.map(human)))),
             (
                 "swapped",
                 format!(

@@ -157,12 +157,16 @@ impl Report {
 
     /// States something beside the figures: the data that was used, how a device was made.
     pub fn note(&mut self, section: &str, about: &str, text: impl std::fmt::Display) {
-        let text = text.to_string();
         print(&format!("{about}: {text}"));
+        self.quiet_note(section, about, text);
+    }
+
+    /// The same without printing it.
+    pub fn quiet_note(&mut self, section: &str, about: &str, text: impl std::fmt::Display) {
         self.rows.push(Row {
             section: section.into(),
             system: about.into(),
-            case: text,
+            case: text.to_string(),
             ..Row::default()
         });
     }

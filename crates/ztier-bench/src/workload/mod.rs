@@ -1,5 +1,6 @@
 //! The sections of the tables, each a function that measures and reports.
 
+pub mod cached;
 pub mod devices;
 pub mod engine;
 pub mod export;

@@ -6,7 +6,7 @@
 
 pub mod load;
 
-mod limit;
+pub mod limit;
 mod measure;
 mod state;
 mod swap;

@@ -1,0 +1,123 @@
+//! A device that notes what it is asked.
+
+use super::trace::{Kind, Step};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+use ztier::BLOCK_SIZE;
+use ztier::volume::{Channel, Device, Extent, IoError, Request};
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+
+/// Another device, and what it was asked, in the order in which requests came.
+pub struct Noting {
+    inner: Arc<dyn Device>,
+    on: AtomicBool,
+    steps: Mutex<Vec<Step>>,
+}
+
+impl Noting {
+    /// Notes nothing yet.
+    pub fn new(inner: Arc<dyn Device>) -> Arc<Self> {
+        Arc::new(Self { inner, on: AtomicBool::new(false), steps: Mutex::default() })
+    }
+
+    /// Begins.
+    pub fn start(&self) {
+        self.on.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends; what was noted.
+    pub fn stop(&self) -> Vec<Step> {
+        self.on.store(false, Ordering::Relaxed);
+        std::mem::take(&mut self.steps.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn note(&self, kind: Kind, offset: u64, len: u64) {
+        if len == 0 || !self.on.load(Ordering::Relaxed) {
+            return;
+        }
+        let first = offset / BLOCK;
+        let count = (offset + len).div_ceil(BLOCK) - first;
+        let step = Step { kind, first, count: u32::try_from(count).unwrap_or(u32::MAX) };
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner).push(step);
+    }
+}
+
+impl Device for Noting {
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+
+    fn discards(&self) -> bool {
+        self.inner.discards()
+    }
+
+    fn flushes(&self) -> bool {
+        self.inner.flushes()
+    }
+
+    fn waits(&self) -> bool {
+        self.inner.waits()
+    }
+
+    fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        let inner = Arc::clone(&self.inner).channel();
+        Box::new(NotingChannel { noting: self, inner })
+    }
+
+    fn extents(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>, IoError> {
+        self.inner.extents(offset, len, most)
+    }
+}
+
+struct NotingChannel {
+    noting: Arc<Noting>,
+    inner: Box<dyn Channel>,
+}
+
+impl Channel for NotingChannel {
+    fn submit(&mut self, request: Request<'_>, arrived: Instant) -> Result<(), IoError> {
+        let (kind, offset, len) = match &request {
+            Request::Read { offset, buf } => (Kind::Read, *offset, buf.len() as u64),
+            Request::Write { offset, data, .. } => (Kind::Write, *offset, data.len() as u64),
+            Request::Discard { offset, len } | Request::WriteZeroes { offset, len, .. } => {
+                (Kind::Discard, *offset, *len)
+            }
+            Request::Flush => (Kind::Read, 0, 0),
+        };
+        self.noting.note(kind, offset, len);
+        self.inner.submit(request, arrived)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::model::{self, ModelDrive, Name};
+    use crate::rival::raw::RawDevice;
+
+    #[test]
+    fn requests_are_noted_while_that_is_wanted_and_served_as_ever() {
+        let name = Name { kind: model::Kind::SsdNull, size: 1 << 20 };
+        let drive = Arc::new(ModelDrive::virtual_time(name));
+        let noting = Noting::new(Arc::new(RawDevice(drive)));
+        let mut lane = Arc::clone(&noting).channel();
+        let now = Instant::now();
+        let data = [7; 8192];
+        lane.submit(Request::Write { offset: 0, data: &data, fua: false }, now).unwrap();
+        noting.start();
+        lane.submit(Request::Write { offset: 4096, data: &data, fua: false }, now).unwrap();
+        let mut back = [0; 4096];
+        lane.submit(Request::Read { offset: 8192, buf: &mut back }, now).unwrap();
+        lane.submit(Request::Flush, now).unwrap();
+        lane.submit(Request::Discard { offset: 0, len: 12288 }, now).unwrap();
+        assert_eq!(back, [7; 4096]);
+        let step = |kind, first, count| Step { kind, first, count };
+        let expected = [step(Kind::Write, 1, 2), step(Kind::Read, 2, 1), step(Kind::Discard, 0, 3)];
+        assert_eq!(noting.stop(), expected);
+        lane.submit(Request::Read { offset: 8192, buf: &mut back }, now).unwrap();
+        assert!(noting.stop().is_empty());
+    }
+}

@@ -1,0 +1,478 @@
+//! The product's policies, by the very functions that it decides with: block by block, and by
+//! segments as the cache frees memory.
+
+use super::Cache;
+use super::lists::Lists;
+use std::collections::VecDeque;
+use ztier::cache::policy::{Came, Fate, Queue, Rules};
+
+const PROBATION: usize = 0;
+const MAIN: usize = 1;
+const GHOSTS: usize = 2;
+/// Free segments before one is opened: that one, and one for what is appended again.
+const RESERVE: usize = 2;
+/// With at least this share of garbage (one part in so many) segments are put together.
+const GARBAGE_PART: usize = 4;
+
+fn list_of(queue: Queue) -> usize {
+    match queue {
+        Queue::Probation => PROBATION,
+        Queue::Main => MAIN,
+    }
+}
+
+fn queue_of(list: usize) -> Option<Queue> {
+    match list {
+        PROBATION => Some(Queue::Probation),
+        MAIN => Some(Queue::Main),
+        _ => None,
+    }
+}
+
+/// Block by block: what each rule says happens at once.
+pub struct Blocks {
+    rules: Rules,
+    lists: Lists<3>,
+    hits: Vec<u8>,
+    most: usize,
+    ghosts: usize,
+    owed: u32,
+}
+
+impl Blocks {
+    /// Room for `most` of so many blocks.
+    pub fn new(rules: Rules, blocks: u32, most: usize) -> Self {
+        Self {
+            rules,
+            lists: Lists::new(blocks),
+            hits: vec![0; blocks as usize],
+            most,
+            ghosts: most * usize::from(rules.ghosts_permille) / 1000,
+            owed: 0,
+        }
+    }
+
+    fn queue(&self, block: u32) -> Option<Queue> {
+        self.lists.of(block).and_then(queue_of)
+    }
+
+    fn bring(&mut self, block: u32, came: Came) {
+        let mut remembered = self.lists.of(block) == Some(GHOSTS);
+        self.lists.take(block);
+        let place = if self.len() < self.most {
+            let bytes = (self.lists.len(MAIN) as u64, self.most as u64);
+            self.rules.place_with_room(came, remembered, bytes)
+        } else {
+            if remembered && came == Came::Missed {
+                (remembered, self.owed) = self.rules.heeds(self.owed);
+            }
+            self.rules.place(came, remembered)
+        };
+        if let Some(queue) = place {
+            while self.len() >= self.most {
+                self.make_room();
+            }
+            self.hits[block as usize] = self.rules.first_hits(queue, remembered);
+            self.lists.push(list_of(queue), block);
+        }
+    }
+
+    fn make_room(&mut self) {
+        let (probation, main) = (self.lists.len(PROBATION), self.lists.len(MAIN));
+        let queue = self.rules.gives(probation as u64, main as u64);
+        let Some(block) = self.lists.pop(list_of(queue)) else { return };
+        let fate = self.rules.leave(queue, self.hits[block as usize]);
+        self.owed = self.rules.owed(self.owed, queue, fate, self.most as u64);
+        match fate {
+            Fate::Again(queue, hits) => {
+                self.hits[block as usize] = hits;
+                self.lists.push(list_of(queue), block);
+            }
+            Fate::Remembered => {
+                self.lists.push(GHOSTS, block);
+                if self.lists.len(GHOSTS) > self.ghosts {
+                    self.lists.pop(GHOSTS);
+                }
+            }
+            Fate::Gone => {}
+        }
+    }
+}
+
+impl Cache for Blocks {
+    fn read(&mut self, block: u32) -> bool {
+        let hit = self.queue(block).is_some();
+        if hit {
+            let hits = &mut self.hits[block as usize];
+            *hits = self.rules.hit(*hits);
+        } else {
+            self.bring(block, Came::Missed);
+        }
+        hit
+    }
+
+    fn write(&mut self, block: u32) {
+        match self.queue(block) {
+            // A new copy, behind the others of its queue.
+            Some(queue) => {
+                self.lists.take(block);
+                self.lists.push(list_of(queue), block);
+            }
+            None => self.bring(block, Came::Written),
+        }
+    }
+
+    fn discard(&mut self, block: u32) {
+        self.lists.take(block);
+    }
+
+    fn len(&self) -> usize {
+        self.lists.len(PROBATION) + self.lists.len(MAIN)
+    }
+}
+
+/// Where the copy of a block is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Place {
+    segment: u32,
+    at: u32,
+}
+
+const NOWHERE: Place = Place { segment: u32::MAX, at: 0 };
+
+/// Memory is freed a segment at a time: the oldest of a queue is gone over, and what stays is
+/// appended again. What is overwritten or appended again leaves garbage, which takes room until
+/// its segment is freed.
+pub struct Segments {
+    rules: Rules,
+    /// Blocks in a segment.
+    each: usize,
+    segments: Vec<Vec<u32>>,
+    free: Vec<u32>,
+    /// Those of each queue, the oldest first; the last is the open one.
+    queues: [VecDeque<u32>; 2],
+    queue: Vec<Queue>,
+    /// Records of each that are garbage.
+    dead: Vec<usize>,
+    places: Vec<Place>,
+    hits: Vec<u8>,
+    ghosts: Lists<1>,
+    ghosts_most: usize,
+    owed: u32,
+    /// Nothing had to go yet.
+    filling: bool,
+    most: usize,
+    /// Copies that were appended again.
+    copied: u64,
+    /// Copies that came in.
+    came: u64,
+}
+
+impl Segments {
+    /// Room for `most` of so many blocks, in so many segments (at least 4).
+    pub fn new(rules: Rules, blocks: u32, most: usize, count: usize) -> Self {
+        let each = (most / count).max(1);
+        let count = (most / each).max(4);
+        Self {
+            rules,
+            each,
+            segments: vec![Vec::with_capacity(each); count],
+            free: (0..count as u32).rev().collect(),
+            queues: Default::default(),
+            queue: vec![Queue::Main; count],
+            dead: vec![0; count],
+            places: vec![NOWHERE; blocks as usize],
+            hits: vec![0; blocks as usize],
+            ghosts: Lists::new(blocks),
+            ghosts_most: most * usize::from(rules.ghosts_permille) / 1000,
+            owed: 0,
+            filling: true,
+            most,
+            copied: 0,
+            came: 0,
+        }
+    }
+
+    /// Copies that were appended again, for each one that came in.
+    pub fn copied(&self) -> f64 {
+        self.copied as f64 / self.came.max(1) as f64
+    }
+
+    /// Whether the open segment of a queue has room.
+    fn fits(&self, queue: Queue) -> bool {
+        let open = self.queues[list_of(queue)].back();
+        open.is_some_and(|&segment| self.segments[segment as usize].len() < self.each)
+    }
+
+    fn open(&mut self, queue: Queue) -> bool {
+        let Some(segment) = self.free.pop() else { return false };
+        self.queue[segment as usize] = queue;
+        self.queues[list_of(queue)].push_back(segment);
+        true
+    }
+
+    fn append(&mut self, queue: Queue, block: u32) {
+        let Some(&segment) = self.queues[list_of(queue)].back() else { return };
+        let records = &mut self.segments[segment as usize];
+        self.places[block as usize] = Place { segment, at: records.len() as u32 };
+        records.push(block);
+    }
+
+    /// Whether a record fits without anything having to go.
+    fn has_room(&self, queue: Queue) -> bool {
+        self.fits(queue) || self.free.len() >= RESERVE
+    }
+
+    fn bring(&mut self, block: u32, queue: Queue, hits: u8) {
+        let mut gone_over = 0;
+        while !self.fits(queue) {
+            if self.free.len() >= RESERVE {
+                self.open(queue);
+            } else if !self.merge() {
+                self.evict(gone_over);
+                gone_over += 1;
+            }
+        }
+        self.came += 1;
+        self.hits[block as usize] = hits;
+        self.append(queue, block);
+    }
+
+    fn live(&self, segment: u32) -> usize {
+        self.segments[segment as usize].len() - self.dead[segment as usize]
+    }
+
+    /// Bytes of the copies of a queue, in blocks.
+    fn taken(&self, list: usize) -> u64 {
+        self.queues[list].iter().map(|&s| self.live(s) as u64).sum()
+    }
+
+    /// Puts neighbours that have the least into one, if a quarter of all is garbage.
+    fn merge(&mut self) -> bool {
+        let used: usize = self.segments.iter().map(Vec::len).sum();
+        if self.dead.iter().sum::<usize>() * GARBAGE_PART < used {
+            return false;
+        }
+        let pairs = [PROBATION, MAIN].into_iter().flat_map(|list| {
+            let sealed = self.queues[list].len().saturating_sub(1);
+            (1..sealed).map(move |at| (list, at))
+        });
+        let both = |&(list, at): &(usize, usize)| {
+            self.live(self.queues[list][at - 1]) + self.live(self.queues[list][at])
+        };
+        let Some((list, at)) = pairs.filter(|p| both(p) <= self.each).min_by_key(both) else {
+            return false;
+        };
+        let to = self.queues[list][at - 1];
+        let Some(from) = self.queues[list].remove(at) else { return false };
+        let mut kept = Vec::with_capacity(self.each);
+        for segment in [to, from] {
+            for (at, block) in
+                std::mem::take(&mut self.segments[segment as usize]).into_iter().enumerate()
+            {
+                let place = &mut self.places[block as usize];
+                if *place == (Place { segment, at: at as u32 }) {
+                    *place = Place { segment: to, at: kept.len() as u32 };
+                    kept.push(block);
+                }
+            }
+            self.dead[segment as usize] = 0;
+        }
+        self.copied += kept.len() as u64;
+        self.segments[to as usize] = kept;
+        self.free.push(from);
+        true
+    }
+
+    /// Makes the oldest of a queue go, after so many for the same copy.
+    fn evict(&mut self, gone_over: u32) {
+        let bytes = (self.taken(PROBATION), self.taken(MAIN));
+        let (queue, may_stay) = self.rules.gives_after(gone_over, bytes);
+        let asked = list_of(queue);
+        // The open one is left alone while there is another.
+        let list = [asked, 1 - asked].into_iter().find(|&l| self.queues[l].len() > 1);
+        let Some(segment) = self.queues[list.unwrap_or(asked)].pop_front() else { return };
+        let queue = self.queue[segment as usize];
+        let mut records = std::mem::take(&mut self.segments[segment as usize]);
+        for (at, &block) in records.iter().enumerate() {
+            if self.places[block as usize] != (Place { segment, at: at as u32 }) {
+                continue;
+            }
+            self.places[block as usize] = NOWHERE;
+            let fate = self.rules.leave(queue, self.hits[block as usize]);
+            self.owed = self.rules.owed(self.owed, queue, fate, self.most as u64);
+            match fate {
+                Fate::Again(queue, hits) if may_stay && (self.fits(queue) || self.open(queue)) => {
+                    self.hits[block as usize] = hits;
+                    self.copied += 1;
+                    self.append(queue, block);
+                }
+                Fate::Gone => {}
+                Fate::Again(..) | Fate::Remembered => {
+                    self.ghosts.push(0, block);
+                    if self.ghosts.len(0) > self.ghosts_most {
+                        self.ghosts.pop(0);
+                    }
+                }
+            }
+        }
+        records.clear();
+        self.dead[segment as usize] = 0;
+        self.segments[segment as usize] = records;
+        self.free.push(segment);
+    }
+
+    /// The copy of a block is garbage now; where it was.
+    fn forget(&mut self, block: u32) -> Place {
+        let place = std::mem::replace(&mut self.places[block as usize], NOWHERE);
+        if place != NOWHERE {
+            self.dead[place.segment as usize] += 1;
+        }
+        place
+    }
+
+    fn place_new(&mut self, block: u32, came: Came) {
+        let mut remembered = self.ghosts.of(block).is_some();
+        self.ghosts.take(block);
+        // What the queues have when there is no more room.
+        let most = (self.segments.len() + 1 - RESERVE) * self.each;
+        let bytes = (self.taken(MAIN), most as u64);
+        let with_room = self.rules.place_with_room(came, remembered, bytes);
+        let place = if with_room.is_some_and(|queue| self.has_room(queue)) && self.filling {
+            with_room
+        } else {
+            self.filling = false;
+            if remembered && came == Came::Missed {
+                (remembered, self.owed) = self.rules.heeds(self.owed);
+            }
+            self.rules.place(came, remembered)
+        };
+        if let Some(queue) = place {
+            self.bring(block, queue, self.rules.first_hits(queue, remembered));
+        }
+    }
+}
+
+impl Cache for Segments {
+    fn read(&mut self, block: u32) -> bool {
+        let hit = self.places[block as usize] != NOWHERE;
+        if hit {
+            let hits = &mut self.hits[block as usize];
+            *hits = self.rules.hit(*hits);
+        } else {
+            self.place_new(block, Came::Missed);
+        }
+        hit
+    }
+
+    fn write(&mut self, block: u32) {
+        let place = self.forget(block);
+        if place == NOWHERE {
+            self.place_new(block, Came::Written);
+        } else {
+            self.bring(block, self.queue[place.segment as usize], self.hits[block as usize]);
+        }
+    }
+
+    fn discard(&mut self, block: u32) {
+        self.forget(block);
+        self.ghosts.take(block);
+    }
+
+    fn len(&self) -> usize {
+        self.segments.iter().map(Vec::len).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synth::{self, Scale};
+    use super::super::trace::Trace;
+    use super::super::{hits, small_traces};
+    use super::*;
+
+    const RULES: [Rules; 2] = [Rules::CLOCK, Rules::S3_FIFO];
+
+    fn rules() -> impl Iterator<Item = Rules> {
+        RULES.into_iter().chain([Rules::default()])
+    }
+
+    #[test]
+    fn nothing_takes_more_than_its_size() {
+        let small = small_traces(40, 400, 20);
+        let scale = Scale { blocks: 1024, times: 4 };
+        for trace in small.into_iter().chain(synth::all(scale)) {
+            let replay = trace.replay();
+            for rules in rules() {
+                for most in [8, 20] {
+                    let mut caches: [Box<dyn Cache>; 3] = [
+                        Box::new(Blocks::new(rules, replay.blocks, most)),
+                        Box::new(Segments::new(rules, replay.blocks, most, 4)),
+                        Box::new(Segments::new(rules, replay.blocks, most, 8)),
+                    ];
+                    for cache in &mut caches {
+                        for access in &replay.accesses {
+                            super::super::step(&mut **cache, *access);
+                            assert!(cache.len() <= most, "{}: {rules:?}", trace.name);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// What there are copies of, and what is said to be garbage, adds up to all records.
+    #[test]
+    fn segments_know_what_is_garbage() {
+        for trace in small_traces(40, 400, 20) {
+            let replay = trace.replay();
+            let mut cache = Segments::new(Rules::default(), replay.blocks, 24, 6);
+            for access in &replay.accesses {
+                super::super::step(&mut cache, *access);
+                let copies = cache.places.iter().filter(|place| **place != NOWHERE).count();
+                let garbage: usize = cache.dead.iter().sum();
+                assert_eq!(cache.len(), copies + garbage, "{}", trace.name);
+            }
+        }
+    }
+
+    #[test]
+    fn clock_gives_what_was_hit_another_chance() {
+        let mut trace = Trace::new("a", "");
+        trace.reads([0, 1, 0, 2, 0, 1]);
+        let replay = trace.replay();
+        // 0 was hit, so 1 went for 2.
+        assert_eq!(hits(&mut Blocks::new(Rules::CLOCK, replay.blocks, 2), &replay), 2);
+    }
+
+    #[test]
+    fn what_is_asked_for_again_soon_after_it_went_is_kept() {
+        let mut trace = Trace::new("a", "");
+        trace.reads((0..40).chain([28, 29]).chain(100..130).chain([28, 29]));
+        let replay = trace.replay();
+        let kept = |rules| hits(&mut Blocks::new(rules, replay.blocks, 10), &replay);
+        assert_eq!((kept(Rules::CLOCK), kept(Rules::S3_FIFO)), (0, 2));
+        let forgetful = Rules { ghosts_permille: 0, ..Rules::S3_FIFO };
+        assert_eq!(kept(forgetful), 0);
+    }
+
+    #[test]
+    fn a_loop_larger_than_the_cache_does_not_empty_it() {
+        let mut trace = Trace::new("a", "");
+        for _ in 0..20 {
+            trace.reads(0..150);
+        }
+        let replay = trace.replay();
+        let kept = |rules| {
+            let blocks = hits(&mut Blocks::new(rules, replay.blocks, 100), &replay);
+            let segments = hits(&mut Segments::new(rules, replay.blocks, 100, 20), &replay);
+            [blocks, segments].map(|hits| hits as f64 / replay.reads() as f64)
+        };
+        assert_eq!(kept(Rules::CLOCK), [0.0, 0.0]);
+        assert!(
+            kept(Rules::default()).iter().all(|kept| *kept > 0.45),
+            "{:?}",
+            kept(Rules::default())
+        );
+    }
+}

@@ -1,0 +1,24 @@
+//! The traces that `ztier-bench policy --record` made and that are kept with the sources.
+
+use super::trace::Trace;
+use ztier::error::Result;
+
+/// Names and files.
+const FILES: [(&str, &[u8]); 8] = [
+    ("sqlite", include_bytes!("../../traces/sqlite.trace")),
+    ("compile", include_bytes!("../../traces/compile.trace")),
+    ("untar", include_bytes!("../../traces/untar.trace")),
+    ("iozone", include_bytes!("../../traces/iozone.trace")),
+    ("zipf-cached", include_bytes!("../../traces/zipf-cached.trace")),
+    ("zipf-direct", include_bytes!("../../traces/zipf-direct.trace")),
+    ("mixed-cached", include_bytes!("../../traces/mixed-cached.trace")),
+    ("mixed-direct", include_bytes!("../../traces/mixed-direct.trace")),
+];
+
+/// All of them.
+///
+/// # Errors
+/// One is damaged.
+pub fn all() -> Result<Vec<Trace>> {
+    FILES.into_iter().map(|(name, bytes)| Trace::decode(name, bytes)).collect()
+}

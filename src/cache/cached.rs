@@ -1,0 +1,602 @@
+//! A drive with compressed copies of what was read from it and written to it.
+//!
+//! Invariants: what a read returns is what the drive itself could have returned; a copy is never
+//! all that there is of a block; a write has reached the drive before it is kept, and no copy of
+//! what it replaces is left when it begins. No shard's lock is held while the drive works, and one
+//! at a time.
+
+use super::deal::{Deal, Piece};
+use super::flights::GROUP;
+use super::hands::{Hand, Hands, Most};
+use super::planted::{self, Bug};
+use super::policy::{Came, Rules};
+use super::shard::{self, Ahead, Counts, Shard};
+use super::streams::Streams;
+use super::table::SEGMENT_MAX;
+use crate::BLOCK_SIZE;
+use crate::error::{Error, Result as Checked};
+use crate::media::{ALIGN, Drive, DriveError, Pool};
+use crate::stats::CacheStats;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use std::ops::Range;
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+
+/// The least limit that is not 0, in bytes.
+pub const RAM_LIMIT_MIN: u64 = 1 << 20;
+/// Blocks of a request that are looked up together, before any of them is read: 4 MiB.
+const WINDOW: usize = 1024;
+/// Blocks with a copy that are read along between two without.
+const HOLE: usize = 4;
+/// Bytes of a shard at least, and shards at most.
+const SHARD_MIN: u64 = 4 << 20;
+const SHARDS_MAX: u64 = 16;
+/// Requests that can compute at the same time; while they wait for the drive, others do.
+const HANDS_MAX: u64 = 16;
+/// The part of the limit that they may take together, and one window of readahead.
+const HANDS_PART: u64 = 8;
+const AHEAD_PART: u64 = 32;
+/// Bytes of the largest and of the smallest window, how many there are, and the part of the limit
+/// that more than the first two take at most.
+const AHEAD_MAX: u64 = 1 << 20;
+const AHEAD_MIN: u64 = 128 << 10;
+const AHEADS: (u64, u64) = (2, 8);
+const AHEADS_PART: u64 = 16;
+/// From this many blocks on, a range that is zeroed is looked for in the index, not the index in
+/// the range.
+const WIDE: u64 = 1024;
+
+/// Which of the blocks of a window are meant.
+#[derive(Default)]
+struct Set([u64; WINDOW / 64 + 1]);
+
+impl Set {
+    fn has(&self, at: usize) -> bool {
+        self.0[at / 64] >> (at % 64) & 1 == 1
+    }
+
+    /// Adds the blocks that `bits` says, of up to 64 from `at` on.
+    fn add(&mut self, at: usize, bits: u64) {
+        self.0[at / 64] |= bits << (at % 64);
+        if !at.is_multiple_of(64) {
+            self.0[at / 64 + 1] |= bits >> (64 - at % 64);
+        }
+    }
+
+    /// Up to 64 of them from `at` on, as bits.
+    fn bits(&self, at: usize, count: u64) -> u64 {
+        let low = self.0[at / 64] >> (at % 64);
+        let high = if at.is_multiple_of(64) { 0 } else { self.0[at / 64 + 1] << (64 - at % 64) };
+        (low | high) & shard::all(count)
+    }
+
+    fn len(&self) -> u64 {
+        self.0.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// The next run from `from` on, of a window of `end` blocks, with holes of at most `hole`.
+    fn run(&self, from: usize, end: usize, hole: usize) -> Option<Range<usize>> {
+        let start = (from..end).find(|at| self.has(*at))?;
+        let mut run = start..start + 1;
+        for at in start + 1..end {
+            if self.has(at) {
+                run.end = at + 1;
+            } else if at - run.end >= hole {
+                break;
+            }
+        }
+        Some(run)
+    }
+}
+
+/// The drive with its copies.
+pub struct Cached {
+    drive: Arc<dyn Drive>,
+    deal: Deal,
+    shards: Vec<Mutex<Shard>>,
+    hands: Hands,
+    /// Bytes of a hand.
+    hand: u64,
+    keeps_writes: bool,
+    limit: AtomicU64,
+    /// Whoever changes the limit.
+    limiting: Mutex<()>,
+    streams: Mutex<Streams>,
+    ahead: Arc<Ahead>,
+    ids: AtomicU64,
+    mixed: AtomicU64,
+    bypassed: AtomicU64,
+    errors: AtomicU64,
+}
+
+/// How a limit is shared out.
+struct Share {
+    most: Most,
+    shard: u64,
+}
+
+fn share(limit: u64, shards: u64, hand: u64) -> Share {
+    if limit == 0 {
+        return Share { most: Most::default(), shard: 0 };
+    }
+    let window = (limit / AHEAD_PART).min(AHEAD_MAX) / BLOCK * BLOCK;
+    let windows = (limit / AHEADS_PART / window.max(1)).clamp(AHEADS.0, AHEADS.1) as usize;
+    let (windows, window) = if window < AHEAD_MIN { (0, 0) } else { (windows, window as usize) };
+    let hands = (limit / HANDS_PART / hand).clamp(1, HANDS_MAX) as usize;
+    let most = Most { hands, windows, window };
+    let fixed = most.bytes(hand) + fixed_bytes(shards);
+    Share { most, shard: limit.saturating_sub(fixed) / shards }
+}
+
+/// Bytes that are there whatever the limit is.
+fn fixed_bytes(shards: u64) -> u64 {
+    shards * size_of::<Mutex<Shard>>() as u64 + size_of::<Cached>() as u64
+}
+
+impl Cached {
+    /// Copies of what is on `drive` in at most `limit` bytes of memory, 0 or at least
+    /// [`RAM_LIMIT_MIN`]. It can be changed up to `most` bytes later.
+    ///
+    /// # Errors
+    /// There is no address space for so much.
+    pub fn over(drive: Arc<dyn Drive>, limit: u64, most: u64) -> Checked<Arc<Self>> {
+        Self::with(drive, Rules::default(), limit, most)
+    }
+
+    /// The same by other rules.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn with(drive: Arc<dyn Drive>, rules: Rules, limit: u64, most: u64) -> Checked<Arc<Self>> {
+        let most = most.max(limit);
+        let wanted = if limit == 0 { most } else { limit };
+        let shards = 1 << (wanted / SHARD_MIN).clamp(1, SHARDS_MAX).ilog2();
+        let frames = u32::try_from(most / SEGMENT_MAX as u64 + 1).unwrap_or(u32::MAX);
+        // Limits that are too low for whole segments have more frames, of which less is used.
+        let frames = frames.saturating_add(shards as u32 * 32);
+        let pool = Arc::new(Pool::new("cache", frames, SEGMENT_MAX)?);
+        let (ahead, hand) = (Arc::<Ahead>::default(), Hand::memory());
+        let shard = |_| Mutex::new(Shard::new(rules, Arc::clone(&pool), Arc::clone(&ahead), 0));
+        let places = |remembered| rules.place(Came::Written, remembered).is_some();
+        let cached = Self {
+            drive,
+            deal: Deal::new(shards),
+            shards: (0..shards).map(shard).collect(),
+            hands: Hands::default(),
+            hand,
+            keeps_writes: places(false) || places(true),
+            limit: AtomicU64::new(0),
+            limiting: Mutex::new(()),
+            streams: Mutex::new(Streams::default()),
+            ahead,
+            ids: AtomicU64::new(1),
+            mixed: AtomicU64::new(0),
+            bypassed: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+        };
+        cached.share_out(limit);
+        Ok(Arc::new(cached))
+    }
+
+    /// Says that requests come in parts of less than so many blocks, so that those of one are not
+    /// taken for a stream.
+    #[must_use]
+    pub fn in_parts_of(self: Arc<Self>, blocks: u64) -> Arc<Self> {
+        self.streams.lock().expect_parts(blocks);
+        self
+    }
+
+    /// Changes the limit. What is too much is gone when this returns.
+    ///
+    /// # Errors
+    /// A limit that is neither 0 nor at least [`RAM_LIMIT_MIN`]; then nothing changes.
+    pub fn set_limit(&self, bytes: u64) -> Checked<()> {
+        check_limit(bytes)?;
+        self.share_out(bytes);
+        Ok(())
+    }
+
+    fn share_out(&self, bytes: u64) {
+        let _limiting = self.limiting.lock();
+        let share = share(bytes, self.shards.len() as u64, self.hand);
+        self.limit.store(bytes, Ordering::Relaxed);
+        self.hands.limit(share.most);
+        for shard in &self.shards {
+            shard.lock().set_limit(share.shard);
+        }
+    }
+
+    /// All memory in bytes, now.
+    pub fn used(&self) -> u64 {
+        let shards: u64 = self.shards.iter().map(|shard| shard.lock().used()).sum();
+        shards + self.hands.bytes(self.hand) + fixed_bytes(self.shards.len() as u64)
+    }
+
+    /// All counters, now.
+    pub fn stats(&self) -> CacheStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut stats = CacheStats {
+            limit_bytes: load(&self.limit),
+            used_bytes: self.hands.bytes(self.hand) + fixed_bytes(self.shards.len() as u64),
+            requests_mixed: load(&self.mixed),
+            requests_bypassed: load(&self.bypassed),
+            ahead_blocks: load(&self.ahead.kept),
+            ahead_used_blocks: load(&self.ahead.used),
+            ahead_useless_blocks: load(&self.ahead.useless),
+            backing_errors: load(&self.errors),
+            ..CacheStats::default()
+        };
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let Counts { hit, missed, kept, evicted, ghosts_hit, damaged } = shard.counts();
+            stats.used_bytes += shard.used();
+            stats.index_bytes += shard.index_bytes();
+            stats.stored_bytes += shard.stored();
+            stats.blocks += shard.blocks();
+            stats.hit_blocks += hit;
+            stats.missed_blocks += missed;
+            stats.kept_blocks += kept;
+            stats.evicted_blocks += evicted;
+            stats.ghosts_hit_blocks += ghosts_hit;
+            stats.damaged_copies += damaged;
+            stats.lost_blocks += shard.lost();
+        }
+        stats.original_bytes = stats.blocks * BLOCK;
+        stats
+    }
+
+    /// Whether a block has a copy, for tests of that.
+    #[doc(hidden)]
+    pub fn has(&self, block: u64) -> bool {
+        let mut pieces = self.deal.pieces(block..block + 1);
+        pieces.next().is_some_and(|piece| self.shard(&piece).lock().has(piece.key))
+    }
+
+    /// Flips a bit in the copy of a block, for tests of detection; `false` when there is none.
+    #[doc(hidden)]
+    pub fn damage(&self, block: u64, bit: u32) -> bool {
+        let mut pieces = self.deal.pieces(block..block + 1);
+        pieces.next().is_some_and(|piece| self.shard(&piece).lock().flip(piece.key, bit))
+    }
+
+    /// Checks everything against everything else, while nothing is asked of it.
+    ///
+    /// # Errors
+    /// What does not agree.
+    pub fn audit(&self) -> Result<(), String> {
+        self.shards.iter().try_for_each(|shard| shard.lock().audit())?;
+        let (used, limit) = (self.used(), self.limit.load(Ordering::Relaxed));
+        // Without a cache, writes are still known while they are under way.
+        let index: u64 = self.shards.iter().map(|shard| shard.lock().index_bytes()).sum();
+        let fits = used <= limit.max(index + fixed_bytes(self.shards.len() as u64));
+        fits.then_some(()).ok_or_else(|| format!("{used} bytes of {limit} are used"))
+    }
+
+    fn shard(&self, piece: &Piece) -> &Mutex<Shard> {
+        &self.shards[piece.shard]
+    }
+
+    fn id(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn is_on(&self) -> bool {
+        self.limit.load(Ordering::Relaxed) > 0
+    }
+
+    /// The blocks of a range, if the drive has it and it is whole blocks.
+    fn blocks(&self, at: u64, len: u64) -> Option<Range<u64>> {
+        let whole = at.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK) && len > 0;
+        let inside = at.checked_add(len).is_some_and(|end| end <= self.drive.size());
+        (whole && inside).then(|| at / BLOCK..(at + len) / BLOCK)
+    }
+
+    fn noted<T>(&self, result: Result<T, DriveError>) -> Result<T, DriveError> {
+        if result.is_err() {
+            self.errors.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Looks a piece up: decodes what has a copy, and says what has none. That may be kept when it
+    /// has been read; [`Shard::end`] ends it.
+    fn look(&self, hand: &mut Hand, id: u64, piece: &Piece, out: &mut [[u8; BLOCK_SIZE]]) -> u64 {
+        let (mut next, mut missed, mut bad) = (0, 0, 0);
+        while next < piece.count {
+            hand.clear();
+            let planted = planted::on(Bug::ServeWhateverIsThere);
+            let before = |key| planted.then(|| self.shard(piece).lock().place(key)).flatten();
+            let mut before = before(piece.key + next as u32);
+            {
+                let mut shard = self.shard(piece).lock();
+                while next < piece.count && !hand.is_full() {
+                    let key = piece.key + next as u32;
+                    let found = match before.take() {
+                        Some(place) => shard.hit_at(key, place, hand.room()),
+                        None => shard.hit(key, hand.room()),
+                    };
+                    match found {
+                        Some(header) => hand.hold(next, header),
+                        None => missed |= 1 << next,
+                    }
+                    next += 1;
+                }
+                if next == piece.count && missed != 0 {
+                    shard.begin_fill(id, piece.first, missed, true);
+                }
+            }
+            for n in 0..hand.len() {
+                let at = hand.get(n).0.index;
+                if !hand.decode(n, piece.first + at, &mut out[at as usize]) {
+                    bad |= 1 << at;
+                }
+            }
+        }
+        if bad != 0 {
+            let mut shard = self.shard(piece).lock();
+            let is_bad = |at: &u64| bad >> at & 1 == 1;
+            (0..piece.count).filter(is_bad).for_each(|at| shard.damaged(piece.key + at as u32));
+        }
+        missed | bad
+    }
+
+    /// Keeps those of a piece's blocks that `wanted` says, as far as nothing came between since
+    /// their flight began, and ends that. Without a hand, none is kept.
+    fn keep(
+        &self,
+        hand: Option<&mut Hand>,
+        id: u64,
+        (piece, wanted): (&Piece, u64),
+        came: Came,
+        data: &[u8],
+    ) {
+        let data = data.as_chunks::<BLOCK_SIZE>().0;
+        let Some(hand) = hand else { return self.end(id, piece) };
+        let mut left = wanted;
+        while left != 0 {
+            hand.clear();
+            while left != 0 && !hand.is_full() {
+                let at = u64::from(left.trailing_zeros());
+                left &= left - 1;
+                let name = (piece.first + at, piece.key + at as u32);
+                hand.encode(at, name, &data[at as usize], came == Came::Ahead);
+            }
+            let mut shard = self.shard(piece).lock();
+            let (alive, before) = shard.alive(id, piece.first);
+            for n in 0..hand.len() {
+                let (held, record) = hand.get(n);
+                if alive >> held.index & 1 == 1 {
+                    shard.keep(&held.header, record, came, before.of(held.index));
+                }
+            }
+        }
+        self.end(id, piece);
+    }
+
+    fn end(&self, id: u64, piece: &Piece) {
+        self.shard(piece).lock().end(id, piece.first);
+    }
+
+    /// Reads up to [`WINDOW`] blocks; whether the drive was asked. While it is, others have the
+    /// hand.
+    fn read_window(&self, first: u64, blocks: &mut [[u8; BLOCK_SIZE]]) -> Result<bool, DriveError> {
+        let Some(mut hand) = self.hands.take() else {
+            self.bypassed.fetch_add(1, Ordering::Relaxed);
+            return self.noted(self.drive.read_noting(first * BLOCK, blocks.as_flattened_mut()));
+        };
+        let (id, count) = (self.id(), blocks.len() as u64);
+        let range = first..first + count;
+        let mut missed = Set::default();
+        for piece in self.deal.pieces(range.clone()) {
+            let at = (piece.first - first) as usize;
+            let out = &mut blocks[at..at + piece.count as usize];
+            missed.add(at, self.look(&mut hand, id, &piece, out));
+        }
+        self.hands.give(hand);
+        let ahead = self.see(first, count, missed.has(blocks.len() - 1));
+        let misses = missed.len();
+        if misses == 0 {
+            return Ok(false);
+        }
+        if misses < count {
+            self.mixed.fetch_add(1, Ordering::Relaxed);
+        }
+        let fetched = self.fetch((first, &missed), ahead, blocks);
+        let mut hand = if fetched.is_ok() { self.hands.take() } else { None };
+        for piece in self.deal.pieces(range) {
+            let at = (piece.first - first) as usize;
+            let wanted = missed.bits(at, piece.count);
+            if wanted != 0 {
+                let data = blocks[at..at + piece.count as usize].as_flattened();
+                self.keep(hand.as_mut(), id, (&piece, wanted), Came::Missed, data);
+            }
+        }
+        hand.into_iter().for_each(|hand| self.hands.give(hand));
+        self.noted(fetched.map(|()| true))
+    }
+
+    /// How many blocks behind those that are read should be read, too.
+    fn see(&self, first: u64, count: u64, to_fetch: bool) -> u64 {
+        let room = (self.hands.window_bytes() / BLOCK).saturating_sub(count);
+        let mut streams = self.streams.lock();
+        if to_fetch {
+            let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            streams.weigh(load(&self.ahead.used), load(&self.ahead.useless));
+        }
+        let wanted = streams.see((first, count), to_fetch, room);
+        let end = (self.drive.size() / BLOCK).min(self.deal.end());
+        wanted.min(end.saturating_sub(first + count))
+    }
+
+    /// Gets what was missed from the drive: neighbours in one read, and with the last of them what
+    /// is read ahead.
+    fn fetch(
+        &self,
+        (first, missed): (u64, &Set),
+        ahead: u64,
+        blocks: &mut [[u8; BLOCK_SIZE]],
+    ) -> Result<(), DriveError> {
+        let (mut from, end) = (0, blocks.len());
+        while let Some(run) = missed.run(from, end, HOLE) {
+            from = run.end;
+            let at = (first + run.start as u64) * BLOCK;
+            let out = blocks[run.clone()].as_flattened_mut();
+            if run.end == end && ahead > 0 && self.read_ahead(at, out, ahead) {
+                break;
+            }
+            if self.drive.read(at, out).is_ok() {
+                continue;
+            }
+            // Perhaps for what was read along, of which there is a copy.
+            let mut within = run.start;
+            while let Some(part) = missed.run(within, run.end, 0) {
+                within = part.end;
+                let at = (first + part.start as u64) * BLOCK;
+                self.drive.read(at, blocks[part].as_flattened_mut())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads blocks and `ahead` more behind them, which are kept; `false` if that did not work.
+    fn read_ahead(&self, at: u64, out: &mut [u8], ahead: u64) -> bool {
+        let Some(mut window) = self.hands.window() else { return false };
+        let (id, first) = (self.id(), (at + out.len() as u64) / BLOCK);
+        // What has a copy already is not read again, at the end; in between it is read along.
+        let (mut absent, mut end) = (Set::default(), first);
+        for piece in self.deal.pieces(first..first + ahead) {
+            let mut shard = self.shard(&piece).lock();
+            let lacks = |at: &u64| !shard.has(piece.key + *at as u32);
+            let bits = (0..piece.count).filter(lacks).fold(0, |bits, at| bits | 1 << at);
+            if bits != 0 && shard.begin_fill(id, piece.first, bits, false) {
+                absent.add((piece.first - first) as usize, bits);
+                end = piece.first + 64 - u64::from(bits.leading_zeros());
+            }
+        }
+        let more = ((end - first) * BLOCK) as usize;
+        let fits = more > 0 && out.len() + more <= window.len();
+        let read = fits && self.drive.read(at, &mut window[..out.len() + more]).is_ok();
+        if read {
+            out.copy_from_slice(&window[..out.len()]);
+        }
+        let mut hand = if read { self.hands.take() } else { None };
+        for piece in self.deal.pieces(first..end) {
+            let bits = absent.bits((piece.first - first) as usize, piece.count);
+            let from = out.len() + ((piece.first - first) * BLOCK) as usize;
+            let data = &window[from.min(window.len())..];
+            if bits != 0 {
+                self.keep(hand.as_mut(), id, (&piece, bits), Came::Ahead, data);
+            }
+        }
+        hand.into_iter().for_each(|hand| self.hands.give(hand));
+        self.hands.give_window(window);
+        read
+    }
+
+    /// Makes room for what may be any content: no copy of these blocks is left.
+    fn begin_write(&self, id: u64, blocks: Range<u64>) {
+        for piece in self.deal.pieces(blocks) {
+            let mut shard = self.shard(&piece).lock();
+            shard.begin_write(id, (piece.first, piece.key), piece.count);
+        }
+    }
+
+    fn end_write(&self, id: u64, blocks: Range<u64>) {
+        self.deal.pieces(blocks).for_each(|piece| self.end(id, &piece));
+    }
+
+    /// Zeroes more blocks than one looks for one by one.
+    fn zero_wide(&self, at: u64, len: u64, blocks: &Range<u64>) -> Result<(), DriveError> {
+        let (id, first, count) = (self.id(), blocks.start, blocks.end - blocks.start);
+        for (number, shard) in self.shards.iter().enumerate() {
+            let inside = |key| blocks.contains(&self.deal.block(number, key));
+            shard.lock().begin_zero(id, first, count, inside);
+        }
+        let result = self.drive.zero(at, len);
+        self.shards.iter().for_each(|shard| shard.lock().end(id, first));
+        result
+    }
+}
+
+/// Checks a limit in bytes.
+///
+/// # Errors
+/// It is neither 0 nor at least [`RAM_LIMIT_MIN`].
+pub fn check_limit(bytes: u64) -> Checked<()> {
+    if bytes == 0 || bytes >= RAM_LIMIT_MIN {
+        return Ok(());
+    }
+    Err(Error::usage(format!("ram-limit {bytes} is too little for a cache"))
+        .mend("give at least 1M, or 0 for none"))
+}
+
+impl Drive for Cached {
+    fn size(&self) -> u64 {
+        self.drive.size()
+    }
+
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        self.read_noting(at, buf).map(|_| ())
+    }
+
+    fn read_noting(&self, at: u64, buf: &mut [u8]) -> Result<bool, DriveError> {
+        debug_assert!(BLOCK_SIZE == ALIGN && WINDOW as u64 > GROUP);
+        let ours = self
+            .blocks(at, buf.len() as u64)
+            .filter(|blocks| self.is_on() && blocks.end <= self.deal.end());
+        let Some(blocks) = ours else { return self.noted(self.drive.read_noting(at, buf)) };
+        let parts = buf.as_chunks_mut::<BLOCK_SIZE>().0.chunks_mut(WINDOW);
+        (blocks.start..).step_by(WINDOW).zip(parts).try_fold(false, |asked, (first, part)| {
+            self.read_window(first, part).map(|more| asked | more)
+        })
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        let Some(blocks) = self.blocks(at, data.len() as u64) else {
+            return self.noted(self.drive.write(at, data));
+        };
+        let id = self.id();
+        self.begin_write(id, blocks.clone());
+        let result = self.drive.write(at, data);
+        let good = result.is_ok() || planted::on(Bug::KeepFailedWrite);
+        let keeps = good && self.keeps_writes && self.is_on();
+        let mut hand = if keeps { self.hands.take() } else { None };
+        for piece in self.deal.pieces(blocks.clone()) {
+            let from = ((piece.first - blocks.start) * BLOCK) as usize;
+            let all = (&piece, shard::all(piece.count));
+            self.keep(hand.as_mut(), id, all, Came::Written, &data[from..]);
+        }
+        hand.into_iter().for_each(|hand| self.hands.give(hand));
+        self.noted(result)
+    }
+
+    fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
+        let Some(blocks) = self.blocks(at, len) else {
+            return self.noted(self.drive.zero(at, len));
+        };
+        if blocks.end - blocks.start >= WIDE || planted::on(Bug::KeepZeroed) {
+            return self.noted(self.zero_wide(at, len, &blocks));
+        }
+        let id = self.id();
+        self.begin_write(id, blocks.clone());
+        let result = self.drive.zero(at, len);
+        self.end_write(id, blocks);
+        self.noted(result)
+    }
+
+    fn zeroes_quickly(&self) -> bool {
+        self.drive.zeroes_quickly()
+    }
+
+    /// A drive that could not make durable what was written may have something else of it now than
+    /// what was written: nothing of it is believed.
+    fn flush(&self) -> Result<(), DriveError> {
+        let result = self.drive.flush();
+        if result.is_err() {
+            self.shards.iter().for_each(|shard| shard.lock().forget_all());
+        }
+        self.noted(result)
+    }
+}

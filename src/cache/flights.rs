@@ -1,0 +1,249 @@
+//! What is on its way between the backing store and a shard: fills, writes, zeroes.
+//!
+//! Invariant: a block of a fill or a write is alive as long as nothing that would make a copy of it
+//! wrong has begun since it began, or was under way then. Only what is alive is kept. So
+//!
+//! - a fill lives until a write begins, and is born dead while one is under way;
+//! - of writes that overlap in time none leaves a copy of the blocks that they share: nobody knows
+//!   in which order the drive has taken them.
+
+use super::planted::{self, Bug};
+use super::policy::Queue;
+
+/// Blocks of a piece: what a shard has in a row, and what one flight is of at most.
+pub const GROUP: u64 = 64;
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Blocks are read from the backing store.
+    Fill,
+    /// Blocks are written to it.
+    Write,
+    /// Blocks are zeroed on it. There may be many more than in a group, and no copy is left.
+    Zero,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    id: u64,
+    role: Role,
+    first: u64,
+    count: u64,
+    /// Bit by bit, of the first 64 blocks.
+    alive: u64,
+    before: Before,
+}
+
+/// How the copies stood that a write dropped, bit by bit: the new ones take their places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// There was one.
+    there: u64,
+    /// In the main queue.
+    main: u64,
+    /// Its hits.
+    hits: [u64; 2],
+}
+
+impl Before {
+    /// Notes how the copy of the `at`-th block stood.
+    pub fn note(&mut self, at: u64, queue: Queue, hits: u8) {
+        self.there |= 1 << at;
+        self.main |= u64::from(queue == Queue::Main) << at;
+        for (bit, all) in self.hits.iter_mut().enumerate() {
+            *all |= u64::from(hits >> bit & 1) << at;
+        }
+    }
+
+    /// How it stood, if there was one.
+    pub fn of(&self, at: u64) -> Option<(Queue, u8)> {
+        let bit = |all: u64| (all >> at & 1) as u8;
+        let queue = if bit(self.main) == 1 { Queue::Main } else { Queue::Probation };
+        (bit(self.there) == 1).then(|| (queue, bit(self.hits[0]) | bit(self.hits[1]) << 1))
+    }
+}
+
+/// Bits from `from` on, `count` of them.
+pub fn bits(from: u64, count: u64) -> u64 {
+    match count {
+        0 => 0,
+        count => u64::MAX >> (64 - count.min(64)) << from,
+    }
+}
+
+impl Flight {
+    /// Which of the blocks of `self` are among those of another, as bits.
+    fn shared(&self, first: u64, count: u64) -> u64 {
+        let from = first.max(self.first);
+        let to = (first + count).min(self.first + self.count.min(64));
+        if from < to { bits(from - self.first, to - from) } else { 0 }
+    }
+}
+
+/// All of a shard.
+#[derive(Debug, Default)]
+pub struct Flights {
+    all: Vec<Flight>,
+    /// Blocks that were read or written and not kept, because of what was under way beside.
+    pub lost: u64,
+}
+
+impl Flights {
+    /// Memory in bytes.
+    pub fn bytes(&self) -> u64 {
+        (self.all.capacity() * size_of::<Flight>()) as u64
+    }
+
+    /// Blocks are about to be read, those of `wanted` counted from `first` on. They can be kept if
+    /// they are still alive later; `false` if that is settled already, and nothing began.
+    pub fn fill(&mut self, id: u64, first: u64, wanted: u64) -> bool {
+        let before = Before::default();
+        let mut fill = Flight { id, role: Role::Fill, first, count: GROUP, alive: wanted, before };
+        if !planted::on(Bug::FillBesideWriter) {
+            for writer in self.all.iter().filter(|other| other.role != Role::Fill) {
+                fill.alive &= !fill.shared(writer.first, writer.count);
+            }
+        }
+        self.lost += u64::from((wanted & !fill.alive).count_ones());
+        if fill.alive == 0 || self.all.try_reserve(1).is_err() {
+            return false;
+        }
+        self.all.push(fill);
+        true
+    }
+
+    /// Up to [`GROUP`] blocks are about to be written, of which copies stood as `before` says.
+    pub fn write(&mut self, id: u64, first: u64, count: u64, before: Before) {
+        let all = bits(0, count);
+        let mut write = Flight { id, role: Role::Write, first, count, alive: all, before };
+        if !planted::on(Bug::KeepOverlappingWrites) {
+            for writer in self.all.iter().filter(|other| other.role != Role::Fill) {
+                write.alive &= !write.shared(writer.first, writer.count);
+            }
+        }
+        self.lost += u64::from((all & !write.alive).count_ones());
+        self.end_those_of(first, count);
+        self.all.push(write);
+    }
+
+    /// Blocks are about to be zeroed, as many as one likes.
+    pub fn zero(&mut self, id: u64, first: u64, count: u64) {
+        self.end_those_of(first, count);
+        let before = Before::default();
+        self.all.push(Flight { id, role: Role::Zero, first, count, alive: 0, before });
+    }
+
+    /// What is under way of these blocks will not be kept.
+    fn end_those_of(&mut self, first: u64, count: u64) {
+        for other in &mut self.all {
+            let bug = match other.role {
+                Role::Fill => Bug::FillOverWrite,
+                Role::Write | Role::Zero => Bug::KeepOverlappingWrites,
+            };
+            if !planted::on(bug) {
+                let dead = other.alive & other.shared(first, count);
+                other.alive &= !dead;
+                self.lost += u64::from(dead.count_ones());
+            }
+        }
+    }
+
+    /// Nothing that is under way will be kept.
+    pub fn end_all(&mut self) {
+        self.all.iter_mut().for_each(|flight| flight.alive = 0);
+    }
+
+    /// Which blocks of a fill or write, counted from its first on, may be kept, and how the copies
+    /// stood that it dropped.
+    pub fn alive(&self, id: u64, first: u64) -> (u64, Before) {
+        let mine = self.all.iter().find(|flight| flight.id == id && flight.first == first);
+        mine.map_or((0, Before::default()), |flight| (flight.alive, flight.before))
+    }
+
+    /// Ends what began with that number and block.
+    pub fn end(&mut self, id: u64, first: u64) {
+        let mine = self.all.iter().position(|flight| flight.id == id && flight.first == first);
+        if let Some(at) = mine {
+            self.all.swap_remove(at);
+        }
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(flights: &mut Flights, id: u64, first: u64, count: u64) {
+        flights.write(id, first, count, Before::default());
+    }
+
+    fn alive(flights: &Flights, id: u64, first: u64) -> u64 {
+        flights.alive(id, first).0
+    }
+
+    #[test]
+    fn bits_are_those_of_a_range() {
+        assert_eq!((bits(0, 0), bits(0, 64), bits(1, 2)), (0, u64::MAX, 6));
+        assert_eq!((bits(63, 1), bits(0, 1000)), (1 << 63, u64::MAX));
+    }
+
+    #[test]
+    fn what_was_there_before_is_known_bit_by_bit() {
+        let mut before = Before::default();
+        before.note(0, Queue::Main, 3);
+        before.note(63, Queue::Probation, 2);
+        before.note(5, Queue::Main, 0);
+        assert_eq!(before.of(0), Some((Queue::Main, 3)));
+        assert_eq!(before.of(63), Some((Queue::Probation, 2)));
+        assert_eq!((before.of(5), before.of(6)), (Some((Queue::Main, 0)), None));
+    }
+
+    #[test]
+    fn a_fill_lives_until_a_write_begins() {
+        let mut flights = Flights::default();
+        assert!(flights.fill(1, 128, 0b1111));
+        write(&mut flights, 2, 130, 1);
+        assert_eq!(alive(&flights, 1, 128), 0b1011);
+        flights.end(2, 130);
+        assert_eq!(alive(&flights, 1, 128), 0b1011, "dead is dead");
+        flights.zero(3, 0, 1 << 40);
+        assert_eq!(alive(&flights, 1, 128), 0);
+        flights.end(1, 128);
+        flights.end(3, 0);
+        assert!(flights.is_empty());
+        assert_eq!(flights.lost, 4);
+    }
+
+    #[test]
+    fn a_fill_beside_a_writer_is_born_dead() {
+        let mut flights = Flights::default();
+        write(&mut flights, 1, 64, 64);
+        assert!(!flights.fill(2, 64, 1));
+        write(&mut flights, 3, 0, 2);
+        assert!(flights.fill(4, 0, 0b110));
+        assert_eq!(alive(&flights, 4, 0), 0b100);
+        flights.end(1, 64);
+        assert!(flights.fill(5, 64, 1), "the writer has gone");
+    }
+
+    #[test]
+    fn of_writes_that_overlap_none_keeps_what_they_share() {
+        let mut flights = Flights::default();
+        write(&mut flights, 1, 0, 10);
+        write(&mut flights, 2, 8, 10);
+        assert_eq!(alive(&flights, 1, 0), bits(0, 8));
+        assert_eq!(alive(&flights, 2, 8), bits(2, 8));
+        flights.end(1, 0);
+        write(&mut flights, 3, 0, 8);
+        assert_eq!((alive(&flights, 3, 0), alive(&flights, 2, 8)), (bits(0, 8), bits(2, 8)));
+        flights.zero(4, 4, 1);
+        write(&mut flights, 5, 0, 8);
+        assert_eq!(alive(&flights, 5, 0), bits(0, 8) & !bits(4, 1) & !bits(0, 8), "3 is under way");
+    }
+}

@@ -1,0 +1,87 @@
+//! Blocks that had a copy not long ago, 2 bytes each.
+//!
+//! Buckets of eight, the newest first; a ninth pushes the oldest out. So a block is remembered for
+//! about as long as so many others take to leave, without a list to keep. What is stored is 16 bits
+//! of a hash, of which others decide the bucket: one block in 8000 is taken for another that is
+//! remembered, which costs nothing but a better place than it has earned.
+
+use super::table::spread;
+
+/// Blocks in a bucket.
+const BUCKET: usize = 8;
+/// A place without a block.
+const NONE: u16 = 0;
+
+/// The blocks.
+#[derive(Debug, Default)]
+pub struct Ghosts {
+    slots: Vec<u16>,
+}
+
+impl Ghosts {
+    /// Memory in bytes.
+    pub fn bytes(&self) -> u64 {
+        (self.slots.capacity() * size_of::<u16>()) as u64
+    }
+
+    /// Makes room for so many blocks; those that are remembered are forgotten. If the machine has
+    /// no memory for that, none is remembered.
+    pub fn resize(&mut self, blocks: usize) {
+        let slots = blocks.next_multiple_of(BUCKET);
+        self.slots = Vec::new();
+        if self.slots.try_reserve_exact(slots).is_ok() {
+            self.slots.resize(slots, NONE);
+        }
+    }
+
+    fn bucket(&mut self, hash: u32) -> Option<&mut [u16]> {
+        let buckets = self.slots.len() / BUCKET;
+        let at = ((u64::from(hash) * buckets as u64) >> 32) as usize * BUCKET;
+        self.slots.get_mut(at..at + BUCKET)
+    }
+
+    /// Remembers a block.
+    pub fn insert(&mut self, key: u32) {
+        let hash = spread(key);
+        if let Some(bucket) = self.bucket(hash) {
+            bucket.rotate_right(1);
+            bucket[0] = (hash as u16).max(1);
+        }
+    }
+
+    /// Whether a block is remembered; then it is not any more.
+    pub fn take(&mut self, key: u32) -> bool {
+        let hash = spread(key);
+        let Some(bucket) = self.bucket(hash) else { return false };
+        let mark = (hash as u16).max(1);
+        let Some(at) = bucket.iter().position(|other| *other == mark) else { return false };
+        bucket[at..].rotate_left(1);
+        bucket[BUCKET - 1] = NONE;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_ones_are_remembered_once() {
+        let mut ghosts = Ghosts::default();
+        ghosts.insert(1);
+        assert!(!ghosts.take(1), "there is no room");
+        ghosts.resize(10_000);
+        assert_eq!(ghosts.bytes(), 20_000);
+        (0..30_000).for_each(|key| ghosts.insert(key));
+        let known = |ghosts: &mut Ghosts, keys: std::ops::Range<u32>| {
+            keys.filter(|key| ghosts.take(*key)).count()
+        };
+        assert!(known(&mut ghosts, 1_000_000..1_100_000) < 50, "others");
+        assert!(known(&mut ghosts, 0..10_000) < 500);
+        assert!(known(&mut ghosts, 25_000..30_000) > 4500);
+        assert!(known(&mut ghosts, 25_000..30_000) < 10);
+        ghosts.resize(0);
+        assert_eq!(ghosts.bytes(), 0);
+        assert!(!ghosts.take(29_999));
+    }
+}

@@ -1,0 +1,253 @@
+//! What a request works with: a compressor, and room for some records; and what is read ahead into.
+//!
+//! Made when they are first needed, kept, and no more of them than the limit has room for: who
+//! finds none goes past the cache.
+
+use super::record::{self, Header, RECORD_MAX};
+use crate::BLOCK_SIZE;
+use crate::media::Buffer;
+use crate::store::codec::{Algorithm, Codec};
+use crate::sync::{Mutex, relax};
+
+/// Records that are worked on between two looks into a shard.
+pub const BATCH: usize = 16;
+
+/// How often a hand is asked for: a few microseconds, then others get the processor.
+const ROUNDS: u32 = if cfg!(shuttle) { 2 } else { 200 };
+
+/// A record in a hand.
+#[derive(Clone, Copy, Debug)]
+pub struct Held {
+    /// Which block of the piece it is of.
+    pub index: u64,
+    /// What it is.
+    pub header: Header,
+}
+
+/// What one request works with.
+pub struct Hand {
+    codec: Codec,
+    records: Vec<u8>,
+    held: Vec<Held>,
+}
+
+impl Hand {
+    fn new() -> Self {
+        Self {
+            codec: Codec::new(Algorithm::Lz4),
+            records: vec![0; BATCH * RECORD_MAX],
+            held: Vec::with_capacity(BATCH),
+        }
+    }
+
+    /// Memory in bytes.
+    pub fn memory() -> u64 {
+        let held = BATCH * size_of::<Held>();
+        let records = BATCH * RECORD_MAX;
+        (Codec::new(Algorithm::Lz4).memory() + records + held + size_of::<Self>()) as u64
+    }
+
+    /// Lets go of all records.
+    pub fn clear(&mut self) {
+        self.held.clear();
+    }
+
+    /// Whether it can hold no more.
+    pub fn is_full(&self) -> bool {
+        self.held.len() == BATCH
+    }
+
+    fn slot(&mut self, n: usize) -> &mut [u8] {
+        &mut self.records[n * RECORD_MAX..(n + 1) * RECORD_MAX]
+    }
+
+    /// Where the next record goes.
+    pub fn room(&mut self) -> &mut [u8] {
+        self.slot(self.held.len())
+    }
+
+    /// Holds what was put there.
+    pub fn hold(&mut self, index: u64, header: Header) {
+        self.held.push(Held { index, header });
+    }
+
+    /// Makes a record of a block, and holds it.
+    pub fn encode(
+        &mut self,
+        index: u64,
+        (block, key): (u64, u32),
+        data: &[u8; BLOCK_SIZE],
+        ahead: bool,
+    ) {
+        let n = self.held.len();
+        let out = &mut self.records[n * RECORD_MAX..(n + 1) * RECORD_MAX];
+        let header = record::encode(&mut self.codec, (block, key), data, ahead, out);
+        self.hold(index, header);
+    }
+
+    /// How many it holds.
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// A record that it holds.
+    pub fn get(&self, n: usize) -> (Held, &[u8]) {
+        let held = self.held[n];
+        let begin = n * RECORD_MAX;
+        (held, &self.records[begin..begin + held.header.record_len()])
+    }
+
+    /// Decodes a record that it holds, of `block`; `false` if it is damaged.
+    pub fn decode(&mut self, n: usize, block: u64, out: &mut [u8; BLOCK_SIZE]) -> bool {
+        let header = self.held[n].header;
+        let begin = n * RECORD_MAX;
+        let record = &self.records[begin..begin + header.record_len()];
+        let sound = super::planted::on(super::planted::Bug::ServeWhateverIsThere)
+            || header.verify(record, block);
+        sound && header.decode(&mut self.codec, record, out)
+    }
+}
+
+/// Things of which there are at most so many.
+struct Shelf<T> {
+    idle: Vec<T>,
+    made: usize,
+    most: usize,
+}
+
+impl<T> Shelf<T> {
+    fn take(&mut self, make: impl FnOnce() -> T) -> Option<T> {
+        if self.idle.is_empty() && self.made < self.most {
+            self.made += 1;
+            return Some(make());
+        }
+        self.idle.pop()
+    }
+
+    fn give(&mut self, thing: T, fits: bool) {
+        if fits && self.made <= self.most {
+            self.idle.push(thing);
+        } else {
+            self.made -= 1;
+        }
+    }
+
+    fn limit(&mut self, most: usize) {
+        self.most = most;
+        self.idle.reserve(most.saturating_sub(self.idle.len()));
+        while self.made > most && self.idle.pop().is_some() {
+            self.made -= 1;
+        }
+    }
+}
+
+impl<T> Default for Shelf<T> {
+    fn default() -> Self {
+        Self { idle: Vec::new(), made: 0, most: 0 }
+    }
+}
+
+/// How many there may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Most {
+    /// Hands.
+    pub hands: usize,
+    /// Windows for readahead.
+    pub windows: usize,
+    /// Bytes of such a window.
+    pub window: usize,
+}
+
+impl Most {
+    /// Bytes of all that there may be; a hand has `hand`.
+    pub fn bytes(&self, hand: u64) -> u64 {
+        self.hands as u64 * hand + (self.windows * self.window) as u64
+    }
+}
+
+/// All hands, and all windows for readahead.
+#[derive(Default)]
+pub struct Hands {
+    hands: Mutex<Shelf<Hand>>,
+    windows: Mutex<(Shelf<Buffer>, usize)>,
+}
+
+impl Hands {
+    /// Changes how many there may be; those that are too many go now, or when they are free.
+    pub fn limit(&self, most: Most) {
+        self.hands.lock().limit(most.hands);
+        let mut windows = self.windows.lock();
+        if windows.1 != most.window {
+            let idle = std::mem::take(&mut windows.0.idle);
+            windows.0.made -= idle.len();
+            windows.1 = most.window;
+        }
+        windows.0.limit(most.windows);
+    }
+
+    /// A hand, if one is free now or in a moment: nobody has one while he waits for a drive.
+    pub fn take(&self) -> Option<Hand> {
+        (0..ROUNDS).find_map(|round| {
+            let hand = self.hands.lock().take(Hand::new);
+            if hand.is_none() {
+                relax(round);
+            }
+            hand
+        })
+    }
+
+    /// Gives it back.
+    pub fn give(&self, hand: Hand) {
+        self.hands.lock().give(hand, true);
+    }
+
+    /// A window for readahead, if one is free.
+    pub fn window(&self) -> Option<Buffer> {
+        let mut windows = self.windows.lock();
+        let len = windows.1;
+        windows.0.take(|| Buffer::new(len))
+    }
+
+    /// Gives it back.
+    pub fn give_window(&self, window: Buffer) {
+        let mut windows = self.windows.lock();
+        let fits = window.len() == windows.1;
+        windows.0.give(window, fits);
+    }
+
+    /// Bytes of a window.
+    pub fn window_bytes(&self) -> u64 {
+        self.windows.lock().1 as u64
+    }
+
+    /// Memory in bytes, now; a hand has `hand`.
+    pub fn bytes(&self, hand: u64) -> u64 {
+        let windows = self.windows.lock();
+        self.hands.lock().made as u64 * hand + (windows.0.made * windows.1) as u64
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "calls the C library")]
+    fn there_are_never_more_than_there_may_be() {
+        let hands = Hands::default();
+        assert!(hands.take().is_none() && hands.window().is_none());
+        hands.limit(Most { hands: 2, windows: 1, window: 8192 });
+        let (one, two, window) =
+            (hands.take().unwrap(), hands.take().unwrap(), hands.window().unwrap());
+        assert!(hands.take().is_none() && hands.window().is_none());
+        assert_eq!(hands.bytes(10), 2 * 10 + 8192);
+        hands.limit(Most { hands: 1, windows: 1, window: 4096 });
+        hands.give(one);
+        hands.give(two);
+        hands.give_window(window);
+        assert_eq!(hands.bytes(10), 10);
+        assert_eq!(hands.window().unwrap().len(), 4096);
+        hands.take().unwrap();
+    }
+}

@@ -1,0 +1,23 @@
+//! Bugs that can be planted, to show that the schedule explorer finds them.
+//!
+//! They exist only in builds with `--cfg shuttle`; in all others [`on`] is `false` at compile time.
+
+/// A mistake that somebody could make here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Bug {
+    /// A fill keeps what it read before a write that began meanwhile.
+    FillOverWrite = 1,
+    /// A fill that begins while a write is under way keeps what it reads.
+    FillBesideWriter,
+    /// Each of two writes that overlap in time keeps a copy of what it wrote.
+    KeepOverlappingWrites,
+    /// What has come to the place of a copy after it was found is taken for that copy.
+    ServeWhateverIsThere,
+    /// A write that failed keeps a copy.
+    KeepFailedWrite,
+    /// A range that is zeroed keeps its copies.
+    KeepZeroed,
+}
+
+crate::planted::plantable!(Bug, shuttle);

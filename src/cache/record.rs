@@ -1,0 +1,199 @@
+//! What is kept of a block: a header of 16 bytes and a payload.
+//!
+//! Invariant: nothing of a record is believed before [`Header::verify`] has said so; until then its
+//! length is only good for staying inside of the segment.
+
+use super::table::UNIT;
+use crate::BLOCK_SIZE;
+use crate::store::codec::{Codec, Encoded};
+use crate::store::format::Coding;
+use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_micro_inline};
+
+/// Bytes of a header.
+pub const HEADER: usize = 16;
+/// Bytes of the largest record.
+pub const RECORD_MAX: usize = HEADER + BLOCK_SIZE;
+
+/// How a payload is to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Kind {
+    Raw,
+    Lz4,
+    /// A word that the block repeats.
+    Fill,
+}
+
+/// What is known of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    check: u64,
+    /// The block, as its shard counts.
+    pub key: u32,
+    /// Bytes of the payload.
+    len: u16,
+    kind: u8,
+    /// Read ahead, and not asked for so far. Not in the check word, because it changes.
+    pub ahead: bool,
+}
+
+impl Header {
+    /// The header at the begin of `bytes`, if there can be one.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let (check, rest) = bytes.split_first_chunk::<8>()?;
+        let (key, rest) = rest.split_first_chunk::<4>()?;
+        let (len, rest) = rest.split_first_chunk::<2>()?;
+        let (kind, ahead) = (*rest.first()?, *rest.get(1)?);
+        let header = Self {
+            check: u64::from_le_bytes(*check),
+            key: u32::from_le_bytes(*key),
+            len: u16::from_le_bytes(*len),
+            kind,
+            ahead: ahead != 0,
+        };
+        let payload = HEADER..HEADER + usize::from(header.len);
+        let fits = usize::from(header.len) <= BLOCK_SIZE && bytes.len() >= payload.end;
+        fits.then_some(header)
+    }
+
+    /// Stores it at the begin of `bytes`.
+    pub fn write(&self, bytes: &mut [u8]) {
+        bytes[..8].copy_from_slice(&self.check.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.key.to_le_bytes());
+        bytes[12..14].copy_from_slice(&self.len.to_le_bytes());
+        bytes[14] = self.kind;
+        bytes[15] = u8::from(self.ahead);
+    }
+
+    /// Bytes of header and payload.
+    pub fn record_len(&self) -> usize {
+        HEADER + usize::from(self.len)
+    }
+
+    /// Bytes that the record takes in a segment.
+    pub fn space(&self) -> usize {
+        self.record_len().next_multiple_of(UNIT)
+    }
+
+    /// Whether the record, of which this is the header, is what was stored of `block`.
+    pub fn verify(&self, record: &[u8], block: u64) -> bool {
+        let payload = record.get(HEADER..self.record_len());
+        payload.is_some_and(|payload| check(payload, block, self.kind) == self.check)
+    }
+
+    /// Decodes the payload; `false` when it is no encoding of a block.
+    pub fn decode(&self, codec: &mut Codec, record: &[u8], out: &mut [u8; BLOCK_SIZE]) -> bool {
+        let Some(payload) = record.get(HEADER..self.record_len()) else { return false };
+        let coding = match self.kind {
+            kind if kind == Kind::Raw as u8 => Coding::Raw,
+            kind if kind == Kind::Lz4 as u8 => Coding::Lz4,
+            kind if kind == Kind::Fill as u8 => Coding::Fill,
+            _ => return false,
+        };
+        codec.decode(coding, payload, out)
+    }
+}
+
+/// Says that the record that begins `bytes` was asked for.
+pub fn asked_for(bytes: &mut [u8]) {
+    bytes[15] = 0;
+}
+
+/// Makes the record of a block at the begin of `out`, which must have room for the largest one, and
+/// returns its header.
+pub fn encode(
+    codec: &mut Codec,
+    (block, key): (u64, u32),
+    data: &[u8; BLOCK_SIZE],
+    ahead: bool,
+    out: &mut [u8],
+) -> Header {
+    let (head, payload) = out.split_at_mut(HEADER);
+    let (len, kind) = match codec.encode(data, payload) {
+        Encoded::Same(word) => {
+            let word = u64::from(word) << 32 | u64::from(word);
+            payload[..8].copy_from_slice(&word.to_le_bytes());
+            (8, Kind::Fill)
+        }
+        Encoded::Payload(len, Coding::Lz4) => (len, Kind::Lz4),
+        Encoded::Payload(len, Coding::Fill) => (len, Kind::Fill),
+        Encoded::Payload(len, Coding::Raw) => (len, Kind::Raw),
+        // No other algorithm is asked for; whatever one made, the block itself is always right.
+        Encoded::Payload(..) => {
+            payload[..BLOCK_SIZE].copy_from_slice(data);
+            (BLOCK_SIZE, Kind::Raw)
+        }
+    };
+    let kind = kind as u8;
+    let check = check(&payload[..len], block, kind);
+    let header = Header { check, key, len: len as u16, kind, ahead };
+    header.write(head);
+    header
+}
+
+/// The check word of a payload of that kind: of its bytes, its length, its kind and its block.
+fn check(payload: &[u8], block: u64, kind: u8) -> u64 {
+    let shape = block << 24 ^ (payload.len() as u64) << 8 ^ u64::from(kind);
+    let hash = rapidhash_v3_micro_inline::<true, false>(payload, &DEFAULT_RAPID_SECRETS);
+    hash ^ shape.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::store::codec::{Algorithm, fill};
+
+    fn blocks() -> [[u8; BLOCK_SIZE]; 4] {
+        let (mut text, mut noise, mut same) = ([0; BLOCK_SIZE], [0; BLOCK_SIZE], [0; BLOCK_SIZE]);
+        let mut x = 88_172_645_463_325_252u64;
+        for i in 0..BLOCK_SIZE {
+            text[i] = b"so it goes, "[i % 12] ^ (i / 300) as u8;
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            noise[i] = x as u8;
+        }
+        fill(&mut same, 0x0102_0304_0506_0708);
+        [[0; BLOCK_SIZE], text, noise, same]
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "calls the C library")]
+    fn a_block_comes_back_and_damage_does_not() {
+        let mut codec = Codec::new(Algorithm::Lz4);
+        for block in blocks() {
+            let mut out = vec![0xaa; RECORD_MAX];
+            let made = encode(&mut codec, (77, 5), &block, true, &mut out);
+            let header = Header::read(&out).unwrap();
+            assert_eq!(header, made);
+            assert!(header.ahead && header.key == 5);
+            let record = &mut out[..header.record_len()];
+            let mut back = Box::new([1; BLOCK_SIZE]);
+            assert!(header.verify(record, 77) && header.decode(&mut codec, record, &mut back));
+            assert!(*back == block);
+            assert!(!header.verify(record, 78));
+            for bit in 0..record.len() * 8 {
+                record[bit / 8] ^= 1 << (bit % 8);
+                let found = Header::read(record).is_some_and(|h| h.verify(record, 77));
+                // The key is looked at by whoever finds the record by it, and one byte may change.
+                let free = (64..96).contains(&bit) || (120..128).contains(&bit);
+                assert_eq!(found, free, "bit {bit}");
+                record[bit / 8] ^= 1 << (bit % 8);
+            }
+            asked_for(record);
+            assert!(!Header::read(record).unwrap().ahead);
+        }
+    }
+
+    #[test]
+    fn what_is_no_header_is_refused() {
+        assert_eq!(Header::read(&[0; 15]), None);
+        let mut bytes = [0xff; 64];
+        assert_eq!(Header::read(&bytes), None, "longer than a block");
+        bytes[12..14].copy_from_slice(&49u16.to_le_bytes());
+        assert_eq!(Header::read(&bytes), None, "longer than what is there");
+        bytes[12..14].copy_from_slice(&48u16.to_le_bytes());
+        assert!(Header::read(&bytes).is_some());
+    }
+}

@@ -1,0 +1,340 @@
+//! The memory of a shard: segments of records, in two queues.
+//!
+//! Invariants: records lie side by side from the begin of a segment on, up to what is used of it;
+//! the segment that takes new records is the last of its queue; what a segment has alive is what
+//! the index names in it.
+
+use super::policy::Queue;
+use super::record::{self, Header};
+use super::table::{Place, SEGMENTS_MAX};
+use crate::media::Frame;
+use std::collections::VecDeque;
+
+/// A segment.
+#[derive(Debug)]
+pub struct Segment {
+    frame: Frame,
+    used: usize,
+    /// Records that the index names, and their bytes.
+    live: u32,
+    live_bytes: usize,
+    queue: Queue,
+}
+
+impl Segment {
+    /// The queue in which it stands.
+    pub fn queue(&self) -> Queue {
+        self.queue
+    }
+
+    /// Records that the index names.
+    pub fn live(&self) -> u32 {
+        self.live
+    }
+
+    /// The header of the record at a byte, if there is one.
+    pub fn header(&self, at: usize) -> Option<Header> {
+        Header::read(self.frame.bytes().get(at..self.used)?)
+    }
+
+    /// The bytes of the record with that header.
+    pub fn bytes(&self, at: usize, header: &Header) -> &[u8] {
+        &self.frame.bytes()[at..at + header.record_len()]
+    }
+
+    /// Begins to move what is to stay to the begin.
+    pub fn begin_again(&mut self) {
+        (self.used, self.live, self.live_bytes) = (0, 0, 0);
+    }
+
+    /// Moves one of its own records down to where the next one belongs; says where that is.
+    pub fn move_down(&mut self, at: usize, header: &Header) -> usize {
+        let to = self.used;
+        self.frame.bytes_mut().copy_within(at..at + header.record_len(), to);
+        self.took(header);
+        to
+    }
+
+    /// The header at a byte, also behind what is used.
+    pub fn header_in(&self, at: usize, end: usize) -> Option<Header> {
+        Header::read(self.frame.bytes().get(at..end)?)
+    }
+
+    /// Bytes of it that have records, dead ones among them.
+    pub fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Bytes of it.
+    pub fn len(&self) -> usize {
+        self.frame.bytes().len()
+    }
+
+    fn fits(&self, space: usize) -> bool {
+        self.used + space <= self.len()
+    }
+
+    /// Adds a record, for which there is room; says where it is.
+    pub fn append(&mut self, record: &[u8], header: &Header) -> usize {
+        let at = self.used;
+        self.frame.bytes_mut()[at..at + record.len()].copy_from_slice(record);
+        self.took(header);
+        at
+    }
+
+    fn took(&mut self, header: &Header) {
+        self.used += header.space();
+        self.live += 1;
+        self.live_bytes += header.space();
+    }
+}
+
+/// All segments.
+#[derive(Debug)]
+pub struct Segments {
+    all: Vec<Option<Segment>>,
+    free: Vec<u32>,
+    /// Oldest first.
+    queues: [VecDeque<u32>; 2],
+    open: [Option<u32>; 2],
+    /// Frames without a segment, all of them of `len` bytes.
+    spare: Vec<Frame>,
+    len: usize,
+    in_use: u64,
+    used: u64,
+    live: [u64; 2],
+}
+
+impl Segments {
+    /// None; those to come have `len` bytes.
+    pub fn new(len: usize) -> Self {
+        Self {
+            all: Vec::new(),
+            free: Vec::new(),
+            queues: Default::default(),
+            open: [None; 2],
+            spare: Vec::new(),
+            len,
+            in_use: 0,
+            used: 0,
+            live: [0; 2],
+        }
+    }
+
+    /// Bytes of a new segment.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Changes that; what is spare goes back to the machine.
+    pub fn set_len(&mut self, len: usize) {
+        self.len = len;
+        self.spare.clear();
+    }
+
+    /// Bytes of the segments that there are.
+    pub fn in_use(&self) -> u64 {
+        self.in_use
+    }
+
+    /// The same, and of frames that are kept for the next ones.
+    pub fn held(&self) -> u64 {
+        self.in_use + (self.spare.len() * self.len) as u64
+    }
+
+    /// Bytes of the tables.
+    pub fn table_bytes(&self) -> u64 {
+        let ids = self.free.capacity() + self.queues.iter().map(VecDeque::capacity).sum::<usize>();
+        let segments = self.all.capacity() * size_of::<Option<Segment>>();
+        let spare = self.spare.capacity() * size_of::<Frame>();
+        (segments + spare + ids * size_of::<u32>()) as u64
+    }
+
+    /// Bytes of the records that the index names, in a queue.
+    pub fn live(&self, queue: Queue) -> u64 {
+        self.live[queue as usize]
+    }
+
+    /// Bytes of records that the index does not name any more.
+    pub fn garbage(&self) -> u64 {
+        self.used - self.live.iter().sum::<u64>()
+    }
+
+    /// Whether the segment that takes a queue's new records has so much room.
+    pub fn fits(&self, queue: Queue, space: usize) -> bool {
+        self.open_of(queue).is_some_and(|segment| segment.fits(space))
+    }
+
+    fn open_of(&self, queue: Queue) -> Option<&Segment> {
+        let id = self.open[queue as usize]?;
+        self.all[id as usize].as_ref()
+    }
+
+    /// A frame that is kept.
+    pub fn spare(&mut self) -> Option<Frame> {
+        self.spare.pop()
+    }
+
+    /// Gives one of those back to the machine; `false` if there is none.
+    pub fn drop_spare(&mut self) -> bool {
+        self.spare.pop().is_some()
+    }
+
+    /// Gives a frame back to be kept, or to the machine.
+    pub fn keep(&mut self, frame: Frame, keep: bool) {
+        if keep && frame.bytes().len() == self.len && self.spare.try_reserve(1).is_ok() {
+            self.spare.push(frame);
+        }
+    }
+
+    /// Opens a segment at the end of a queue; `false` if there can't be another.
+    pub fn open(&mut self, queue: Queue, frame: Frame) -> bool {
+        let reserved = self.queues[queue as usize].try_reserve(1).is_ok()
+            && self.all.try_reserve(1).is_ok()
+            && self.free.try_reserve(1).is_ok();
+        let id = match self.free.pop() {
+            _ if !reserved => None,
+            Some(id) => Some(id),
+            None if (self.all.len() as u32) < SEGMENTS_MAX => {
+                self.all.push(None);
+                Some(self.all.len() as u32 - 1)
+            }
+            None => None,
+        };
+        let Some(id) = id else {
+            self.keep(frame, true);
+            return false;
+        };
+        self.in_use += frame.bytes().len() as u64;
+        let segment = Segment { frame, used: 0, live: 0, live_bytes: 0, queue };
+        self.all[id as usize] = Some(segment);
+        self.queues[queue as usize].push_back(id);
+        self.open[queue as usize] = Some(id);
+        true
+    }
+
+    /// Adds a record to the open segment of a queue, which has room for it.
+    pub fn append(&mut self, queue: Queue, record: &[u8], header: &Header) -> Option<(u32, usize)> {
+        let id = self.open[queue as usize]?;
+        let segment = self.all[id as usize].as_mut()?;
+        let at = segment.append(record, header);
+        self.used += header.space() as u64;
+        self.live[queue as usize] += header.space() as u64;
+        Some((id, at))
+    }
+
+    /// The record at a place, and in which queue it stands, if there can be one.
+    pub fn record(&self, place: Place) -> Option<(Header, &[u8], Queue)> {
+        let segment = self.all.get(place.segment() as usize)?.as_ref()?;
+        let header = segment.header(place.at())?;
+        Some((header, segment.bytes(place.at(), &header), segment.queue))
+    }
+
+    /// Says of the record at a place that it was asked for.
+    pub fn asked_for(&mut self, place: Place) {
+        if let Some(Some(segment)) = self.all.get_mut(place.segment() as usize) {
+            record::asked_for(&mut segment.frame.bytes_mut()[place.at()..]);
+        }
+    }
+
+    /// The index does not name a record any more; in which queue it stood.
+    pub fn died(&mut self, place: Place) -> Option<Queue> {
+        let segment = self.all.get_mut(place.segment() as usize)?.as_mut()?;
+        // A damaged header may say another length: then the counts are off until the segment goes.
+        let space = segment.header(place.at()).map_or(0, |header| header.space());
+        let space = space.min(segment.live_bytes);
+        segment.live -= 1;
+        segment.live_bytes -= space;
+        self.live[segment.queue as usize] -= space as u64;
+        Some(segment.queue)
+    }
+
+    /// Takes the oldest segment out of its queue: of the one that is asked if it has any but the
+    /// open one, else of the other, else the open one. Its number stays taken.
+    pub fn take_oldest(&mut self, asked: Queue) -> Option<(u32, Segment)> {
+        let other = if asked == Queue::Main { Queue::Probation } else { Queue::Main };
+        let of = |queue: Queue| self.queues[queue as usize].len();
+        let closed = [asked, other].into_iter().find(|queue| of(*queue) > 1);
+        let queue = closed.or([asked, other].into_iter().find(|queue| of(*queue) > 0))?;
+        let id = self.queues[queue as usize].pop_front()?;
+        if self.open[queue as usize] == Some(id) {
+            self.open[queue as usize] = None;
+        }
+        self.take(id).map(|segment| (id, segment))
+    }
+
+    fn take(&mut self, id: u32) -> Option<Segment> {
+        let segment = self.all[id as usize].take()?;
+        self.in_use -= segment.frame.bytes().len() as u64;
+        self.used -= segment.used as u64;
+        self.live[segment.queue as usize] -= segment.live_bytes as u64;
+        Some(segment)
+    }
+
+    /// The number of a segment that is gone may be given to another; its frame is kept, or not.
+    pub fn release(&mut self, id: u32, segment: Segment, keep: bool) {
+        self.free.push(id);
+        self.keep(segment.frame, keep);
+    }
+
+    /// Takes out two neighbours of a queue whose live records fit into one of them. The first one
+    /// keeps its place in the queue.
+    pub fn take_pair(&mut self) -> Option<[(u32, Segment); 2]> {
+        let (queue, at) = [Queue::Probation, Queue::Main].into_iter().find_map(|queue| {
+            let ids = &self.queues[queue as usize];
+            let closed = ids.len().saturating_sub(usize::from(self.open[queue as usize].is_some()));
+            let live = |at: usize| self.all[ids[at] as usize].as_ref().map_or(0, |s| s.live_bytes);
+            let both = |at: usize| live(at) + live(at + 1);
+            let least = (0..closed.saturating_sub(1)).min_by_key(|at| both(*at))?;
+            let first = self.all[ids[least] as usize].as_ref();
+            let fits = first.is_some_and(|first| both(least) <= first.len());
+            fits.then_some((queue, least))
+        })?;
+        let first = self.queues[queue as usize][at];
+        let second = self.queues[queue as usize].remove(at + 1)?;
+        let (one, two) = (self.take(first)?, self.take(second)?);
+        Some([(first, one), (second, two)])
+    }
+
+    /// Puts a segment back that kept its place.
+    pub fn put_back(&mut self, id: u32, segment: Segment) {
+        self.in_use += segment.frame.bytes().len() as u64;
+        self.used += segment.used as u64;
+        self.live[segment.queue as usize] += segment.live_bytes as u64;
+        self.all[id as usize] = Some(segment);
+    }
+
+    /// Gives everything back to the machine.
+    pub fn clear(&mut self) {
+        *self = Self::new(self.len);
+    }
+
+    /// A place of any bit of the record at a place, to damage it.
+    pub fn flip(&mut self, place: Place, bit: u32) -> bool {
+        let Some(Some(segment)) = self.all.get_mut(place.segment() as usize) else { return false };
+        let Some(header) = segment.header(place.at()) else { return false };
+        let bit = bit as usize % (header.record_len() * 8);
+        segment.frame.bytes_mut()[place.at() + bit / 8] ^= 1 << (bit % 8);
+        true
+    }
+
+    /// What the counters say, and what there is: bytes in use, used, and live records of each
+    /// queue.
+    ///
+    /// # Errors
+    /// What does not agree.
+    pub fn audit(&self, live_records: usize) -> Result<(), String> {
+        let all = || self.all.iter().flatten();
+        let in_use: u64 = all().map(|s| s.frame.bytes().len() as u64).sum();
+        let used: u64 = all().map(|s| s.used as u64).sum();
+        let live: usize = all().map(|s| s.live as usize).sum();
+        let queued = self.queues.iter().map(VecDeque::len).sum::<usize>();
+        let agrees = (in_use, used, live) == (self.in_use, self.used, live_records)
+            && all().count() == queued
+            && queued + self.free.len() == self.all.len();
+        let found = format!("{in_use} {used} {live} in {queued} of {}", self.all.len());
+        agrees.then_some(()).ok_or_else(|| {
+            format!("segments: {found}, counted {} {} {live_records}", self.in_use, self.used)
+        })
+    }
+}

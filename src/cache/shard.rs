@@ -1,0 +1,593 @@
+//! A part of the cache under one lock: the copies of some groups of blocks, all of their memory,
+//! and what is on its way to them.
+//!
+//! Invariants: an entry of the index names a record in a segment that there is; what all parts take
+//! together is at most the shard's limit but for what is on its way; who needs room evicts.
+
+use super::flights::{Before, Flights, GROUP, bits};
+use super::planted::{self, Bug};
+use super::policy::{Came, Fate, Queue, Rules};
+use super::record::Header;
+use super::segments::{Segment, Segments};
+use super::table::{Place, SEGMENT_MAX, Table};
+use crate::media::{Frame, Pool};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// The smallest segment in bytes.
+const SEGMENT_MIN: usize = 16 << 10;
+
+/// What a shard has counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Blocks that were found.
+    pub hit: u64,
+    /// Blocks that were not.
+    pub missed: u64,
+    /// Copies that were kept.
+    pub kept: u64,
+    /// Copies that left to make room.
+    pub evicted: u64,
+    /// Blocks that were remembered when they were missed.
+    pub ghosts_hit: u64,
+    /// Copies whose check word did not hold.
+    pub damaged: u64,
+}
+
+/// What became of readahead, in all shards.
+#[derive(Debug, Default)]
+pub struct Ahead {
+    /// Blocks that were read ahead and kept.
+    pub kept: AtomicU64,
+    /// Of those, the ones that were asked for.
+    pub used: AtomicU64,
+    /// And the ones that left without.
+    pub useless: AtomicU64,
+}
+
+/// The part.
+#[derive(Debug)]
+pub struct Shard {
+    rules: Rules,
+    pool: Arc<Pool>,
+    limit: u64,
+    table: Table,
+    ghosts: super::ghosts::Ghosts,
+    segments: Segments,
+    flights: Flights,
+    /// Nothing had to go yet.
+    filling: bool,
+    /// See [`Rules::owed`].
+    owed: u32,
+    counts: Counts,
+    ahead: Arc<Ahead>,
+}
+
+/// Bytes of segments under a limit: 32 of them, within reason.
+fn segment_len(limit: u64, most: usize) -> usize {
+    let len = (limit / 32).next_power_of_two().min(SEGMENT_MAX as u64) as usize;
+    len.clamp(SEGMENT_MIN, most)
+}
+
+impl Shard {
+    /// An empty one.
+    pub fn new(rules: Rules, pool: Arc<Pool>, ahead: Arc<Ahead>, limit: u64) -> Self {
+        let segments = Segments::new(segment_len(limit, pool.frame()));
+        Self {
+            rules,
+            pool,
+            limit,
+            table: Table::default(),
+            ghosts: Default::default(),
+            segments,
+            flights: Flights::default(),
+            filling: true,
+            owed: 0,
+            counts: Counts::default(),
+            ahead,
+        }
+    }
+
+    /// Bytes of all that is not records.
+    pub fn index_bytes(&self) -> u64 {
+        let tables = self.segments.table_bytes() + self.flights.bytes();
+        self.table.bytes() + self.ghosts.bytes() + tables
+    }
+
+    /// Bytes of everything.
+    pub fn used(&self) -> u64 {
+        self.index_bytes() + self.segments.held()
+    }
+
+    /// Bytes of the records.
+    pub fn stored(&self) -> u64 {
+        self.segments.live(Queue::Probation) + self.segments.live(Queue::Main)
+    }
+
+    /// Blocks that have a copy.
+    pub fn blocks(&self) -> u64 {
+        self.table.len() as u64
+    }
+
+    /// What was counted.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Blocks that were on their way and not kept.
+    pub fn lost(&self) -> u64 {
+        self.flights.lost
+    }
+
+    /// Copies the record of a block to `out`, which has room for the largest; the header says what
+    /// it is. Whoever gets it verifies it. `None`: there is no copy.
+    pub fn hit(&mut self, key: u32, out: &mut [u8]) -> Option<Header> {
+        let place = self.place(key)?;
+        self.hit_at(key, place, out)
+    }
+
+    /// Where the copy of a block is.
+    pub fn place(&self, key: u32) -> Option<Place> {
+        self.table.get(key)
+    }
+
+    /// The same where the copy is, or was a moment ago.
+    pub fn hit_at(&mut self, key: u32, place: Place, out: &mut [u8]) -> Option<Header> {
+        let found = self.segments.record(place);
+        let believed = planted::on(Bug::ServeWhateverIsThere);
+        let Some((header, record, _)) = found.filter(|(h, ..)| h.key == key || believed) else {
+            self.damaged(key);
+            return None;
+        };
+        out[..record.len()].copy_from_slice(record);
+        self.counts.hit += 1;
+        if header.ahead {
+            // Asked for the first time, as any other when it comes in.
+            self.segments.asked_for(place);
+            self.ahead.used.fetch_add(1, Ordering::Relaxed);
+        } else {
+            let hits = self.rules.hit(place.hits());
+            if hits != place.hits() {
+                self.table.set(key, place.with_hits(hits));
+            }
+        }
+        Some(header)
+    }
+
+    /// Whether there is a copy.
+    pub fn has(&self, key: u32) -> bool {
+        self.table.get(key).is_some()
+    }
+
+    /// The copy of a block is no good.
+    pub fn damaged(&mut self, key: u32) {
+        self.counts.damaged += 1;
+        self.forget(key);
+    }
+
+    /// A copy is not one of what the block holds any more; how it stood.
+    fn forget(&mut self, key: u32) -> Option<(Queue, u8)> {
+        let place = self.table.remove(key)?;
+        let queue = self.segments.died(place)?;
+        Some((queue, place.hits()))
+    }
+
+    /// Blocks are about to be read from the backing store, those of `wanted` counted from `first`
+    /// on. Whether any of them may be kept; then [`Shard::end`] is to be called.
+    pub fn begin_fill(&mut self, id: u64, first: u64, wanted: u64, asked: bool) -> bool {
+        if asked {
+            self.counts.missed += u64::from(wanted.count_ones());
+        }
+        self.flights.fill(id, first, wanted)
+    }
+
+    /// Blocks are about to be written: `count` from `first` on, which this shard knows from `key`
+    /// on.
+    pub fn begin_write(&mut self, id: u64, (first, key): (u64, u32), count: u64) {
+        debug_assert!(count <= GROUP);
+        let mut before = Before::default();
+        for at in 0..count {
+            if let Some((queue, hits)) = self.forget(key + at as u32) {
+                before.note(at, queue, hits);
+            }
+        }
+        self.flights.write(id, first, count, before);
+    }
+
+    /// Any number of blocks is about to be zeroed; `inside` says of a key whether its block is
+    /// among them.
+    pub fn begin_zero(&mut self, id: u64, first: u64, count: u64, inside: impl Fn(u32) -> bool) {
+        self.flights.zero(id, first, count);
+        if planted::on(Bug::KeepZeroed) {
+            return;
+        }
+        let mut from = 0;
+        while let Some((at, key)) = self.table.seek(from, |key, _| inside(key)) {
+            self.forget(key);
+            from = at;
+        }
+    }
+
+    /// Which blocks of what began may be kept, as bits from its first on, and how the copies stood
+    /// that it dropped.
+    pub fn alive(&self, id: u64, first: u64) -> (u64, Before) {
+        self.flights.alive(id, first)
+    }
+
+    /// Ends what began.
+    pub fn end(&mut self, id: u64, first: u64) {
+        self.flights.end(id, first);
+    }
+
+    /// Keeps a copy, if the rules and the machine's memory allow it; one that takes the place of
+    /// another stands as that did `before`.
+    pub fn keep(
+        &mut self,
+        header: &Header,
+        record: &[u8],
+        came: Came,
+        before: Option<(Queue, u8)>,
+    ) {
+        if self.table.get(header.key).is_some() {
+            return;
+        }
+        let Some((queue, hits)) = before.or_else(|| self.place_new(header, came)) else { return };
+        let mut gone_over = 0;
+        let space = header.space();
+        if !self.make_room(queue, space, &mut gone_over) || !self.make_entry(&mut gone_over) {
+            return;
+        }
+        if !self.segments.fits(queue, header.space()) {
+            // What was evicted for the entry came here.
+            return;
+        }
+        if let Some((segment, at)) = self.segments.append(queue, record, header) {
+            self.table.insert(header.key, Place::new(segment, at, hits));
+            self.counts.kept += 1;
+            self.ahead.kept.fetch_add(u64::from(came == Came::Ahead), Ordering::Relaxed);
+        }
+    }
+
+    /// Where the first copy of a block goes, and the hits that it begins with.
+    fn place_new(&mut self, header: &Header, came: Came) -> Option<(Queue, u8)> {
+        let mut remembered = self.ghosts.take(header.key);
+        self.counts.ghosts_hit += u64::from(remembered && came == Came::Missed);
+        let most = self.for_frames().saturating_sub(self.segments.len() as u64);
+        let bytes = (self.segments.live(Queue::Main), most);
+        let with_room = self.rules.place_with_room(came, remembered, bytes);
+        let queue = if self.filling && with_room.is_some_and(|queue| self.has_room(queue, header)) {
+            with_room
+        } else {
+            self.filling = false;
+            if remembered && came == Came::Missed {
+                (remembered, self.owed) = self.rules.heeds(self.owed);
+            }
+            self.rules.place(came, remembered)
+        };
+        queue.map(|queue| (queue, self.rules.first_hits(queue, remembered)))
+    }
+
+    /// Whether a record fits without anything having to go.
+    fn has_room(&self, queue: Queue, header: &Header) -> bool {
+        self.segments.fits(queue, header.space()) || self.may_open()
+    }
+
+    /// Whether another segment may be opened: one more is in reserve, for what stays of those that
+    /// are evicted.
+    fn may_open(&self) -> bool {
+        self.segments.in_use() + 2 * self.segments.len() as u64 <= self.for_frames()
+    }
+
+    /// What is left of the limit for frames.
+    fn for_frames(&self) -> u64 {
+        self.limit.saturating_sub(self.index_bytes())
+    }
+
+    /// Makes room for a record at the end of a queue.
+    fn make_room(&mut self, queue: Queue, space: usize, gone_over: &mut u32) -> bool {
+        while !self.segments.fits(queue, space) {
+            if self.may_open() {
+                return match self.frame(0) {
+                    Some(frame) => self.segments.open(queue, frame),
+                    None => false,
+                };
+            }
+            if !self.merge() && !self.evict(gone_over) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Makes room in the index.
+    fn make_entry(&mut self, gone_over: &mut u32) -> bool {
+        while self.table.is_full() {
+            // Both are there for a moment.
+            let len = self.segments.len() as u64;
+            let needed = self.segments.in_use() + len + self.table.next_bytes();
+            if needed <= self.for_frames() {
+                while self.segments.held() + self.table.next_bytes() > self.for_frames()
+                    && self.segments.drop_spare()
+                {}
+                self.ghosts.resize(0);
+                let grown = self.table.grow();
+                self.fit_ghosts();
+                if !grown {
+                    return false;
+                }
+            } else if !self.evict(gone_over) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn fit_ghosts(&mut self) {
+        let blocks = self.table.bytes() as usize / 8 / 8 * 7;
+        self.ghosts.resize(blocks * usize::from(self.rules.ghosts_permille) / 1000);
+    }
+
+    /// A frame for a new segment, beside `others` bytes of one that is on its way out.
+    fn frame(&mut self, others: usize) -> Option<Frame> {
+        let len = self.segments.len();
+        self.segments.spare().or_else(|| {
+            let fits = self.segments.held() + (len + others) as u64 <= self.for_frames();
+            fits.then(|| self.pool.take(len)).flatten()
+        })
+    }
+
+    /// Puts two segments into one, if a quarter of all is garbage and there are such; whether that
+    /// freed one. Their order stays.
+    fn merge(&mut self) -> bool {
+        if self.segments.garbage() * 4 < self.segments.in_use() {
+            return false;
+        }
+        let Some([(first, mut to), (second, from)]) = self.segments.take_pair() else {
+            return false;
+        };
+        let (end, queue) = (to.used(), to.queue());
+        debug_assert_eq!(queue, from.queue());
+        let (mut left, mut at) = (to.live(), 0);
+        to.begin_again();
+        while let Some(header) = to.header_in(at, end).filter(|_| left > 0) {
+            if let Some(place) = self.named(header.key, first, at) {
+                let moved = to.move_down(at, &header);
+                self.table.set(header.key, Place::new(first, moved, place.hits()));
+                left -= 1;
+            }
+            at += header.space();
+        }
+        let mut lost = left > 0;
+        let (mut left, mut at) = (from.live(), 0);
+        while let Some(header) = from.header(at).filter(|_| left > 0) {
+            if let Some(place) = self.named(header.key, second, at) {
+                let moved = to.append(from.bytes(at, &header), &header);
+                self.table.set(header.key, Place::new(first, moved, place.hits()));
+                left -= 1;
+            }
+            at += header.space();
+        }
+        lost |= left > 0;
+        self.segments.put_back(first, to);
+        if lost {
+            self.sweep(second);
+            self.sweep_unread(first);
+        }
+        self.segments.release(second, from, true);
+        true
+    }
+
+    /// The place of a block, if that is there.
+    fn named(&self, key: u32, segment: u32, at: usize) -> Option<Place> {
+        self.table.get(key).filter(|place| place.segment() == segment && place.at() == at)
+    }
+
+    /// Makes the oldest segment of a queue go, after so many for the same record. `false`: there is
+    /// none.
+    fn evict(&mut self, gone_over: &mut u32) -> bool {
+        let live = |queue| self.segments.live(queue);
+        let live = (live(Queue::Probation), live(Queue::Main));
+        let (queue, may_stay) = self.rules.gives_after(*gone_over, live);
+        let Some((id, segment)) = self.segments.take_oldest(queue) else { return false };
+        let (mut at, mut left) = (0, segment.live());
+        while let Some(header) = segment.header(at).filter(|_| left > 0) {
+            if let Some(place) = self.named(header.key, id, at) {
+                let fate = self.rules.leave(segment.queue(), place.hits());
+                let blocks = self.table.len() as u64;
+                self.owed = self.rules.owed(self.owed, segment.queue(), fate, blocks);
+                if !may_stay || !self.stays(&segment, at, &header, fate) {
+                    self.leaves(&header, fate);
+                }
+                left -= 1;
+            }
+            at += header.space();
+        }
+        *gone_over = gone_over.saturating_add(1);
+        if left > 0 {
+            self.sweep(id);
+        }
+        let keep = self.segments.held() + self.segments.len() as u64 <= self.for_frames();
+        self.segments.release(id, segment, keep);
+        true
+    }
+
+    /// Whether a record stays, because the rules say so and there is room at the end of its queue.
+    fn stays(&mut self, from: &Segment, at: usize, header: &Header, fate: Fate) -> bool {
+        let Fate::Again(queue, hits) = fate else { return false };
+        if !self.segments.fits(queue, header.space()) {
+            let Some(frame) = self.frame(from.len()) else { return false };
+            if !self.segments.open(queue, frame) {
+                return false;
+            }
+        }
+        let record = from.bytes(at, header);
+        match self.segments.append(queue, record, header) {
+            Some((segment, at)) => self.table.set(header.key, Place::new(segment, at, hits)),
+            None => false,
+        }
+    }
+
+    fn leaves(&mut self, header: &Header, fate: Fate) {
+        self.table.remove(header.key);
+        self.counts.evicted += 1;
+        self.ahead.useless.fetch_add(u64::from(header.ahead), Ordering::Relaxed);
+        if fate != Fate::Gone {
+            self.ghosts.insert(header.key);
+        }
+    }
+
+    /// Takes out what the index names in a segment that is gone, because damage hid it from whoever
+    /// walked over its records.
+    fn sweep(&mut self, segment: u32) {
+        while let Some((_, key)) = self.table.seek(0, |_, place| place.segment() == segment) {
+            self.table.remove(key);
+            self.counts.damaged += 1;
+        }
+    }
+
+    /// The same of a segment that was put together anew: what is not where the index says.
+    fn sweep_unread(&mut self, segment: u32) {
+        loop {
+            let strange = |key: u32, place: Place| {
+                let record = self.segments.record(place);
+                place.segment() == segment && record.is_none_or(|(header, ..)| header.key != key)
+            };
+            let Some((_, key)) = self.table.seek(0, strange) else { return };
+            self.table.remove(key);
+            self.counts.damaged += 1;
+        }
+    }
+
+    /// Changes the limit, at once.
+    pub fn set_limit(&mut self, limit: u64) {
+        self.filling |= limit > self.limit;
+        self.limit = limit;
+        if limit == 0 {
+            self.forget_all();
+        }
+        self.segments.set_len(segment_len(limit, self.pool.frame()));
+        // Whatever is at the front goes, however often it was hit.
+        let mut gone_over = u32::MAX;
+        while self.used() > limit {
+            let sparse = self.table.bytes() > 16 * self.table.len() as u64;
+            if sparse && self.table.shrink() {
+                self.fit_ghosts();
+            } else if !self.segments.drop_spare() && !self.evict(&mut gone_over) {
+                break;
+            }
+        }
+    }
+
+    /// Forgets all copies, and that of what is on its way none will be kept.
+    pub fn forget_all(&mut self) {
+        self.flights.end_all();
+        (self.filling, self.owed) = (true, 0);
+        self.table = Table::default();
+        self.ghosts.resize(0);
+        self.segments.clear();
+    }
+
+    /// Damages the copy of a block; `false` if there is none.
+    pub fn flip(&mut self, key: u32, bit: u32) -> bool {
+        self.table.get(key).is_some_and(|place| self.segments.flip(place, bit))
+    }
+
+    /// Checks everything against everything else, while nothing is under way.
+    ///
+    /// # Errors
+    /// What does not agree.
+    pub fn audit(&self) -> Result<(), String> {
+        for (key, place) in self.table.entries() {
+            match self.segments.record(place) {
+                Some((header, ..)) if header.key == key => {}
+                found => return Err(format!("block {key} is named at {place:?}: {found:?}")),
+            }
+        }
+        if !self.flights.is_empty() {
+            return Err("something never ended".into());
+        }
+        if self.used() > self.limit.max(self.index_bytes()) {
+            return Err(format!("{} bytes of {}", self.used(), self.limit));
+        }
+        self.segments.audit(self.table.len())
+    }
+}
+
+/// All bits of the first `count` blocks.
+pub fn all(count: u64) -> u64 {
+    bits(0, count)
+}
+
+#[cfg(all(test, not(miri), not(shuttle)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::record::{RECORD_MAX, encode};
+    use super::*;
+    use crate::BLOCK_SIZE;
+    use crate::store::codec::{Algorithm, Codec};
+
+    /// Whatever how many there are, and also while the index grows.
+    #[test]
+    fn the_index_takes_at_most_24_bytes_a_block() {
+        let pool = Arc::new(Pool::new("test", 1024, SEGMENT_MAX).unwrap());
+        let mut shard = Shard::new(Rules::default(), pool, Arc::default(), 32 << 20);
+        let (mut codec, mut record) = (Codec::new(Algorithm::Lz4), vec![0; RECORD_MAX]);
+        // Two words: as short as records get, so that there are as many as can be.
+        let mut block = [0; BLOCK_SIZE];
+        let (mut least, mut most) = (u64::MAX, 0);
+        for key in 0..400_000u32 {
+            block.as_chunks_mut::<8>().0.fill(u64::from(key).to_le_bytes());
+            let header = encode(&mut codec, (key.into(), key), &block, false, &mut record);
+            let growing = if shard.table.is_full() {
+                shard.table.bytes() + shard.table.next_bytes()
+            } else {
+                0
+            };
+            shard.keep(&header, &record[..header.record_len()], Came::Missed, None);
+            let blocks = shard.blocks();
+            if blocks > 2000 {
+                let tenths = 10 * shard.index_bytes() / blocks;
+                assert!(tenths <= 240 && growing <= 24 * blocks, "{tenths} {growing} {blocks}");
+                (least, most) = (least.min(tenths), most.max(tenths));
+            }
+        }
+        assert!(shard.blocks() == 400_000 && most < 180, "{least} to {most} tenths");
+        shard.audit().unwrap();
+    }
+
+    #[test]
+    fn neighbours_with_garbage_are_put_together_before_anything_goes() {
+        let pool = Arc::new(Pool::new("test", 1024, SEGMENT_MAX).unwrap());
+        let mut shard = Shard::new(Rules::default(), pool, Arc::default(), 1 << 20);
+        let (mut codec, mut record) = (Codec::new(Algorithm::Lz4), vec![0; RECORD_MAX]);
+        let mut x = 1u64;
+        let mut noise = || {
+            let mut block = [0; BLOCK_SIZE];
+            for word in block.as_chunks_mut::<8>().0 {
+                x = x.wrapping_mul(0x5851_f42d_4c95_7f2d).rotate_left(23) + 1;
+                *word = x.to_le_bytes();
+            }
+            block
+        };
+        // 150 of the 230 that there is room for, each written several times.
+        for round in 0..10 {
+            for key in (0..150u32).map(|i| i * 7 % 150) {
+                shard.begin_write(round, (key.into(), key), 1);
+                let (alive, before) = shard.alive(round, key.into());
+                assert_eq!(alive, 1);
+                let name = (key.into(), key);
+                let header = encode(&mut codec, name, &noise(), false, &mut record);
+                let record = &record[..header.record_len()];
+                shard.keep(&header, record, Came::Written, before.of(0));
+                shard.end(round, key.into());
+            }
+        }
+        assert_eq!((shard.blocks(), shard.counts().evicted), (150, 0));
+        shard.audit().unwrap();
+        let mut out = vec![0; RECORD_MAX];
+        for key in 0..150 {
+            let header = shard.hit(key, &mut out).unwrap();
+            assert!(header.verify(&out, key.into()), "{key}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Pieces of memory of one size, taken and given back one by one.
+//!
+//! Memory of a file, because only that can be given back page by page while it is locked.
+//!
+//! Invariants: a frame is the only way to its bytes, as a `Box` is; what is given back has no
+//! memory behind it until it is taken again.
+
+use super::{Arena, Memory, PAGE};
+use crate::error::Result;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// All pieces.
+#[derive(Debug)]
+pub struct Pool(Arc<Home>);
+
+#[derive(Debug)]
+struct Home {
+    arena: Arena,
+    frame: usize,
+    free: Mutex<Free>,
+}
+
+#[derive(Debug)]
+struct Free {
+    places: Vec<u32>,
+    /// Places from here on were never used.
+    fresh: u32,
+    count: u32,
+}
+
+impl Pool {
+    /// Room for `count` frames of `frame` bytes, whole pages: address space, no memory yet.
+    ///
+    /// # Errors
+    /// See [`Memory::arena`].
+    pub fn new(name: &str, count: u32, frame: usize) -> Result<Self> {
+        let arena = Memory::default().arena(name, count.max(1) as usize * frame)?;
+        // Room for all, which costs no memory until it is used: the list never has to grow.
+        let places = Vec::with_capacity(count as usize);
+        let free = Mutex::new(Free { places, fresh: 0, count });
+        Ok(Self(Arc::new(Home { arena, frame, free })))
+    }
+
+    /// Bytes of the largest frame.
+    pub fn frame(&self) -> usize {
+        self.0.frame
+    }
+
+    /// Takes a frame of `len` bytes, at most [`Pool::frame`], that has memory behind it; `None`
+    /// when all are taken, or the machine has none.
+    pub fn take(&self, len: usize) -> Option<Frame> {
+        assert!(len <= self.0.frame && len.is_multiple_of(PAGE), "no frame has {len} bytes");
+        let place = {
+            let mut free = self.0.free.lock();
+            match free.places.pop() {
+                Some(place) => place,
+                None if free.fresh < free.count => {
+                    free.fresh += 1;
+                    free.fresh - 1
+                }
+                None => return None,
+            }
+        };
+        let at = place as usize * self.0.frame;
+        // From here on it goes back by being dropped.
+        let frame = Frame { home: Arc::clone(&self.0), start: self.0.arena.at(at), len, place };
+        self.0.arena.populate(at, len).is_ok().then_some(frame)
+    }
+}
+
+/// A piece of memory.
+#[derive(Debug)]
+pub struct Frame {
+    home: Arc<Home>,
+    start: *mut u8,
+    len: usize,
+    place: u32,
+}
+
+// SAFETY: it is the only way to its bytes, which live as long as `home`, like a `Box` of bytes.
+unsafe impl Send for Frame {}
+// SAFETY: as above: through a shared reference it is only read.
+unsafe impl Sync for Frame {}
+
+impl Frame {
+    /// What is in it.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: inside the arena (`len` is at most a frame, and `at` has checked its begin),
+        // which `home` keeps mapped; memory of a file is always initialised. No other frame has
+        // this place until this one is dropped, so nobody writes to it but who has `self`
+        // exclusively.
+        unsafe { std::slice::from_raw_parts(self.start, self.len) }
+    }
+
+    /// The same, to be changed.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; the borrow of `self` is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.len) }
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        self.home.arena.remove(self.place as usize * self.home.frame, self.len);
+        self.home.free.lock().places.push(self.place);
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_and_go() {
+        let pool = Pool::new("test", 3, 8192).unwrap();
+        let mut frames: Vec<Frame> = (0..3).map(|_| pool.take(4096).unwrap()).collect();
+        assert!(pool.take(4096).is_none(), "three are all");
+        for (i, frame) in frames.iter_mut().enumerate() {
+            frame.bytes_mut().fill(i as u8 + 1);
+        }
+        let same = |frame: &Frame, byte: u8| frame.bytes().iter().all(|b| *b == byte);
+        assert!((0..3).all(|i| same(&frames[i], i as u8 + 1)));
+        frames.remove(1);
+        let again = pool.take(8192).unwrap();
+        assert_eq!(again.bytes().len(), 8192);
+        assert!(same(&again, 0), "what was given back is gone");
+        drop(pool);
+        assert!(same(&frames[0], 1) && same(&frames[1], 3));
+    }
+}

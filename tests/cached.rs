@@ -1,0 +1,470 @@
+//! A drive with copies against the drive itself: at tiny limits, with failures at any moment, by
+//! real threads.
+#![cfg(not(shuttle))]
+#![allow(clippy::unwrap_used)]
+
+mod support {
+    #[allow(dead_code)]
+    pub mod ram_drive;
+}
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use support::ram_drive::RamDrive;
+use ztier::cache::Cached;
+use ztier::cache::policy::Rules;
+use ztier::media::{Action, Drive, DriveError};
+use ztier::volume::{BareVolume, Device, IoError, Request};
+
+const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Content of a block of a version, which says what it is; some shrink, some do not, some are one
+/// word over and over.
+fn fill(out: &mut [u8], block: u64, version: u64) {
+    let mut x = (block << 32 | version).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let noise = [0, 64, 128, 255][(block.wrapping_mul(7) % 4) as usize];
+    for (i, word) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let noisy = random(&mut x) >> 56 < noise && i > 1;
+        *word = if noisy { x } else { block << 32 | version }.to_le_bytes();
+    }
+}
+
+fn content(block: u64, version: u64) -> Vec<u8> {
+    let mut out = vec![0; BLOCK as usize];
+    fill(&mut out, block, version);
+    out
+}
+
+/// The version of a block; panics unless all of it is of one.
+fn version(data: &[u8], block: u64) -> u64 {
+    let word = u64::from_le_bytes(data[..8].try_into().unwrap());
+    if word == 0 {
+        assert!(data.iter().all(|b| *b == 0), "block {block} is torn");
+        return 0;
+    }
+    assert!(data == content(block, word & 0xffff_ffff), "block {block} is torn or another's");
+    word & 0xffff_ffff
+}
+
+/// A drive whose requests fail now and then: a write that does has stored some of its blocks.
+struct Flaky {
+    bytes: Mutex<Vec<u8>>,
+    rng: Mutex<u64>,
+    /// One request of so many fails; 0: none.
+    every: AtomicU64,
+}
+
+impl Flaky {
+    fn new(every: u64) -> Self {
+        let bytes = Mutex::new(vec![0; (BLOCKS * BLOCK) as usize]);
+        Self { bytes, rng: Mutex::new(0x5eed), every: AtomicU64::new(every) }
+    }
+
+    fn fails(&self) -> bool {
+        let every = self.every.load(Ordering::Relaxed);
+        every > 0 && random(&mut self.rng.lock().unwrap()).is_multiple_of(every)
+    }
+
+    /// Changes block after block, so that others may come between.
+    fn change(
+        &self,
+        action: Action,
+        at: u64,
+        len: u64,
+        data: Option<&[u8]>,
+    ) -> Result<(), DriveError> {
+        let fails = self.fails();
+        for from in (0..len as usize).step_by(BLOCK as usize) {
+            if fails && random(&mut self.rng.lock().unwrap()).is_multiple_of(2) {
+                continue;
+            }
+            let mut bytes = self.bytes.lock().unwrap();
+            let out = &mut bytes[at as usize + from..][..BLOCK as usize];
+            match data {
+                Some(data) => out.copy_from_slice(&data[from..from + BLOCK as usize]),
+                None => out.fill(0),
+            }
+        }
+        if fails { Err(DriveError { action, at, len, errno: 5 }) } else { Ok(()) }
+    }
+}
+
+impl Drive for Flaky {
+    fn size(&self) -> u64 {
+        BLOCKS * BLOCK
+    }
+
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        if self.fails() {
+            return Err(DriveError { action: Action::Read, at, len: buf.len() as u64, errno: 5 });
+        }
+        for (i, out) in buf.chunks_mut(BLOCK as usize).enumerate() {
+            let from = at as usize + i * BLOCK as usize;
+            out.copy_from_slice(&self.bytes.lock().unwrap()[from..from + out.len()]);
+        }
+        Ok(())
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        self.change(Action::Write, at, data.len() as u64, Some(data))
+    }
+
+    fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
+        self.change(Action::Zero, at, len, None)
+    }
+
+    fn flush(&self) -> Result<(), DriveError> {
+        match self.fails() {
+            true => Err(DriveError { action: Action::Flush, at: 0, len: 0, errno: 5 }),
+            false => Ok(()),
+        }
+    }
+}
+
+fn range(rng: &mut u64) -> (u64, u64) {
+    // Half of all requests are for a small part, so that there is something to be hit.
+    let most = if random(rng).is_multiple_of(2) { BLOCKS / 8 } else { BLOCKS };
+    let first = random(rng) % most;
+    let count = match random(rng) % 16 {
+        0 => random(rng) % 1500,
+        1..4 => random(rng) % 100,
+        _ => random(rng) % 8,
+    };
+    (first, (count + 1).min(BLOCKS - first))
+}
+
+/// Random requests, whole blocks and parts of them, by one thread, and limits that change
+/// meanwhile: what is read is what the drive has.
+fn model(seed: u64, limit: u64, rules: Rules, every: u64) {
+    let drive = Arc::new(Flaky::new(every));
+    let cached = Cached::with(Arc::clone(&drive) as Arc<dyn Drive>, rules, limit, 8 * MIB).unwrap();
+    let volume = BareVolume::cached(Arc::clone(&cached));
+    let mut channel = Arc::clone(&volume).channel();
+    let mut rng = seed;
+    let (mut buf, mut failed, mut now) = (vec![0; (BLOCKS * BLOCK) as usize], 0, limit);
+    for step in 1..4000u64 {
+        let (first, count) = range(&mut rng);
+        let parts = random(&mut rng).is_multiple_of(4);
+        let skew = if parts { random(&mut rng) % 4095 } else { 0 };
+        let (offset, len) = (first * BLOCK + skew, (count * BLOCK - skew * 2 % 4096).min(6 * MIB));
+        let len = len.min(BLOCKS * BLOCK - offset);
+        let part = &mut buf[..len as usize];
+        let result = match random(&mut rng) % 16 {
+            0..4 => {
+                (first..).zip(part.chunks_mut(BLOCK as usize)).for_each(|(b, c)| fill(c, b, step));
+                channel.submit(Request::Write { offset, data: part, fua: false }, Instant::now())
+            }
+            4 => channel.submit(Request::Discard { offset, len }, Instant::now()),
+            5 if step.is_multiple_of(16) => channel.submit(Request::Flush, Instant::now()),
+            6 if step.is_multiple_of(32) => {
+                now = [0, limit, 2 * limit, MIB][(random(&mut rng) % 4) as usize];
+                cached.set_limit(now).unwrap();
+                Ok(())
+            }
+            _ => {
+                let read = channel.submit(Request::Read { offset, buf: part }, Instant::now());
+                let there = &drive.bytes.lock().unwrap()[offset as usize..][..len as usize];
+                assert!(read.is_err() || *part == *there, "step {step}: not what the drive has");
+                read
+            }
+        };
+        failed += u64::from(result.is_err());
+        assert!(matches!(result, Ok(()) | Err(IoError::Drive(5))), "{result:?}");
+        if step.is_multiple_of(16) {
+            cached.audit().unwrap();
+            assert!(cached.used() <= now.max(64 << 10), "{} of {now}", cached.used());
+        }
+    }
+    let stats = cached.stats();
+    assert!(stats.hit_blocks > 1000 && stats.evicted_blocks > 1000, "{stats:?}");
+    assert!(stats.damaged_copies == 0 && (failed > 0) == (every > 0));
+}
+
+#[test]
+fn what_is_read_is_what_the_drive_has() {
+    for (seed, limit) in [(1, MIB), (2, 2 * MIB + 5000), (3, 4 * MIB), (4, 6 * MIB)] {
+        model(seed, limit, Rules::S3_FIFO, 0);
+        model(seed + 10, limit, Rules::CLOCK, 0);
+    }
+}
+
+#[test]
+fn whatever_fails() {
+    for (seed, limit) in [(5, MIB), (6, 4 * MIB)] {
+        model(seed, limit, Rules::S3_FIFO, 20);
+    }
+}
+
+/// Threads that write blocks of their own, all at the same time with ranges that overlap, and read
+/// everybody's: nobody sees less than was acknowledged before he began.
+#[test]
+fn threads_see_what_was_acknowledged() {
+    const THREADS: u64 = 4;
+    for (limit, every) in [(MIB, 0), (4 * MIB, 0), (4 * MIB, 50)] {
+        let drive = Arc::new(Flaky::new(every));
+        let drive_too = Arc::clone(&drive) as Arc<dyn Drive>;
+        let cached = Cached::over(drive_too, limit, 8 * MIB).unwrap();
+        let acknowledged: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (cached, acknowledged, done) = (&cached, &acknowledged, &done);
+            for t in 0..THREADS {
+                scope.spawn(move || user(cached, acknowledged, t, THREADS));
+            }
+            scope.spawn(move || {
+                let mut limits = [MIB, limit, 0, limit].into_iter().cycle();
+                while !done.load(Ordering::Relaxed) {
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    cached.set_limit(limits.next().unwrap()).unwrap();
+                }
+            });
+            std::thread::sleep(std::time::Duration::from_millis(1500));
+            done.store(true, Ordering::Relaxed);
+            STOP.store(true, Ordering::Relaxed);
+        });
+        STOP.store(false, Ordering::Relaxed);
+        drive.every.store(0, Ordering::Relaxed);
+        cached.audit().unwrap();
+        let mut all = vec![0; (BLOCKS * BLOCK) as usize];
+        cached.read(0, &mut all).unwrap();
+        assert!(all == *drive.bytes.lock().unwrap(), "a copy is not what the drive has");
+        let stats = cached.stats();
+        assert!(stats.hit_blocks > 1000 && stats.evicted_blocks > 100, "{stats:?}");
+        assert!(stats.lost_blocks > 0 && stats.damaged_copies == 0, "{stats:?}");
+    }
+}
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// Of eight neighbours a thread owns the `t`-th: only it writes versions there, one after the
+/// other. Of another part of the drive everybody writes everything.
+fn user(cached: &Cached, acknowledged: &[AtomicU64], t: u64, threads: u64) {
+    let mut rng = 77 + t;
+    let mut buf = vec![0; 256 * BLOCK as usize];
+    let mut next = 1u64;
+    while !STOP.load(Ordering::Relaxed) {
+        let shared = BLOCKS / 2;
+        match random(&mut rng) % 8 {
+            0 | 1 => {
+                let block = random(&mut rng) % (shared / 64 / threads) * threads + t;
+                let new = content(block, next);
+                // One that failed may have been stored or not.
+                if cached.write(block * BLOCK, &new).is_ok() {
+                    acknowledged[block as usize].store(next, Ordering::SeqCst);
+                }
+                next += 1;
+            }
+            2 => {
+                let first = shared + random(&mut rng) % 300;
+                let count = 1 + random(&mut rng) % 200;
+                let out = &mut buf[..(count * BLOCK) as usize];
+                let chunks = out.chunks_mut(BLOCK as usize);
+                chunks.enumerate().for_each(|(i, c)| fill(c, first + i as u64, next << 3 | t));
+                next += 1;
+                let _ = cached.write(first * BLOCK, out);
+            }
+            3 if random(&mut rng).is_multiple_of(16) => {
+                let _ = cached.zero((shared + random(&mut rng) % 300) * BLOCK, 64 * BLOCK);
+                if random(&mut rng).is_multiple_of(8) {
+                    let _ = cached.zero(shared * BLOCK, 1500 * BLOCK);
+                }
+            }
+            4 => {
+                let first = shared + random(&mut rng) % 400;
+                let out = &mut buf[..100 * BLOCK as usize];
+                if cached.read(first * BLOCK, out).is_ok() {
+                    let chunks = out.chunks(BLOCK as usize);
+                    for (i, chunk) in chunks.enumerate() {
+                        version(chunk, first + i as u64);
+                    }
+                }
+            }
+            _ => {
+                let first = random(&mut rng) % (shared / 64);
+                let count = 1 + random(&mut rng) % 8;
+                let least: Vec<u64> = (first..first + count)
+                    .map(|block| acknowledged[block as usize].load(Ordering::SeqCst))
+                    .collect();
+                let out = &mut buf[..(count * BLOCK) as usize];
+                if cached.read(first * BLOCK, out).is_ok() {
+                    for (i, chunk) in out.chunks(BLOCK as usize).enumerate() {
+                        let found = version(chunk, first + i as u64);
+                        assert!(found >= least[i], "{found} is older than {}", least[i]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn ram(limit: u64, size: u64) -> (Arc<RamDrive>, Arc<Cached>) {
+    let drive = Arc::new(RamDrive::new(size));
+    let cached = Cached::over(Arc::clone(&drive) as Arc<dyn Drive>, limit, limit).unwrap();
+    (drive, cached)
+}
+
+fn touch(cached: &Cached, block: u64) -> u64 {
+    let mut buf = [0; BLOCK as usize];
+    cached.read(block * BLOCK, &mut buf).unwrap();
+    version(&buf, block)
+}
+
+#[test]
+fn a_scan_does_not_empty_it() {
+    let (drive, cached) = ram(8 * MIB, 256 * MIB);
+    for block in 0..256 * MIB / BLOCK {
+        drive.write(block * BLOCK, &content(block, 1)).unwrap();
+    }
+    // About half of what there is room for, asked for several times.
+    let hot: Vec<u64> = (0..1500).map(|i| i * 37).collect();
+    for _ in 0..5 {
+        hot.iter().for_each(|block| assert_eq!(touch(&cached, *block), 1));
+    }
+    let room =
+        cached.stats().limit_bytes * cached.stats().original_bytes / cached.stats().used_bytes;
+    let mut buf = vec![0; 128 << 10];
+    for at in (64 * MIB..64 * MIB + 4 * room.max(32 * MIB)).step_by(128 << 10) {
+        cached.read(at, &mut buf).unwrap();
+    }
+    let there = hot.iter().filter(|block| cached.has(**block)).count();
+    assert!(there * 10 >= hot.len() * 9, "{there} of {} are left: {:?}", hot.len(), cached.stats());
+    cached.audit().unwrap();
+}
+
+#[test]
+fn damage_is_found_and_read_again() {
+    let (drive, cached) = ram(4 * MIB, 16 * MIB);
+    for block in 0..64 {
+        cached.write(block * BLOCK, &content(block, 3)).unwrap();
+    }
+    for block in 0..64 {
+        assert!(cached.damage(block, (block * 131) as u32), "block {block} has a copy");
+    }
+    let before = drive.reads.load(Ordering::SeqCst);
+    for block in 0..64 {
+        assert_eq!(touch(&cached, block), 3);
+    }
+    let stats = cached.stats();
+    // One bit of 128 of a header says only whether it was read ahead, seven others nothing.
+    assert!(stats.damaged_copies >= 60, "{stats:?}");
+    assert!(drive.reads.load(Ordering::SeqCst) - before >= 60);
+    cached.audit().unwrap();
+    // Whatever is damaged, those who make room get on.
+    for block in 100..3000 {
+        cached.write(block * BLOCK, &content(block, 4)).unwrap();
+        cached.damage(block, (block * 7919) as u32);
+        cached.damage(block, (64 + block % 48) as u32);
+    }
+    for block in 100..3000 {
+        assert_eq!(touch(&cached, block), 4);
+    }
+    assert!((0..4096).all(|block| touch(&cached, block)
+        == [0, 3, 4][usize::from(block < 64) + 2 * usize::from((100..3000).contains(&block))]));
+}
+
+#[test]
+fn a_drive_that_is_deaf_is_still_served_as_far_as_there_are_copies() {
+    let (drive, cached) = ram(4 * MIB, 16 * MIB);
+    for block in 0..100 {
+        cached.write(block * BLOCK, &content(block, 1)).unwrap();
+    }
+    drive.deaf.store(true, Ordering::SeqCst);
+    let mut buf = vec![0; 100 * BLOCK as usize];
+    cached.read(0, &mut buf).unwrap();
+    assert!((0..100).all(|b| version(&buf[b * 4096..][..4096], b as u64) == 1));
+    assert_eq!(cached.read(99 * BLOCK, &mut buf[..8192]).unwrap_err().errno, 5);
+    // A write that fails leaves no copy of what was there.
+    drive.broken.store(true, Ordering::SeqCst);
+    cached.write(5 * BLOCK, &content(5, 2)).unwrap_err();
+    assert!(!cached.has(5) && cached.has(4));
+    cached.read(5 * BLOCK, &mut buf[..4096]).unwrap_err();
+    assert_eq!(touch(&cached, 4), 1);
+    assert_eq!(cached.stats().backing_errors, 3);
+    // After a flush that failed nobody knows what the drive has.
+    cached.flush().unwrap_err();
+    assert!((0..100).all(|block| !cached.has(block)));
+    drive.deaf.store(false, Ordering::SeqCst);
+    drive.broken.store(false, Ordering::SeqCst);
+    assert_eq!(touch(&cached, 5), 1);
+    cached.audit().unwrap();
+}
+
+#[test]
+fn neighbours_that_are_missed_are_one_read() {
+    let (drive, cached) = ram(16 * MIB, 64 * MIB);
+    let reads = |from: u64, count: u64| {
+        let before = drive.reads.load(Ordering::SeqCst);
+        let mut buf = vec![1; (count * BLOCK) as usize];
+        cached.read(from * BLOCK, &mut buf).unwrap();
+        assert!(buf.iter().all(|b| *b == 0));
+        drive.reads.load(Ordering::SeqCst) - before
+    };
+    assert_eq!(reads(1000, 256), 1);
+    assert_eq!(reads(1000, 256), 0);
+    // A small hole between what is missed is read along, a large one is not.
+    assert_eq!(reads(2002, 2), 1);
+    assert_eq!(reads(2000, 10), 1);
+    assert_eq!(reads(3010, 30), 1);
+    assert_eq!(reads(3000, 50), 2);
+    assert_eq!(cached.stats().requests_mixed, 2);
+}
+
+#[test]
+fn a_stream_is_read_ahead_and_random_reads_are_not() {
+    let (drive, cached) = ram(32 * MIB, 64 * MIB);
+    let mut buf = vec![0; 16 << 10];
+    for at in (0..16 * MIB).step_by(16 << 10) {
+        cached.read(at, &mut buf).unwrap();
+    }
+    let reads = drive.reads.load(Ordering::SeqCst);
+    assert!(reads < 60, "{reads} reads for 1024 requests");
+    let stats = cached.stats();
+    assert!(stats.ahead_used_blocks > 3500 && stats.ahead_useless_blocks == 0, "{stats:?}");
+    assert!(stats.ahead_blocks - stats.ahead_used_blocks <= 512, "{stats:?}");
+    let mut rng = 99;
+    for _ in 0..2000 {
+        touch(&cached, 4096 + random(&mut rng) % 12_000);
+    }
+    assert_eq!(cached.stats().ahead_blocks, stats.ahead_blocks);
+    // The end of the device is the end of a window, too.
+    for at in (63 * MIB..64 * MIB).step_by(16 << 10) {
+        cached.read(at, &mut buf).unwrap();
+    }
+    cached.audit().unwrap();
+}
+
+#[test]
+fn the_limit_holds_for_everything_and_memory_goes_back() {
+    for limit in [MIB, 3 * MIB, 16 * MIB, 64 * MIB] {
+        let (_, cached) = ram(limit, 256 * MIB);
+        let mut buf = vec![0; MIB as usize];
+        for at in (0..256 * MIB).step_by(MIB as usize) {
+            (at / BLOCK..).zip(buf.chunks_mut(4096)).for_each(|(b, c)| fill(c, b, 1));
+            cached.write(at, &buf).unwrap();
+            assert!(cached.used() <= limit, "{} of {limit}", cached.used());
+        }
+        let stats = cached.stats();
+        assert!(stats.used_bytes * 10 >= limit * 7, "{stats:?}");
+        assert!(limit < 3 * MIB || stats.index_bytes <= stats.blocks * 24, "{stats:?}");
+        cached.audit().unwrap();
+        cached.set_limit(MIB).unwrap();
+        assert!(cached.used() <= MIB);
+        cached.audit().unwrap();
+        cached.set_limit(0).unwrap();
+        assert_eq!(cached.stats().blocks, 0);
+        assert!(cached.used() < 64 << 10, "{}", cached.used());
+        cached.set_limit(limit).unwrap();
+        assert!((0..500).all(|block| touch(&cached, block) == 1));
+        assert!(cached.set_limit(MIB - 1).is_err());
+    }
+}

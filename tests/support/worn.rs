@@ -1,0 +1,26 @@
+//! Volumes whose daemon may not write to any file behind a number of bytes: writes end in EFBIG.
+//! For a log or a spill device it is a drive that has worn out from there on.
+#![allow(clippy::unwrap_used)]
+
+use super::sandbox::{Sandbox, finish};
+use rustix::process::{Resource, Rlimit, prlimit};
+use std::process::{Command, Stdio};
+
+/// Runs a command that brings a volume up whose daemon outlives such writes.
+pub fn up(sandbox: &Sandbox, args: &[&str]) {
+    let ztier = sandbox.command(args);
+    // Who writes too far is told by a signal first, which ends a process that heeds it.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(ztier.get_program());
+    shell.args(ztier.get_args()).stdin(Stdio::null());
+    ztier.get_envs().for_each(|(key, value)| {
+        value.map(|value| shell.env(key, value));
+    });
+    finish(shell).ok();
+}
+
+/// Sets from where on the daemon of volume `name` may not write; `None`: it may everywhere.
+pub fn limit(sandbox: &Sandbox, name: &str, bytes: Option<u64>) {
+    let limit = Rlimit { current: bytes, maximum: None };
+    prlimit(Some(sandbox.pid(name)), Resource::Fsize, limit).unwrap();
+}
