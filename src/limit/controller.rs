@@ -2,8 +2,9 @@
 //!
 //! Two waits are compared: for files that the machine had to drop, and for data that this volume
 //! had to. Memory goes to whichever is longer, as it does between files and programs in the kernel.
-//! What a lower limit would cost is known only when it is tried, so steps begin small; as an upper
-//! bound, the coldest twentieth of a volume is taken to be read as often as the rest of it.
+//! What a lower limit would cost is known only when it is tried, so that a step is small unless the
+//! waits are far apart. As an upper bound, the coldest twentieth of a volume is taken to be read as
+//! often as the rest of it.
 //!
 //! Invariants: a limit that is decided is inside the bounds. Nothing is changed by what is less
 //! than [`WORTH`]. A limit turns round only after [`Turns`] lets it, but for the floor, which is
@@ -22,14 +23,11 @@ const GAP: Duration = Duration::from_secs(15);
 const WORTH: f64 = 0.01;
 /// One wait has to be so many times the other.
 const CLEAR: f64 = 1.5;
-/// From so many times on, there is no doubt.
-const PLAIN: f64 = 4.0;
 /// How much the newest sample counts.
 const NEWEST: f64 = 0.3;
 /// The part of a volume that is taken for its coldest.
 const COLDEST: f64 = 0.05;
-/// The first step down, as a part of the limit, and the largest; each that follows is twice the one
-/// before. The same up.
+/// The smallest step down, as a part of the limit, and the largest. The same up.
 const DOWN: (f64, f64) = (0.02, 0.10);
 const UP: (f64, f64) = (0.02, 0.25);
 /// A step up is as if the limit were at least this part of the highest.
@@ -121,8 +119,6 @@ pub struct Controller {
     lowered: Option<Duration>,
     pressed: Option<Duration>,
     turns: Turns,
-    /// The next step, as a part of the limit, and which way.
-    step: Option<(Way, f64)>,
 }
 
 impl Controller {
@@ -152,7 +148,6 @@ impl Controller {
         let known = self.look(now, sample);
         let limit = sample.ours.limit_bytes;
         if bounds.clamp(limit) != limit {
-            self.step = None;
             return go(bounds.clamp(limit), Reason::Bounds);
         }
         if !known {
@@ -302,22 +297,10 @@ impl Controller {
             let others_stall = !gives && self.stalled.is_some_and(|part| part >= OTHERS_STALL);
             return self.grow(now, sample, bounds, (room, others_stall));
         }
-        self.step = None;
         stay(match () {
             () if files < WORTH && missed < WORTH => Reason::Idle,
             () => Reason::Balanced { files, own },
         })
-    }
-
-    /// The next step one way.
-    fn next_step(&mut self, way: Way, (first, most): (f64, f64), plain: bool) -> f64 {
-        let part = match self.step {
-            _ if plain => most,
-            Some((last, part)) if last == way => (part * 2.0).min(most),
-            _ => first,
-        };
-        self.step = Some((way, part));
-        part
     }
 
     fn shrink(
@@ -328,13 +311,12 @@ impl Controller {
         reason: Reason,
         deficit: Option<u64>,
     ) -> Decision {
-        let plain = match reason {
-            Reason::FileCache { files, own } => files > PLAIN * own,
-            _ => true,
+        let part = match reason {
+            Reason::FileCache { files, own } => step(DOWN, files, own),
+            _ => DOWN.1,
         };
         // A limit that is not used up gives nothing when it is lowered.
         let base = ours.limit_bytes.min(ours.used_bytes);
-        let part = self.next_step(Way::Down, DOWN, plain);
         let less = ((base as f64 * part) as u64).max(deficit.unwrap_or(0));
         let wanted = bounds.clamp(base.saturating_sub(less));
         if wanted >= ours.limit_bytes {
@@ -357,9 +339,8 @@ impl Controller {
         if limit >= bounds.max_bytes {
             return stay(Reason::AtMost);
         }
-        let part = self.next_step(Way::Up, UP, missed > PLAIN * files && missed > PLAIN * WORTH);
         let base = limit.max(bounds.max_bytes / UP_PART);
-        let step = (base as f64 * part) as u64;
+        let step = (base as f64 * step(UP, missed, files)) as u64;
         let step = if others_stall { 0 } else { step.min(room.map_or(step, |room| room / 2)) };
         let wanted = bounds.clamp(limit.saturating_add(step));
         if step < limit / SLIGHT_PART / 4 || wanted == limit {
@@ -370,6 +351,13 @@ impl Controller {
         self.turns.went(Way::Up, now);
         go(wanted, Reason::Missed { own: missed, files })
     }
+}
+
+/// A step between the smallest and the largest: the larger, the longer something is waited for, and
+/// the longer than for something else.
+fn step((least, most): (f64, f64), wait: f64, other: f64) -> f64 {
+    let (times, worth) = (wait / (CLEAR * other.max(f64::MIN_POSITIVE)), wait / WORTH);
+    (least * times.min(worth)).clamp(least, most)
 }
 
 fn go(limit: u64, reason: Reason) -> Decision {
