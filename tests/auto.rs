@@ -4,6 +4,7 @@
 
 mod support {
     pub mod disk;
+    pub mod nbd;
     pub mod place;
     pub mod sandbox;
 }
