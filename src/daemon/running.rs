@@ -238,22 +238,10 @@ impl Bringing<'_> {
         };
         state.leftovers = with_control(export.leftovers());
         state.write(files)?;
-        let running = Arc::new_cyclic(|me| Running {
-            me: me.clone(),
-            name: state.plan.name.clone(),
-            volume,
-            unsafe_for_swap: self.unprepared.or(unlocked),
-            changing: Mutex::new(()),
-            limiter: Mutex::new(None),
-            using: Mutex::new(()),
-            export: Mutex::new(Some(export)),
-            state: Mutex::new(state),
-            files: files.clone(),
-            events: Mutex::new(events),
-            keeper: Mutex::new(Some(keeper)),
-            records: paths.state.clone(),
-            next: Mutex::new(None),
-        });
+        let unsafe_for_swap = self.unprepared.or(unlocked);
+        let export = Some(export);
+        let running =
+            Running::new(volume, export, state, (files, paths), (events, keeper), unsafe_for_swap);
         notes.extend(running.begin_use(self.told)?);
         running.follow_limit()?;
         let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
@@ -305,6 +293,32 @@ fn end_by_force(running: &Running) -> End {
 }
 
 impl Running {
+    fn new(
+        volume: Arc<dyn Serving>,
+        export: Option<Box<dyn Export>>,
+        state: State,
+        (files, paths): (&VolumeFiles, &Paths),
+        (events, keeper): (Sender<Event>, Keeper),
+        unsafe_for_swap: Option<String>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            name: state.plan.name.clone(),
+            volume,
+            unsafe_for_swap,
+            changing: Mutex::new(()),
+            limiter: Mutex::new(None),
+            using: Mutex::new(()),
+            export: Mutex::new(export),
+            state: Mutex::new(state),
+            files: files.clone(),
+            events: Mutex::new(events),
+            keeper: Mutex::new(Some(keeper)),
+            records: paths.state.clone(),
+            next: Mutex::new(None),
+        })
+    }
+
     /// The export, unless it is stopped, or being stopped or changed for longer than [`BUSY`].
     pub(super) fn export(&self) -> Result<MutexGuard<'_, Option<Box<dyn Export>>>> {
         match self.export.try_lock_for(BUSY) {
