@@ -276,7 +276,7 @@ mod tests {
             assert_eq!(found.exit_status(), 2);
         }
         let much = said(auto, None, Some(1 << 60)).resolve(&range()).unwrap_err().to_string();
-        assert!(much.starts_with("ram-max 1073741824G is more than the "), "{much}");
+        assert!(much.starts_with("ram-max 1048576T is more than the "), "{much}");
     }
 
     #[test]
