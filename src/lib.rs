@@ -9,6 +9,7 @@ pub mod daemon;
 
 pub mod config;
 pub mod control;
+pub mod limit;
 
 pub mod export;
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: [&[&str]; 10] = [
     &["cli"],
     &["daemon"],
-    &["control", "config"],
+    &["control", "config", "limit"],
     &["export"],
     &["volume"],
     &["tiers"],

@@ -21,6 +21,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -107,6 +108,8 @@ pub struct Cached {
     ahead: Arc<Ahead>,
     ids: AtomicU64,
     mixed: AtomicU64,
+    /// Nanoseconds that the drive took for what was missed.
+    missed_ns: AtomicU64,
     bypassed: AtomicU64,
     errors: AtomicU64,
 }
@@ -173,6 +176,7 @@ impl Cached {
             ahead,
             ids: AtomicU64::new(1),
             mixed: AtomicU64::new(0),
+            missed_ns: AtomicU64::new(0),
             bypassed: AtomicU64::new(0),
             errors: AtomicU64::new(0),
         };
@@ -221,6 +225,7 @@ impl Cached {
             limit_bytes: load(&self.limit),
             used_bytes: self.hands.bytes(self.hand) + fixed_bytes(self.shards.len() as u64),
             requests_mixed: load(&self.mixed),
+            missed_ns: load(&self.missed_ns),
             requests_bypassed: load(&self.bypassed),
             ahead_blocks: load(&self.ahead.kept),
             ahead_used_blocks: load(&self.ahead.used),
@@ -403,7 +408,9 @@ impl Cached {
         if misses < count {
             self.mixed.fetch_add(1, Ordering::Relaxed);
         }
+        let start = Instant::now();
         let fetched = self.fetch((first, &missed), ahead, blocks);
+        self.missed_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         let mut hand = if fetched.is_ok() { self.hands.take() } else { None };
         for piece in self.deal.pieces(range) {
             let at = (piece.first - first) as usize;

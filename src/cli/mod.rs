@@ -3,6 +3,7 @@
 //! Invariants: results go to standard output, errors and remarks to standard error; an error is one
 //! line; the exit status is 0, 1 (the work failed) or 2 (the question was wrong).
 
+mod adapting;
 mod doctor;
 mod down;
 mod drain;

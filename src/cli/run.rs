@@ -12,7 +12,7 @@ use super::swap::{PAGE_CLUSTER, SWAPPINESS, Setting, changed};
 use super::{meter::Meter, output};
 use crate::config::plan::Kind;
 use crate::config::size::human;
-use crate::config::{Amount, Choice, Job, Paths, Plan, Settings, Usage, Use, machine, name};
+use crate::config::{Amount, Choice, Job, Limit, Paths, Plan, Settings, Usage, Use, machine, name};
 use crate::daemon::{self, Ready, state};
 use crate::error::{Context, Error, Result};
 use crate::export::job::{self, Parent};
@@ -140,10 +140,10 @@ impl Run {
         };
         let settings = Settings {
             size: Some(Amount::Bytes(size)),
-            ram_limit: Some(match self.ram_limit {
+            ram_limit: Some(Limit::At(match self.ram_limit {
                 Some(limit) => limit,
                 None => Amount::Bytes(store_limit(memory, size)?),
-            }),
+            })),
             spill: self.spill.clone(),
             export: self.export,
             usage: Some(Use::Swap),

@@ -3,8 +3,8 @@
 use super::meter::Meter;
 use super::{client, output, status};
 use crate::config::size::{exact, human, parse_bytes};
-use crate::config::{Amount, Paths, machine, name};
-use crate::control::{Client, LogChange, RecompressChange, Request, Status};
+use crate::config::{Amount, Bounds, Limit, Paths, machine, name};
+use crate::control::{AdaptChange, Client, LogChange, RecompressChange, Request, Status};
 use crate::error::{Error, Result};
 use crate::stats::Stats;
 use clap::Args;
@@ -18,8 +18,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ASK: Duration = Duration::from_millis(50);
 
 /// What can be changed while a volume is up.
-const KEYS: [&str; 7] = [
+const KEYS: [&str; 9] = [
     "ram-limit",
+    "ram-min",
+    "ram-max",
     "recompress",
     "size",
     "writeback",
@@ -29,6 +31,8 @@ const KEYS: [&str; 7] = [
 ];
 
 /// Change a running volume: ram-limit=1G, size=8G (sizes grow, never shrink)
+///
+/// ram-limit=auto has the limit adapt from then on, within ram-min=BYTES and ram-max=BYTES.
 ///
 /// In memory: recompress=now|idle|off (now: everything that was not read lately, once; waits for
 /// it). With a log: writeback=on|off (off: only when it is drained or nearly full),
@@ -52,17 +56,18 @@ impl Set {
         let status: Status = client.ask(&request, PATIENCE)?;
         let plan = &status.plan;
         let size = exact(plan.size_bytes);
+        let limit = match plan.ram_auto {
+            None => format!("ram-limit={}", exact(plan.ram_limit_bytes)),
+            Some(Bounds { min_bytes, max_bytes }) => {
+                format!("ram-limit=auto ram-min={} ram-max={}", exact(min_bytes), exact(max_bytes))
+            }
+        };
         let rest = match &plan.log {
-            None if plan.backing.is_some() => format!("ram-limit={}", exact(plan.ram_limit_bytes)),
-            None => format!(
-                "ram-limit={} recompress={}",
-                exact(plan.ram_limit_bytes),
-                status::recompress(plan.recompress)
-            ),
+            None if plan.backing.is_some() => limit,
+            None => format!("{limit} recompress={}", status::recompress(plan.recompress)),
             Some(log) => format!(
-                "ram-limit={} writeback={} writeback-threshold={} writeback-window={} \
+                "{limit} writeback={} writeback-threshold={} writeback-window={} \
                  commit-interval={}",
-                exact(plan.ram_limit_bytes),
                 if log.writeback { "on" } else { "off" },
                 log.writeback_threshold_percent,
                 exact(log.writeback_window_bytes),
@@ -100,7 +105,7 @@ fn wait(client: &Client, name: &str, before: &Stats) -> Result<()> {
 
 fn parse(changes: &[String]) -> Result<Request> {
     let (mut size, mut ram_limit, mut log) = (None, None, LogChange::default());
-    let mut recompress = None;
+    let (mut recompress, mut adapt) = (None, AdaptChange::default());
     let mut given = BTreeSet::new();
     for change in changes {
         let Some((key, value)) = change.split_once('=') else {
@@ -112,12 +117,18 @@ fn parse(changes: &[String]) -> Result<Request> {
             let parsed = value.parse::<u64>();
             parsed.map_err(|_| wrong(format!("`{value}` is not a whole number")))
         };
+        let share = || {
+            let parsed = value.parse::<Amount>();
+            parsed.map(|amount| amount.of(machine::memory_bytes())).map_err(wrong)
+        };
         match key {
             "size" => size = Some(parse_bytes(value).map_err(wrong)?),
-            "ram-limit" => {
-                let amount: Amount = value.parse().map_err(wrong)?;
-                ram_limit = Some(amount.of(machine::memory_bytes()));
-            }
+            "ram-limit" => match value.parse().map_err(wrong)? {
+                Limit::Auto => adapt.auto = true,
+                Limit::At(amount) => ram_limit = Some(amount.of(machine::memory_bytes())),
+            },
+            "ram-min" => adapt.min_bytes = Some(share()?),
+            "ram-max" => adapt.max_bytes = Some(share()?),
             "recompress" => {
                 recompress = Some(match value {
                     "now" => RecompressChange::Now,
@@ -148,7 +159,7 @@ fn parse(changes: &[String]) -> Result<Request> {
             return Err(Error::usage(format!("`{key}` is given twice")).mend("give it once"));
         }
     }
-    Ok(Request::Set { size_bytes: size, ram_limit_bytes: ram_limit, log, recompress })
+    Ok(Request::Set { size_bytes: size, ram_limit_bytes: ram_limit, adapt, log, recompress })
 }
 
 #[cfg(test)]
@@ -165,6 +176,7 @@ mod tests {
             Request::Set {
                 size_bytes: Some(8 << 30),
                 ram_limit_bytes: Some(1 << 30),
+                adapt: AdaptChange::default(),
                 log: LogChange::default(),
                 recompress: None
             }
@@ -172,6 +184,7 @@ mod tests {
         let request = Request::Set {
             size_bytes: None,
             ram_limit_bytes: None,
+            adapt: AdaptChange::default(),
             log: LogChange::default(),
             recompress: Some(RecompressChange::Now),
         };
@@ -186,6 +199,12 @@ mod tests {
             assert_eq!(parse(&[change]).unwrap_err().to_string(), error);
         }
         assert!(parse(&["size=1G", "size=2G"]).is_err());
+        let adapt = AdaptChange { auto: true, min_bytes: Some(1 << 20), max_bytes: Some(1 << 30) };
+        let (size_bytes, ram_limit_bytes, recompress) = (None, None, None);
+        let log = LogChange::default();
+        let request = Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress };
+        assert_eq!(parse(&["ram-limit=auto", "ram-min=1M", "ram-max=1G"]).unwrap(), request);
+        assert!(parse(&["ram-min=auto"]).is_err() && parse(&["ram-limit=automatic"]).is_err());
         let log = LogChange {
             writeback: Some(false),
             writeback_threshold_percent: Some(70),
@@ -199,7 +218,8 @@ mod tests {
             "commit-interval=20",
         ];
         let (size_bytes, ram_limit_bytes, recompress) = (None, None, None);
-        let request = Request::Set { size_bytes, ram_limit_bytes, log, recompress };
+        let adapt = AdaptChange::default();
+        let request = Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress };
         assert_eq!(parse(&changes).unwrap(), request);
         assert!(
             parse(&["writeback=maybe"]).unwrap_err().to_string().contains("neither on nor off")

@@ -1,6 +1,6 @@
 //! `ztier status`: what a running volume is, what it holds, and who holds it.
 
-use super::{PATIENCE, client, output};
+use super::{PATIENCE, adapting, client, output};
 use crate::config::plan::{LogPlan, SpillPlan};
 use crate::config::size::{exact, human};
 use crate::config::{Paths, Usage};
@@ -85,6 +85,7 @@ fn text(status: &control::Status) -> String {
         ("segments", format!("{} of {}", stats.segments, exact(plan.segment_bytes.into()))),
         ("recompress", format!("{}: {}", recompress(plan.recompress), together(stats))),
     ];
+    rows.extend(adapting::rows(status));
     if let Some(spill) = &plan.spill {
         rows.extend(spilled(stats, spill, plan.segment_bytes));
     }
@@ -221,7 +222,7 @@ fn daemon_of(status: &control::Status) -> String {
 
 /// A volume that is its backing store.
 fn bare(status: &control::Status, backing: &Path) -> String {
-    output::pairs(&[
+    let mut rows = vec![
         ("volume", status.plan.name.clone()),
         ("open", status.endpoints.join(" ")),
         ("held by", holders(status)),
@@ -230,10 +231,14 @@ fn bare(status: &control::Status, backing: &Path) -> String {
         ("backing", backing.display().to_string()),
         ("log", "none".into()),
         ("cache", cache(&status.stats)),
+    ];
+    rows.extend(adapting::rows(status));
+    rows.extend([
         ("errors", errors(&status.stats)),
         ("durable", "in the backing store when a flush returns".into()),
         ("daemon", daemon_of(status)),
-    ])
+    ]);
+    output::pairs(&rows)
 }
 
 /// The copies of a backing store's blocks.
@@ -278,7 +283,7 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         n if log.failed => format!("{}; {n} of the drives", errors(&status.stats)),
         n => format!("{}; {n} of the drives, mended so far", errors(&status.stats)),
     };
-    output::pairs(&[
+    let mut rows = vec![
         ("volume", status.plan.name.clone()),
         ("open", status.endpoints.join(" ")),
         ("held by", holders(status)),
@@ -294,11 +299,15 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("commits", commits(log)),
         ("index", human(log.index_bytes)),
         ("cache", cache(&status.stats)),
+    ];
+    rows.extend(adapting::rows(status));
+    rows.extend([
         ("errors", health),
         ("lost blocks", lost(&status.stats)),
         ("durable", durable(log)),
         ("daemon", daemon_of(status)),
-    ])
+    ]);
+    output::pairs(&rows)
 }
 
 /// When and how much is written back.
@@ -392,7 +401,7 @@ fn errors(stats: &Stats) -> String {
 }
 
 /// `3 d 4 h`, `5 min 6 s`: the two largest units.
-fn duration(seconds: u64) -> String {
+pub(super) fn duration(seconds: u64) -> String {
     let parts = [
         (seconds / 86_400, "d"),
         (seconds / 3600 % 24, "h"),

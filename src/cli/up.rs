@@ -1,10 +1,10 @@
 //! `ztier up`: a volume from flags or its file, by a daemon of its own or in this process.
 
 use super::meter::Meter;
-use super::{output, status};
+use super::{adapting, output, status};
 use crate::config::plan::{self, Address};
 use crate::config::size::{exact, human};
-use crate::config::{Amount, Choice, Paths, Plan, Settings, Usage, Use, machine, name};
+use crate::config::{Amount, Choice, Limit, Paths, Plan, Settings, Usage, Use, machine, name};
 use crate::daemon::{self, Chosen, Found, Ready};
 use crate::error::{Error, Result};
 use crate::volume::{Algorithm, Recompress};
@@ -68,9 +68,18 @@ pub struct Up {
     abandon_log: bool,
     /// Limit on all memory of the volume, like 512M, or 25% of the machine's (or cgroup's) memory
     /// [default: the smaller of the size and half of that memory]. With --backing: on compressed
-    /// copies of its blocks, 0 for none [default: 10%]
+    /// copies of its blocks, 0 for none [default: 10%]. `auto`: it adapts to what the machine and
+    /// the volume need, within --ram-min and --ram-max
+    #[arg(long, value_name = "BYTES|%|auto")]
+    ram_limit: Option<Limit>,
+    /// With --ram-limit auto: the lowest that it may be [default: what the volume needs to work;
+    /// with --backing 1%]
     #[arg(long, value_name = "BYTES|%")]
-    ram_limit: Option<Amount>,
+    ram_min: Option<Amount>,
+    /// With --ram-limit auto: the highest that it may be [default: the limit that is the default
+    /// without; with --backing 50%]
+    #[arg(long, value_name = "BYTES|%")]
+    ram_max: Option<Amount>,
     /// Where the coldest data goes that memory has no room for: a device or file, which is
     /// overwritten if it holds nothing known
     #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
@@ -207,6 +216,8 @@ impl Up {
             writeback_window: self.writeback_window,
             commit_interval: self.commit_interval,
             ram_limit: self.ram_limit,
+            ram_min: self.ram_min,
+            ram_max: self.ram_max,
             spill: self.spill.clone(),
             spill_daily: self.spill_daily,
             algorithm: self.algorithm,
@@ -300,9 +311,10 @@ impl Up {
                 chosen.why
             ),
             (None, None) => format!(
-                "{}: {size} in at most {} of memory{}, by {export} ({}); gone after a reboot",
+                "{}: {size} in at most {} of memory{}{}, by {export} ({}); gone after a reboot",
                 plan.name,
                 human(plan.ram_limit_bytes),
+                if plan.ram_auto.is_some() { ", as it adapts" } else { "" },
                 plan.spill.as_ref().map_or(String::new(), |spill| format!(
                     " and what is cold on {}",
                     spill.device.display()
@@ -349,14 +361,16 @@ impl Up {
         let memory = match (&plan.log, &plan.backing) {
             (None, Some(_)) if plan.ram_limit_bytes == 0 => "none".into(),
             (None, _) => format!(
-                "at most {} of {}",
+                "at most {} of {}{}",
                 human(plan.ram_limit_bytes),
-                human(machine::memory_bytes())
+                human(machine::memory_bytes()),
+                adapting::bounds(plan)
             ),
             (Some(_), _) => format!(
                 "what is not durable yet, 24 bytes a block in the log, and at most {} for copies \
-                 of what the backing store has",
-                human(plan.ram_limit_bytes)
+                 of what the backing store has{}",
+                human(plan.ram_limit_bytes),
+                adapting::bounds(plan)
             ),
         };
         let writeback = plan.log.as_ref().map(|log| {

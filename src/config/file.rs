@@ -2,6 +2,7 @@
 //!
 //! Invariant: what [`Settings::save`] writes, [`Settings::load`] reads as the same settings.
 
+use super::limit::Limit;
 use super::name;
 use super::plan::{Address, Choice};
 use super::size::Amount;
@@ -43,7 +44,13 @@ pub struct Settings {
     pub commit_interval: Option<u64>,
     /// Limit on all memory of the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ram_limit: Option<Amount>,
+    pub ram_limit: Option<Limit>,
+    /// The lowest that a limit that adapts may be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ram_min: Option<Amount>,
+    /// The highest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ram_max: Option<Amount>,
     /// Where the coldest goes that memory has no room for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spill: Option<PathBuf>,
@@ -83,7 +90,7 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 21] = [
+pub const KEYS: [&str; 23] = [
     "size",
     "backing",
     "log",
@@ -93,6 +100,8 @@ pub const KEYS: [&str; 21] = [
     "writeback-window",
     "commit-interval",
     "ram-limit",
+    "ram-min",
+    "ram-max",
     "spill",
     "spill-daily",
     "algorithm",
@@ -189,6 +198,8 @@ impl Settings {
             writeback_window: self.writeback_window.or(base.writeback_window),
             commit_interval: self.commit_interval.or(base.commit_interval),
             ram_limit: self.ram_limit.or(base.ram_limit),
+            ram_min: self.ram_min.or(base.ram_min),
+            ram_max: self.ram_max.or(base.ram_max),
             spill: self.spill.or(base.spill),
             spill_daily: self.spill_daily.or(base.spill_daily),
             algorithm: self.algorithm.or(base.algorithm),
@@ -238,7 +249,9 @@ mod tests {
             writeback_threshold: Some(70),
             writeback_window: Some(Amount::Bytes(64 << 20)),
             commit_interval: Some(20),
-            ram_limit: Some(Amount::Percent(12.5)),
+            ram_limit: Some(Limit::At(Amount::Percent(12.5))),
+            ram_min: Some(Amount::Bytes(4 << 20)),
+            ram_max: Some(Amount::Percent(40.0)),
             spill: Some("/dev/below".into()),
             spill_daily: Some(Amount::Bytes(20 << 30)),
             algorithm: Some(Algorithm::Zstd),

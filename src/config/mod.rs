@@ -4,6 +4,7 @@
 //! beyond it (the daemon, the engine) does not look again at what a person typed.
 
 pub mod file;
+pub mod limit;
 pub mod machine;
 pub mod name;
 pub mod paths;
@@ -12,6 +13,7 @@ pub mod size;
 pub mod usage;
 
 pub use file::Settings;
+pub use limit::{Bounds, Limit};
 pub use paths::Paths;
 pub use plan::{Choice, Plan};
 pub use size::Amount;

@@ -1,10 +1,11 @@
 //! A volume's settings, resolved: every default filled in, every limit checked.
 
 use super::file::Settings;
+use super::limit::{Bounds, Range, Said};
 use super::machine;
 use super::name;
 use super::paths::Paths;
-use super::size::{Amount, exact, human};
+use super::size::{exact, human};
 use super::usage::{self, Job, Usage};
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
@@ -23,8 +24,6 @@ pub const SMALLEST_SEGMENT: u32 = 32 << 10;
 pub const LARGEST_SEGMENT: u32 = 16 << 20;
 /// The segment that nobody asked for, in bytes.
 pub const DEFAULT_SEGMENT: u32 = 1 << 20;
-/// Memory for copies of a backing store's blocks where nobody says how much.
-const CACHE_LIMIT: Amount = Amount::Percent(10.0);
 /// The most threads that serve one volume.
 pub const MOST_THREADS: u32 = 256;
 /// The longest time until idle data is made durable, in milliseconds: a day.
@@ -152,6 +151,9 @@ pub struct Plan {
     /// Limit on all memory of the volume, in bytes; of one with a backing store, on the memory for
     /// copies of its blocks.
     pub ram_limit_bytes: u64,
+    /// Where that adapts: between which bounds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram_auto: Option<Bounds>,
     /// Bytes in a segment: a power of two, [`SMALLEST_SEGMENT`] to [`LARGEST_SEGMENT`].
     pub segment_bytes: u32,
     /// How blocks are compressed.
@@ -242,22 +244,11 @@ impl Plan {
         };
         check_size(size_bytes)?;
         let segment_bytes = check_segment(settings)?;
-        let memory = machine::memory_bytes();
-        let ram_limit_bytes = match settings.ram_limit {
-            Some(limit) => limit.of(memory),
-            None if settings.spill.is_some() => {
-                let least = volume::min_ram_limit_above(size_bytes, segment_bytes);
-                size_bytes.min(memory / 2).max(least)
-            }
-            None => {
-                size_bytes.min(memory / 2).max(volume::min_ram_limit(size_bytes, segment_bytes))
-            }
-        };
+        let range = Range::in_memory(size_bytes, segment_bytes, settings.spill.is_some());
+        let (ram_limit_bytes, ram_auto) = Said::of(settings).resolve(&range)?;
         let spill = spill(settings)?;
-        check_ram_limit(ram_limit_bytes, size_bytes, segment_bytes)?;
-        let least = volume::min_ram_limit_above(size_bytes, segment_bytes);
-        if spill.is_some() && ram_limit_bytes < least {
-            return Err(below_minimum(ram_limit_bytes, least, size_bytes, segment_bytes));
+        if ram_limit_bytes < range.least {
+            return Err(below_minimum(ram_limit_bytes, range.least, size_bytes, segment_bytes));
         }
         let threads = check_threads(settings)?;
         let export = export(volume, settings, kind, paths)?;
@@ -265,6 +256,7 @@ impl Plan {
             name: volume.to_owned(),
             size_bytes,
             ram_limit_bytes,
+            ram_auto,
             segment_bytes,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
             recompress: recompress(settings),
@@ -276,6 +268,14 @@ impl Plan {
             spill,
             job: None,
         })
+    }
+
+    /// The limits that the volume can have.
+    pub fn limits(&self) -> Range {
+        match self.is_volatile() {
+            true => Range::in_memory(self.size_bytes, self.segment_bytes, self.spill.is_some()),
+            false => Range::of_copies(),
+        }
     }
 
     /// Whether all that the volume holds is in memory.
@@ -350,10 +350,12 @@ impl Plan {
             abandon: false,
             state: paths.state.clone(),
         };
+        let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
         Ok(Self {
             name: volume.to_owned(),
             size_bytes: pair.size()?,
-            ram_limit_bytes: cache_limit(settings)?,
+            ram_limit_bytes,
+            ram_auto,
             segment_bytes,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
             recompress: Recompress::Off,
@@ -388,10 +390,12 @@ impl Plan {
             return Err(Error::usage("a volume that is its backing store has no data of its own")
                 .mend("leave out size, segment and algorithm, or give a --log, too"));
         }
+        let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
         Ok(Self {
             name: volume.to_owned(),
             size_bytes: volume::BareVolume::size_of(&backing)?,
-            ram_limit_bytes: cache_limit(settings)?,
+            ram_limit_bytes,
+            ram_auto,
             segment_bytes: DEFAULT_SEGMENT,
             algorithm: Algorithm::Lz4,
             recompress: Recompress::Off,
@@ -458,9 +462,9 @@ pub fn check_interval(ms: u64) -> Result<()> {
 }
 
 /// The limit on copies of a backing store's blocks.
-fn cache_limit(settings: &Settings) -> Result<u64> {
-    let limit = settings.ram_limit.unwrap_or(CACHE_LIMIT).of(machine::memory_bytes());
-    check_cache_limit(limit).map(|()| limit)
+fn cache_limit(settings: &Settings) -> Result<(u64, Option<Bounds>)> {
+    let (limit, bounds) = Said::of(settings).resolve(&Range::of_copies())?;
+    check_cache_limit(limit).map(|()| (limit, bounds))
 }
 
 /// Checks a limit on memory for copies of a backing store's blocks, in bytes.
@@ -651,7 +655,7 @@ fn below_minimum(limit: u64, least: u64, size: u64, segment: u32) -> Error {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::config::Amount;
+    use crate::config::{Amount, Limit};
 
     fn paths() -> Paths {
         Paths { run: "/run/x".into(), config: "/etc/x".into(), state: "/var/x".into() }
@@ -714,7 +718,7 @@ mod tests {
             assert_eq!(found.to_string(), error);
             assert_eq!(found.exit_status(), 2);
         }
-        let low = Settings { ram_limit: Some(Amount::Bytes(4096)), ..sized(1 << 30) };
+        let low = Settings { ram_limit: Some(Limit::At(Amount::Bytes(4096))), ..sized(1 << 30) };
         let found = Plan::resolve("x", &low, Kind::Nbd, &paths()).unwrap_err().to_string();
         assert!(found.starts_with("memory limit 4096 (4 KiB) is below the minimum"), "{found}");
         let deep = Paths {
@@ -728,7 +732,7 @@ mod tests {
 
     #[test]
     fn the_least_limit_that_an_error_names_is_accepted() {
-        let low = Settings { ram_limit: Some(Amount::Bytes(1)), ..sized(3 << 30) };
+        let low = Settings { ram_limit: Some(Limit::At(Amount::Bytes(1))), ..sized(3 << 30) };
         let found = Plan::resolve("x", &low, Kind::Nbd, &paths()).unwrap_err().to_string();
         let least = found.split("at least ").nth(1).unwrap().split(',').next().unwrap();
         let enough = Settings { ram_limit: Some(least.parse().unwrap()), ..low };

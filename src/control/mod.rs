@@ -8,9 +8,9 @@ mod protocol;
 mod server;
 
 pub use client::Client;
+pub use protocol::{AdaptChange, LogChange, NewLog, RecompressChange, Request, Status, Swapon};
 pub(crate) use protocol::{
     Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive, receive_next, send,
 };
-pub use protocol::{LogChange, NewLog, RecompressChange, Request, Status, Swapon, Swapping};
-pub use protocol::{VERSION, Version};
+pub use protocol::{Swapping, VERSION, Version};
 pub use server::{Handler, Server};

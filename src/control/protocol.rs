@@ -3,6 +3,7 @@
 use crate::config::Plan;
 use crate::error::{Context, Error, Result};
 use crate::export::usage::Tuned;
+use crate::limit::Report;
 use crate::stats::Stats;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -41,8 +42,11 @@ pub enum Request {
     Set {
         /// The new size in bytes, not below the present one.
         size_bytes: Option<u64>,
-        /// The new limit on memory in bytes.
+        /// The new limit on memory in bytes, which is fixed from then on.
         ram_limit_bytes: Option<u64>,
+        /// How it shall adapt.
+        #[serde(default)]
+        adapt: AdaptChange,
         /// How the log shall work.
         #[serde(default)]
         log: LogChange,
@@ -135,6 +139,18 @@ pub enum RecompressChange {
     Off,
 }
 
+/// How a limit on memory shall adapt; what is left out stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdaptChange {
+    /// From now on it does.
+    pub auto: bool,
+    /// The lowest that it may be, in bytes.
+    pub min_bytes: Option<u64>,
+    /// The highest.
+    pub max_bytes: Option<u64>,
+}
+
 /// What changes of how a log works; what is left out stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -177,6 +193,9 @@ pub struct Status {
     pub endpoints: Vec<String>,
     /// Who holds it.
     pub holders: Vec<String>,
+    /// How the limit on memory adapts, where it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapting: Option<Report>,
     /// All counters.
     pub stats: Stats,
 }

@@ -3,10 +3,14 @@
 //! Invariant: what can't be is refused before anything is changed.
 
 use super::running::Running;
-use crate::config::{Plan, plan, size};
-use crate::control::{LogChange, RecompressChange};
+use crate::config::limit::{Range, Said};
+use crate::config::{Amount, Bounds, Limit, Plan, plan, size};
+use crate::control::{AdaptChange, LogChange, RecompressChange};
 use crate::error::{Error, Result};
 use crate::volume::{self, Recompress};
+
+/// A fixed limit, in bytes; or how it shall adapt.
+pub(super) type LimitChange = (Option<u64>, AdaptChange);
 
 impl Running {
     fn recompress(&self, change: RecompressChange) -> Result<()> {
@@ -24,7 +28,7 @@ impl Running {
     pub(super) fn set(
         &self,
         size: Option<u64>,
-        ram_limit: Option<u64>,
+        limit: LimitChange,
         log: LogChange,
         recompress: Option<RecompressChange>,
     ) -> Result<()> {
@@ -34,17 +38,22 @@ impl Running {
                 Error::usage("only a volume in memory recompresses").mend("leave out recompress")
             );
         }
-        self.set_sizes(size, ram_limit, log)?;
+        {
+            let _changing = self.changing.lock();
+            self.set_sizes(size, limit, log)?;
+        }
+        self.follow_limit()?;
         recompress.map_or(Ok(()), |change| self.recompress(change))
     }
 
-    fn set_sizes(&self, size: Option<u64>, ram_limit: Option<u64>, log: LogChange) -> Result<()> {
+    fn set_sizes(&self, size: Option<u64>, limit: LimitChange, log: LogChange) -> Result<()> {
         let export = self.export()?;
         let mut state = self.state.lock();
         let (old, plan) = (state.plan.clone(), &mut state.plan);
         plan.size_bytes = size.unwrap_or(old.size_bytes);
-        plan.ram_limit_bytes = ram_limit.unwrap_or(old.ram_limit_bytes);
-        let checked = check_change(&old, plan).and_then(|()| change_log(plan, log));
+        let checked = change_limit(plan, limit)
+            .and_then(|()| check_change(&old, plan))
+            .and_then(|()| change_log(plan, log));
         let new = plan.clone();
         state.plan = old.clone();
         checked?;
@@ -59,6 +68,7 @@ impl Running {
             self.volume.set_ram_limit(new.ram_limit_bytes)?;
             state.plan.ram_limit_bytes = new.ram_limit_bytes;
         }
+        state.plan.ram_auto = new.ram_auto;
         if new.size_bytes != old.size_bytes {
             self.volume.grow(new.size_bytes)?;
             state.plan.size_bytes = new.size_bytes;
@@ -66,6 +76,31 @@ impl Running {
         }
         state.write(&self.files)
     }
+}
+
+/// Changes in the plan what the limit is, or between which bounds it adapts.
+fn change_limit(plan: &mut Plan, (fixed, adapt): LimitChange) -> Result<()> {
+    if fixed.is_some() && adapt.auto {
+        return Err(Error::usage("ram-limit is given twice").mend("give it once"));
+    }
+    let amount = |bytes: Option<u64>| bytes.map(Amount::Bytes);
+    let adapts = adapt.auto || fixed.is_none() && plan.ram_auto.is_some();
+    let limit = match fixed {
+        Some(bytes) => Some(Limit::At(Amount::Bytes(bytes))),
+        None => adapts.then_some(Limit::Auto),
+    };
+    let said = Said { limit, min: amount(adapt.min_bytes), max: amount(adapt.max_bytes) };
+    let range = plan.limits();
+    // What was said before still holds where nothing is said now, as far as the size allows.
+    let before = plan.ram_auto.map(|bounds| Bounds {
+        min_bytes: bounds.min_bytes.max(range.least),
+        max_bytes: bounds.max_bytes.max(range.least),
+    });
+    let default = plan.ram_limit_bytes;
+    let bounds = before.unwrap_or(range.bounds);
+    let range = Range { default, start: default, bounds, ..range };
+    (plan.ram_limit_bytes, plan.ram_auto) = said.resolve(&range)?;
+    Ok(())
 }
 
 /// Checks a change of the log's ways, and makes it in the plan.

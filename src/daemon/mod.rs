@@ -10,6 +10,7 @@ mod events;
 mod heap;
 mod heritage;
 pub mod keeper;
+mod limiter;
 mod log;
 mod making;
 mod notify;

@@ -2,6 +2,7 @@
 
 use super::heritage::Heritage;
 use super::keeper::Keeper;
+use super::limiter::Limiter;
 use super::making::{self, Made};
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
@@ -17,8 +18,8 @@ use crate::volume::{self, Device, Serving};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long a lock that somebody only looks at may be in the way.
@@ -51,6 +52,12 @@ pub(super) struct Running {
     pub(super) volume: Arc<dyn Serving>,
     /// Why the device must not be swap, if that is so.
     pub(super) unsafe_for_swap: Option<String>,
+    /// Itself, for threads that work for it.
+    pub(super) me: Weak<Self>,
+    /// Held by whoever changes the volume's sizes, before `state`.
+    pub(super) changing: Mutex<()>,
+    /// Has the limit on memory adapt, if it does.
+    pub(super) limiter: Mutex<Option<Limiter>>,
     /// Held by whoever changes what the device is used for.
     using: Mutex<()>,
     /// `None` once it is stopped.
@@ -181,6 +188,10 @@ impl Bringing<'_> {
         notes: &mut Vec<String>,
     ) -> Result<(Arc<Running>, Server)> {
         let Self { mut plan, paths, files, .. } = self;
+        if let Some(bounds) = plan.ram_auto.filter(|_| plan.is_volatile()) {
+            // What the last daemon had come to, it had come to by what was true then.
+            plan.ram_limit_bytes = bounds.max_bytes;
+        }
         let again = heritage.taken_up(&plan);
         let (restarts, compresses_percent) = (heritage.restarts(), heritage.compresses());
         let kept = heritage.into_memory(&plan);
@@ -227,20 +238,12 @@ impl Bringing<'_> {
         };
         state.leftovers = with_control(export.leftovers());
         state.write(files)?;
-        let running = Arc::new(Running {
-            name: state.plan.name.clone(),
-            volume,
-            unsafe_for_swap: self.unprepared.or(unlocked),
-            using: Mutex::new(()),
-            export: Mutex::new(Some(export)),
-            state: Mutex::new(state),
-            files: files.clone(),
-            events: Mutex::new(events),
-            keeper: Mutex::new(Some(keeper)),
-            records: paths.state.clone(),
-            next: Mutex::new(None),
-        });
+        let unsafe_for_swap = self.unprepared.or(unlocked);
+        let export = Some(export);
+        let running =
+            Running::new(volume, export, state, (files, paths), (events, keeper), unsafe_for_swap);
         notes.extend(running.begin_use(self.told)?);
+        running.follow_limit()?;
         let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
         Ok((running, server))
     }
@@ -290,6 +293,32 @@ fn end_by_force(running: &Running) -> End {
 }
 
 impl Running {
+    fn new(
+        volume: Arc<dyn Serving>,
+        export: Option<Box<dyn Export>>,
+        state: State,
+        (files, paths): (&VolumeFiles, &Paths),
+        (events, keeper): (Sender<Event>, Keeper),
+        unsafe_for_swap: Option<String>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            name: state.plan.name.clone(),
+            volume,
+            unsafe_for_swap,
+            changing: Mutex::new(()),
+            limiter: Mutex::new(None),
+            using: Mutex::new(()),
+            export: Mutex::new(export),
+            state: Mutex::new(state),
+            files: files.clone(),
+            events: Mutex::new(events),
+            keeper: Mutex::new(Some(keeper)),
+            records: paths.state.clone(),
+            next: Mutex::new(None),
+        })
+    }
+
     /// The export, unless it is stopped, or being stopped or changed for longer than [`BUSY`].
     pub(super) fn export(&self) -> Result<MutexGuard<'_, Option<Box<dyn Export>>>> {
         match self.export.try_lock_for(BUSY) {
@@ -390,6 +419,8 @@ impl Running {
     /// Ends everything else once the export is stopped.
     fn end(&self, end: End, control: Server, lock: Lock) {
         let name = &self.name;
+        let limiter = self.limiter.lock().take();
+        drop(limiter);
         if end != End::Again {
             notify::send("STOPPING=1\n");
         }
@@ -523,6 +554,7 @@ impl Running {
             plan: Plan { size_bytes: self.volume.size(), ..state.plan.clone() },
             endpoints,
             holders,
+            adapting: self.limiter.lock().as_ref().and_then(Limiter::report),
             stats: self.stats(),
         })
     }
@@ -555,8 +587,8 @@ impl Handler for Running {
                 self.volume.drain(on)?;
                 serde_json::to_value(())
             }
-            Request::Set { size_bytes, ram_limit_bytes, log, recompress } => {
-                self.set(size_bytes, ram_limit_bytes, log, recompress)?;
+            Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress } => {
+                self.set(size_bytes, (ram_limit_bytes, adapt), log, recompress)?;
                 serde_json::to_value(self.status()?)
             }
             Request::Swapon(ask) => {

@@ -140,7 +140,8 @@ impl Running {
         let state = self.state.lock();
         let below = stats.spill_slots * u64::from(state.plan.segment_bytes);
         let measured = state.compresses_percent;
-        Homes { size, memory: stats.ram_limit_bytes, below, measured }
+        let most = state.plan.ram_auto.map(|bounds| bounds.max_bytes);
+        Homes { size, memory: most.unwrap_or(stats.ram_limit_bytes), below, measured }
     }
 
     fn note_usage(&self, usage: Option<Usage>) -> Result<()> {

@@ -146,6 +146,12 @@ pub struct Stats {
     /// Write requests to the spill device (historic: `BDevNumWrites`).
     #[serde(default)]
     pub spill_device_writes: u64,
+    /// Nanoseconds that those reads took together.
+    #[serde(default)]
+    pub spill_reading_ns: u64,
+    /// Nanoseconds that those writes took together.
+    #[serde(default)]
+    pub spill_writing_ns: u64,
     /// Bytes read from the spill device.
     #[serde(default)]
     pub spill_read_bytes: u64,
@@ -226,6 +232,9 @@ pub struct CacheStats {
     pub hit_blocks: u64,
     /// Blocks read that had none.
     pub missed_blocks: u64,
+    /// Nanoseconds that the backing store took to give them.
+    #[serde(default)]
+    pub missed_ns: u64,
     /// Reads of which some blocks had a copy and others had none.
     pub requests_mixed: u64,
     /// Reads that went past the cache, because as many as it has memory for were under way.

@@ -66,6 +66,8 @@ pub const GO_TOGETHER: u64 = 16;
 /// The same for volumes that can spill: taking a segment down writes it once, and costs no more
 /// than copying most of it.
 pub const SPILL_WORTH_PART: u32 = 4;
+/// So many segments go down at a time when the limit is lowered.
+pub const LOWER_SEGMENTS: u64 = 4;
 /// Slots with at least this share of garbage (one part in so many) are emptied when there are few.
 pub const SLOT_WORTH_PART: u32 = 4;
 /// So many segments are looked at before one goes down.

@@ -436,19 +436,47 @@ impl Ram {
     }
 
     /// Lowers or raises the limit. `false`, and nothing changes, when what is stored does not fit.
+    /// Where data goes down for it, it goes a little at a time: a writer that is out of room waits
+    /// for that, and not for all of it.
     pub fn set_limit(&self, bytes: u64) -> bool {
+        let budget = self.store.budget();
+        let before = budget.limit();
+        let step = policy::LOWER_SEGMENTS * u64::from(self.store.segment_size());
+        let mut now = before.min(bytes.max(budget.used()));
+        while self.lower.is_some() && now > bytes + step {
+            if !self.set_limit_to(now) {
+                break; // the last one tells
+            }
+            now -= step;
+        }
+        let done = self.set_limit_to(bytes);
+        if !done {
+            budget.set_limit(before);
+            self.fit_stock();
+        }
+        done
+    }
+
+    fn set_limit_to(&self, bytes: u64) -> bool {
         // Held to the end: a writer that is out of room waits until it is known which limit holds.
         let cleaner = &*self.cleaner.lock();
         let before = self.store.budget().limit();
         self.store.budget().set_limit(bytes);
-        let mut fits = |store: &Store| {
-            store.frames().trim_to(store.budget(), 0);
-            store.budget().fits(0, Taker::Ordinary)
+        self.fit_stock();
+        // Who swaps out lives on the stock, so that goes only if nothing else helps.
+        let fits = |keep: usize| {
+            let mut fits = |store: &Store| {
+                store.frames().trim_to(store.budget(), keep);
+                store.budget().fits(0, Taker::Ordinary)
+            };
+            self.reclaim_locked(cleaner, &mut fits).is_ok()
         };
-        if bytes >= before || self.reclaim_locked(cleaner, &mut fits).is_ok() {
+        let stock = self.store.frames().stock();
+        if bytes >= before || fits(stock) || stock > 0 && fits(0) {
             return true;
         }
         self.store.budget().set_limit(before);
+        self.fit_stock();
         false
     }
 }

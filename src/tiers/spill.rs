@@ -33,6 +33,10 @@ pub struct SpillCounts {
     pub writes: u64,
     /// Bytes of those.
     pub written_bytes: u64,
+    /// Nanoseconds that reads took.
+    pub reading_ns: u64,
+    /// Nanoseconds that writes took.
+    pub writing_ns: u64,
     /// Reads and writes that failed.
     pub errors: u64,
 }
@@ -48,6 +52,8 @@ pub(super) struct Spill {
     read_bytes: AtomicU64,
     writes: AtomicU64,
     written_bytes: AtomicU64,
+    reading_ns: AtomicU64,
+    writing_ns: AtomicU64,
     errors: AtomicU64,
 }
 
@@ -64,6 +70,8 @@ impl Spill {
             read_bytes: zero(),
             writes: zero(),
             written_bytes: zero(),
+            reading_ns: zero(),
+            writing_ns: zero(),
             errors: zero(),
         }
     }
@@ -93,7 +101,9 @@ impl Spill {
         let len = bytes.len() as u64;
         self.allowance.lock().take(len, self.began.elapsed());
         self.writes.fetch_add(1, Ordering::Relaxed);
+        let start = Instant::now();
         let done = self.drive.write(self.at(slot, 0), bytes);
+        self.writing_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         match done {
             Ok(()) => self.written_bytes.fetch_add(len, Ordering::Relaxed),
             Err(_) => {
@@ -116,7 +126,9 @@ impl Spill {
     pub(super) fn read(&self, slot: u32, from: u32, buf: &mut [u8]) -> Result<(), DriveError> {
         debug_assert!(buf.len().is_multiple_of(ALIGN));
         self.reads.fetch_add(1, Ordering::Relaxed);
+        let start = Instant::now();
         let read = self.drive.read(self.at(slot, from), buf);
+        self.reading_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         match read {
             Ok(()) => self.read_bytes.fetch_add(buf.len() as u64, Ordering::Relaxed),
             Err(_) => self.errors.fetch_add(1, Ordering::Relaxed),
@@ -131,6 +143,8 @@ impl Spill {
             read_bytes: get(&self.read_bytes),
             writes: get(&self.writes),
             written_bytes: get(&self.written_bytes),
+            reading_ns: get(&self.reading_ns),
+            writing_ns: get(&self.writing_ns),
             errors: get(&self.errors),
         }
     }

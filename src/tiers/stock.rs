@@ -48,6 +48,14 @@ impl Ram {
         Ok(())
     }
 
+    /// Makes the stock, if there is one, what the limit asks for.
+    pub(super) fn fit_stock(&self) {
+        if self.is_stocked() {
+            let (store, segment) = (self.store(), self.store().segment_size());
+            store.frames().keep(policy::stock(store.budget().limit(), segment));
+        }
+    }
+
     /// Every write asks the machine for what it needs again.
     pub fn end_stock(&self) {
         self.store().frames().keep(0);

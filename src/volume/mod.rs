@@ -373,6 +373,8 @@ impl Volume {
         Stats {
             spill_device_reads: counts.reads,
             spill_device_writes: counts.writes,
+            spill_reading_ns: counts.reading_ns,
+            spill_writing_ns: counts.writing_ns,
             spill_read_bytes: counts.read_bytes,
             spill_written_bytes: counts.written_bytes,
             spill_allowed_bytes: ram.spill_allowed(),

@@ -1,0 +1,298 @@
+//! The limit on memory: a fixed one, or one that adapts within bounds.
+
+use super::file::Settings;
+use super::machine;
+use super::size::{Amount, exact, human};
+use crate::error::{Error, Result};
+use crate::volume;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::str::FromStr;
+
+/// Memory for copies of a backing store's blocks where nobody says how much; and the bounds of a
+/// limit on it that adapts.
+const COPIES: Amount = Amount::Percent(10.0);
+const COPIES_MIN: Amount = Amount::Percent(1.0);
+const COPIES_MAX: Amount = Amount::Percent(50.0);
+
+/// What somebody says about the limit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Limit {
+    /// It adapts to what the machine and the volume need.
+    Auto,
+    /// So much.
+    At(Amount),
+}
+
+impl FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        if text.trim() == "auto" { Ok(Self::Auto) } else { text.parse().map(Self::At) }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::At(amount) => amount.fmt(f),
+        }
+    }
+}
+
+impl Serialize for Limit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Limit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Limit;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`auto`, a size such as \"3G\" or \"10%\", or a number of bytes")
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Limit, E> {
+                text.parse().map_err(E::custom)
+            }
+            fn visit_u64<E>(self, bytes: u64) -> std::result::Result<Limit, E> {
+                Ok(Limit::At(Amount::Bytes(bytes)))
+            }
+            fn visit_i64<E: serde::de::Error>(self, bytes: i64) -> std::result::Result<Limit, E> {
+                let bytes = u64::try_from(bytes);
+                let at = bytes.map(|bytes| Limit::At(Amount::Bytes(bytes)));
+                at.map_err(|_| E::custom("a size can't be negative"))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// Between which limits one that adapts may choose, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bounds {
+    /// The lowest.
+    pub min_bytes: u64,
+    /// The highest.
+    pub max_bytes: u64,
+}
+
+impl Bounds {
+    /// The nearest limit to `bytes` that is inside.
+    pub fn clamp(&self, bytes: u64) -> u64 {
+        bytes.min(self.max_bytes).max(self.min_bytes)
+    }
+}
+
+/// The limits that a kind of volume can have, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The least with which it works.
+    pub least: u64,
+    /// The one that nobody asked for.
+    pub default: u64,
+    /// What one that adapts begins with, as far as its bounds allow.
+    pub start: u64,
+    /// The bounds that nobody asked for, of one that adapts.
+    pub bounds: Bounds,
+}
+
+impl Range {
+    /// Of a volume in memory of `size` bytes in segments of `segment` bytes, which may spill.
+    pub fn in_memory(size: u64, segment: u32, spills: bool) -> Self {
+        let least = match spills {
+            true => volume::min_ram_limit_above(size, segment),
+            false => volume::min_ram_limit(size, segment),
+        };
+        let default = size.min(machine::memory_bytes() / 2).max(least);
+        // Memory is taken when it is needed, so that a high limit costs nothing to begin with.
+        let (start, bounds) = (u64::MAX, Bounds { min_bytes: least, max_bytes: default });
+        Self { least, default, start, bounds }
+    }
+
+    /// Of copies of what a backing store has.
+    pub fn of_copies() -> Self {
+        let memory = machine::memory_bytes();
+        let least = volume::CACHE_LIMIT_MIN;
+        let share = |share: Amount| share.of(memory).max(least);
+        let bounds = Bounds { min_bytes: share(COPIES_MIN), max_bytes: share(COPIES_MAX) };
+        let default = COPIES.of(memory);
+        Self { least, default, start: default, bounds }
+    }
+}
+
+/// What is said of a limit and its bounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Said {
+    /// The limit.
+    pub limit: Option<Limit>,
+    /// The lowest that one that adapts may be.
+    pub min: Option<Amount>,
+    /// The highest.
+    pub max: Option<Amount>,
+}
+
+impl Said {
+    /// What settings say.
+    pub fn of(settings: &Settings) -> Self {
+        Self { limit: settings.ram_limit, min: settings.ram_min, max: settings.ram_max }
+    }
+
+    /// The limit to begin with in bytes, and the bounds of one that adapts. A fixed limit is
+    /// checked by whoever knows the volume.
+    ///
+    /// # Errors
+    /// Bounds without a limit that adapts, or that contradict each other, the volume or the
+    /// machine.
+    pub fn resolve(&self, range: &Range) -> Result<(u64, Option<Bounds>)> {
+        let memory = machine::memory_bytes();
+        if self.limit != Some(Limit::Auto) {
+            self.refuse_bounds()?;
+            let limit = match self.limit {
+                Some(Limit::At(amount)) => amount.of(memory),
+                _ => range.default,
+            };
+            return Ok((limit, None));
+        }
+        let bounds = self.bounds(range.bounds, range.least, memory)?;
+        Ok((bounds.clamp(range.start), Some(bounds)))
+    }
+
+    fn refuse_bounds(&self) -> Result<()> {
+        let given = [("ram-min", self.min), ("ram-max", self.max)];
+        match given.iter().find(|(_, amount)| amount.is_some()) {
+            None => Ok(()),
+            Some((key, _)) => Err(Error::usage(format!("{key} is for a ram-limit that adapts"))
+                .mend(format!("leave out {key}, or give ram-limit auto"))),
+        }
+    }
+
+    /// The bounds, with those of `base` where nothing is said.
+    ///
+    /// # Errors
+    /// As [`Self::resolve`].
+    pub fn bounds(&self, base: Bounds, least: u64, memory: u64) -> Result<Bounds> {
+        let min = self.min.map(|min| min.of(memory));
+        let max = self.max.map(|max| max.of(memory));
+        for (key, bytes) in [("ram-min", min), ("ram-max", max)] {
+            let Some(bytes) = bytes else { continue };
+            if bytes < least {
+                return Err(Error::usage(format!(
+                    "{key} {} is below the least that this volume works with",
+                    exact(bytes)
+                ))
+                .mend(format!("give at least {}", exact(least))));
+            }
+            if bytes > memory.max(base.max_bytes) {
+                return Err(Error::usage(format!(
+                    "{key} {} is more than the {} of memory that there are",
+                    exact(bytes),
+                    human(memory)
+                ))
+                .mend("give less, like 25%"));
+            }
+        }
+        if let (Some(min), Some(max)) = (min, max)
+            && min > max
+        {
+            return Err(Error::usage(format!(
+                "ram-min {} is above ram-max {}",
+                exact(min),
+                exact(max)
+            ))
+            .mend("give a lower ram-min, or a higher ram-max"));
+        }
+        // Of what nobody said, whatever contradicts what somebody said gives way.
+        Ok(Bounds {
+            min_bytes: min.unwrap_or(base.min_bytes.min(max.unwrap_or(u64::MAX))),
+            max_bytes: max.unwrap_or(base.max_bytes.max(min.unwrap_or(0))),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn range() -> Range {
+        let bounds = Bounds { min_bytes: 10 * MIB, max_bytes: 50 * MIB };
+        Range { least: 2 * MIB, default: 20 * MIB, start: 20 * MIB, bounds }
+    }
+
+    fn said(limit: Option<Limit>, min: Option<u64>, max: Option<u64>) -> Said {
+        Said { limit, min: min.map(Amount::Bytes), max: max.map(Amount::Bytes) }
+    }
+
+    #[test]
+    fn what_nobody_says_gives_way() {
+        let auto = Some(Limit::Auto);
+        let resolve = |min, max| {
+            let (limit, bounds) = said(auto, min, max).resolve(&range()).unwrap();
+            let bounds = bounds.unwrap();
+            (limit / MIB, bounds.min_bytes / MIB, bounds.max_bytes / MIB)
+        };
+        assert_eq!(resolve(None, None), (20, 10, 50));
+        assert_eq!(resolve(Some(60 * MIB), None), (60, 60, 60));
+        assert_eq!(resolve(None, Some(5 * MIB)), (5, 5, 5));
+        assert_eq!(resolve(Some(2 * MIB), Some(30 * MIB)), (20, 2, 30));
+        let fixed = said(Some(Limit::At(Amount::Bytes(7))), None, None);
+        assert_eq!(fixed.resolve(&range()).unwrap(), (7, None));
+        assert_eq!(said(None, None, None).resolve(&range()).unwrap(), (20 * MIB, None));
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused_with_the_mend() {
+        let auto = Some(Limit::Auto);
+        for (said, error) in [
+            (
+                said(None, Some(MIB), None),
+                "ram-min is for a ram-limit that adapts; leave out ram-min, or give ram-limit auto",
+            ),
+            (
+                said(Some(Limit::At(Amount::Bytes(MIB))), None, Some(MIB)),
+                "ram-max is for a ram-limit that adapts; leave out ram-max, or give ram-limit auto",
+            ),
+            (
+                said(auto, Some(30 * MIB), Some(20 * MIB)),
+                "ram-min 30M is above ram-max 20M; give a lower ram-min, or a higher ram-max",
+            ),
+            (
+                said(auto, Some(MIB), None),
+                "ram-min 1M is below the least that this volume works with; give at least 2M",
+            ),
+            (
+                said(auto, None, Some(MIB)),
+                "ram-max 1M is below the least that this volume works with; give at least 2M",
+            ),
+        ] {
+            let found = said.resolve(&range()).unwrap_err();
+            assert_eq!(found.to_string(), error);
+            assert_eq!(found.exit_status(), 2);
+        }
+        let much = said(auto, None, Some(1 << 60)).resolve(&range()).unwrap_err().to_string();
+        assert!(much.starts_with("ram-max 1048576T is more than the "), "{much}");
+    }
+
+    #[test]
+    fn as_people_and_files_write_it() {
+        for (text, limit) in [
+            ("auto", Limit::Auto),
+            ("25%", Limit::At(Amount::Percent(25.0))),
+            ("512M", Limit::At(Amount::Bytes(512 * MIB))),
+        ] {
+            assert_eq!(text.parse(), Ok(limit));
+            assert_eq!(limit.to_string(), text);
+            let json = serde_json::to_value(limit).unwrap();
+            assert_eq!(serde_json::from_value::<Limit>(json).unwrap(), limit);
+        }
+        assert_eq!(serde_json::from_str::<Limit>("4096").unwrap(), Limit::At(Amount::Bytes(4096)));
+        assert!("automatic".parse::<Limit>().is_err());
+        assert!(serde_json::from_str::<Limit>("-1").is_err());
+    }
+}

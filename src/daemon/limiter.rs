@@ -1,0 +1,270 @@
+//! The thread that has a volume's limit on memory adapt, and what it says of that.
+//!
+//! Invariant: it changes the limit only while nobody else does, and holds no lock that a request or
+//! a question needs while it does.
+
+use super::log;
+use super::running::Running;
+use crate::BLOCK_SIZE;
+use crate::config::{Bounds, Plan, Usage};
+use crate::error::{Context, Result};
+use crate::export::usage;
+use crate::limit::{
+    Change, Controller, Decision, DiskReads, Machine, Ours, Ramp, Reason, Report, Role, STEP,
+    Sample, Sampler,
+};
+use crate::stats::Stats;
+use crate::volume::Recompress;
+use parking_lot::Mutex;
+use std::os::linux::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A volume in memory is full with so many segments less than the limit, and a part of it: those
+/// that are kept free for writers.
+const SPARE_SEGMENTS: u64 = 6;
+/// See [`SPARE_SEGMENTS`].
+const SPARE_PART: u64 = 8;
+/// A spill device with fewer free slots takes nothing more that counts.
+const SLOTS_LEAST: u64 = 4;
+/// After a change that could not be made, none is tried for so long.
+const REST: Duration = Duration::from_secs(30);
+/// Every so many steps it is looked whether the device is swap.
+const LOOK: u32 = 10;
+
+/// The thread; dropping it ends it.
+pub(super) struct Limiter {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    report: Arc<Mutex<Option<Report>>>,
+}
+
+impl Limiter {
+    /// Starts it for a volume.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub(super) fn start(volume: Weak<Running>) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let report = Arc::default();
+        let (stopping, told) = (Arc::clone(&stop), Arc::clone(&report));
+        let work = move || {
+            let mut adapting = Adapting::new(told);
+            while !stopping.load(Ordering::Acquire) && adapting.step(&volume) {
+                std::thread::park_timeout(STEP);
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("ztier-limiter".into())
+            .spawn(work)
+            .context("cannot start the thread ztier-limiter")?;
+        Ok(Self { stop, thread: Some(thread), report })
+    }
+
+    /// How it is doing; nothing before it has looked once.
+    pub(super) fn report(&self) -> Option<Report> {
+        self.report.lock().clone()
+    }
+}
+
+impl Drop for Limiter {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        let Some(thread) = self.thread.take() else { return };
+        thread.thread().unpark();
+        // The last owner of the volume may be the thread itself, which cannot wait for itself.
+        if thread.thread().id() != std::thread::current().id() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread knows.
+struct Adapting {
+    sampler: Sampler,
+    controller: Controller,
+    ramp: Ramp,
+    began: Instant,
+    /// Nothing is changed before that.
+    rests_until: Duration,
+    /// Our device, and whether somebody swaps to it, as of a while ago.
+    device: Option<(u32, u32)>,
+    is_swap: bool,
+    steps: u32,
+    changes: u64,
+    last: Option<Change>,
+    told: Arc<Mutex<Option<Report>>>,
+}
+
+impl Adapting {
+    fn new(told: Arc<Mutex<Option<Report>>>) -> Self {
+        Self {
+            sampler: Sampler::of_this_machine(),
+            controller: Controller::default(),
+            ramp: Ramp::default(),
+            began: Instant::now(),
+            rests_until: Duration::ZERO,
+            device: None,
+            is_swap: false,
+            steps: 0,
+            changes: 0,
+            last: None,
+            told,
+        }
+    }
+
+    /// Looks, decides, and does it. `false` when there is no such volume any more, or it has a
+    /// fixed limit.
+    fn step(&mut self, running: &Weak<Running>) -> bool {
+        let Some(running) = running.upgrade() else { return false };
+        let plan = running.state.lock().plan.clone();
+        let Some(bounds) = plan.ram_auto else { return false };
+        if self.steps.is_multiple_of(LOOK) {
+            self.look_at_device(&running, &plan);
+        }
+        self.steps = self.steps.wrapping_add(1);
+        let except = self.device.filter(|_| self.is_swap);
+        let machine = self.sampler.sample(except);
+        let ours = ours(&running.volume.stats(), plan.segment_bytes.into(), self.is_swap);
+        let now = self.began.elapsed();
+        let decision = self.controller.decide(now, &Sample { machine, ours }, &bounds);
+        let mut why = decision.reason.to_string();
+        if let Some(limit) = decision.limit_bytes.filter(|_| now >= self.rests_until) {
+            let from = ours.limit_bytes;
+            match running.adapt(&bounds, limit) {
+                Ok(false) => return true, // somebody else changes something
+                Ok(true) => self.changed(now, (from, limit), decision.reason),
+                Err(e) => {
+                    self.rests_until = now + REST;
+                    why = format!("{why}; but that can't be: {e}");
+                    log::line(&format!("ram-limit is not changed: {e}"));
+                }
+            }
+        } else if let Some(text) = self.ramp.unchanged(now) {
+            log::line(&text);
+        }
+        if decision.press && plan.recompress == Recompress::Idle {
+            // There may be nothing to gain, or no memory for it: then it stays as it is.
+            let _ = running.volume.recompress();
+        }
+        self.tell(&machine, &bounds, decision, why);
+        true
+    }
+
+    fn look_at_device(&mut self, running: &Running, plan: &Plan) {
+        self.is_swap = matches!(plan.usage, Some(Usage::Swap { .. }));
+        let Some(device) = running.device().ok().filter(|_| plan.export.is_block_device()) else {
+            return;
+        };
+        self.is_swap |= usage::is_swap(&device);
+        let number = std::fs::metadata(&device).map(|meta| meta.st_rdev()).ok();
+        self.device = number.map(|number| (rustix::fs::major(number), rustix::fs::minor(number)));
+    }
+
+    fn changed(&mut self, now: Duration, (from, to): (u64, u64), reason: Reason) {
+        self.changes += 1;
+        let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        self.last = Some(Change { from_bytes: from, to_bytes: to, unix_s, reason });
+        for text in self.ramp.changed(now, (from, to), reason).into_iter().flatten() {
+            log::line(&text);
+        }
+    }
+
+    fn tell(&self, machine: &Machine, bounds: &Bounds, decision: Decision, why: String) {
+        *self.told.lock() = Some(Report {
+            bounds: *bounds,
+            reason: decision.reason,
+            why,
+            last_change: self.last,
+            changes: self.changes,
+            turns: self.controller.turns(),
+            waits: self.controller.waits(),
+            available_bytes: machine.available_bytes,
+            floor_bytes: Controller::floor(machine),
+            stalled: self.controller.stalled(),
+            missing: Sampler::missing(machine),
+        });
+    }
+}
+
+impl Running {
+    /// Has the limit adapt from now on if the plan says so, or not any more.
+    ///
+    /// # Errors
+    /// See [`Limiter::start`].
+    pub(super) fn follow_limit(&self) -> Result<()> {
+        let adapts = self.state.lock().plan.ram_auto.is_some();
+        let before = {
+            let mut limiter = self.limiter.lock();
+            match (adapts, limiter.is_some()) {
+                (true, true) | (false, false) => return Ok(()),
+                (true, false) => {
+                    *limiter = Some(Limiter::start(self.me.clone())?);
+                    return Ok(());
+                }
+                (false, true) => limiter.take(),
+            }
+        };
+        drop(before); // waits for the thread, which may want the lock
+        Ok(())
+    }
+
+    /// Sets the limit that was decided within `bounds`. `false` when that is not what is wanted any
+    /// more, or somebody else is changing something.
+    fn adapt(&self, bounds: &Bounds, limit: u64) -> Result<bool> {
+        let Some(_changing) = self.changing.try_lock() else { return Ok(false) };
+        if self.state.lock().plan.ram_auto.as_ref() != Some(bounds) {
+            return Ok(false);
+        }
+        self.volume.set_ram_limit(limit)?;
+        // A next daemon begins anew, so the file may say what was before.
+        self.state.lock().plan.ram_limit_bytes = limit;
+        Ok(true)
+    }
+}
+
+/// What the controller is to know of a volume.
+fn ours(stats: &Stats, segment: u64, is_swap: bool) -> Ours {
+    if let Some(cache) = &stats.cache {
+        let own_reads =
+            DiskReads { bytes: cache.missed_blocks * BLOCK_SIZE as u64, ns: cache.missed_ns };
+        return Ours {
+            role: Role::Copies,
+            limit_bytes: cache.limit_bytes,
+            used_bytes: cache.used_bytes,
+            is_full: cache.used_bytes >= cache.limit_bytes / 8 * 7,
+            data_bytes: cache.original_bytes,
+            read_blocks: cache.hit_blocks + cache.missed_blocks,
+            misses: cache.missed_blocks,
+            miss_ns: cache.missed_ns,
+            regretted: Some(cache.ghosts_hit_blocks),
+            leaving_ns: 0,
+            own_reads,
+        };
+    }
+    let takes = !stats.spill_failed
+        && stats.spill_slots - stats.spill_slots_used >= SLOTS_LEAST
+        && stats.spill_allowed_bytes.is_none_or(|left| left >= SLOTS_LEAST * segment);
+    let (limit, used) = (stats.ram_limit_bytes, stats.mem_used_bytes);
+    let here = stats.blocks_stored.saturating_sub(stats.spilled_blocks) + stats.blocks_same;
+    Ours {
+        role: match (takes, is_swap) {
+            (false, false) => Role::Sole,
+            (false, true) => Role::SoleSwap,
+            (true, false) => Role::Spills,
+            (true, true) => Role::SpillsSwap,
+        },
+        limit_bytes: limit,
+        used_bytes: used,
+        is_full: used + limit / SPARE_PART + SPARE_SEGMENTS * segment >= limit,
+        data_bytes: here * BLOCK_SIZE as u64,
+        read_blocks: stats.read.bytes / BLOCK_SIZE as u64,
+        misses: stats.spill_device_reads,
+        miss_ns: stats.spill_reading_ns,
+        regretted: None,
+        leaving_ns: stats.spill_writing_ns,
+        own_reads: DiskReads { bytes: stats.spill_read_bytes, ns: stats.spill_reading_ns },
+    }
+}

@@ -1,0 +1,151 @@
+//! Why a limit is changed, or not.
+
+use crate::config::size::human;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Why a limit is changed, or not. What is waited is in parts of the time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Reason {
+    /// Nothing is known yet.
+    Starting,
+    /// It was outside of what is allowed.
+    Bounds,
+    /// Less: files that had to go are missed more than what is coldest here would be.
+    FileCache {
+        /// Waited for files.
+        files: f64,
+        /// What would be waited for here.
+        own: f64,
+    },
+    /// Less: others would have too little memory.
+    Floor {
+        /// What is available, in bytes.
+        available: u64,
+        /// What is to be, in bytes.
+        floor: u64,
+    },
+    /// More: what had to go is missed more than files are.
+    Missed {
+        /// Waited for what had to go.
+        own: f64,
+        /// Waited for files.
+        files: f64,
+    },
+    /// Less or more: as much as others leave, for data that has no other place.
+    Room {
+        /// What is available, in bytes.
+        available: u64,
+    },
+    /// The same: something has to be kept for pages that are swapped out have no other place.
+    KeepsSwap,
+    /// It should be less, and is at the least.
+    AtLeast,
+    /// It should be more, and is at the most.
+    AtMost,
+    /// It should be more, and others would have too little memory then.
+    NoRoom {
+        /// What is available, in bytes.
+        available: u64,
+        /// What is to be, in bytes.
+        floor: u64,
+    },
+    /// It was changed the other way not long ago.
+    Waiting,
+    /// One is about as much missed as the other.
+    Balanced {
+        /// Waited for files.
+        files: f64,
+        /// Waited for what had to go, or would be.
+        own: f64,
+    },
+    /// Nothing is missed.
+    Idle,
+}
+
+/// A part of the time for the eye.
+struct Part(f64);
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = self.0 * 100.0;
+        let digits = usize::from(percent < 9.95);
+        write!(f, "{percent:.digits$} %")
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Starting => write!(f, "nothing is known yet"),
+            Self::Bounds => write!(f, "ram-min and ram-max want it so"),
+            Self::FileCache { files, own } => write!(
+                f,
+                "files that the machine had to drop are waited for {} of the time, the coldest \
+                 data here would be {}",
+                Part(files),
+                Part(own)
+            ),
+            Self::Floor { available, floor } => write!(
+                f,
+                "only {} of memory are available, and {} are to be",
+                human(available),
+                human(floor)
+            ),
+            Self::Missed { own, files } => write!(
+                f,
+                "what had to go is waited for {} of the time, and files that the machine had to \
+                 drop {}",
+                Part(own),
+                Part(files)
+            ),
+            Self::Room { available } => write!(
+                f,
+                "data here has no other place, and {} of memory are available for it and others",
+                human(available)
+            ),
+            Self::KeepsSwap => {
+                write!(f, "what is swapped out has no other place, and frees more than it takes")
+            }
+            Self::AtLeast => write!(f, "should be less, and is the least"),
+            Self::AtMost => write!(f, "should be more, and is the most"),
+            Self::NoRoom { available, floor } => write!(
+                f,
+                "should be more, but {} of memory are available, and {} are to stay",
+                human(available),
+                human(floor)
+            ),
+            Self::Waiting => write!(f, "was changed the other way not long ago"),
+            Self::Balanced { files, own } => write!(
+                f,
+                "files that the machine had to drop are waited for {} of the time, data here {}: \
+                 about the same",
+                Part(files),
+                Part(own)
+            ),
+            Self::Idle => write!(f, "nothing is missed"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn in_words_and_in_json() {
+        let reason = Reason::FileCache { files: 0.312, own: 0.004 };
+        assert_eq!(
+            reason.to_string(),
+            "files that the machine had to drop are waited for 31 % of the time, the coldest data \
+             here would be 0.4 %"
+        );
+        let json = serde_json::to_value(reason).unwrap();
+        assert_eq!(json["kind"], "file_cache");
+        assert_eq!(serde_json::from_value::<Reason>(json).unwrap(), reason);
+        let reason = Reason::Floor { available: 20 << 20, floor: 25 << 20 };
+        assert_eq!(reason.to_string(), "only 20 MiB of memory are available, and 25 MiB are to be");
+    }
+}

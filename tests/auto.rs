@@ -1,0 +1,230 @@
+//! A limit that adapts, as its users see it: the commands, what they refuse, restarts, and a real
+//! control group that is short of memory.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod support {
+    pub mod disk;
+    pub mod nbd;
+    pub mod place;
+    pub mod sandbox;
+}
+
+use serde_json::Value;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use support::disk::Disk;
+use support::place::{BLOCK, content};
+use support::sandbox::{Guard, Sandbox, eventually, finish};
+
+const MIB: u64 = 1 << 20;
+
+fn up<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let first = ["up", "vol", "--export", "nbd", "--size", "64M", "--segment", "64K"];
+    [&first[..], more].concat()
+}
+
+/// What the volume says of its limit, once it has looked.
+fn adapting(sandbox: &Sandbox) -> Value {
+    let mut said = Value::Null;
+    eventually("it has looked", || {
+        said = sandbox.status("vol")["adapting"].clone();
+        said.is_object()
+    });
+    said
+}
+
+#[test]
+fn bounds_are_kept_and_changed_at_work() {
+    let sandbox = Sandbox::new();
+    let args = up(&["--ram-limit", "auto", "--ram-min", "16M", "--ram-max", "48M", "--save"]);
+    let said = sandbox.ztier(&args);
+    assert!(said.err.contains("in at most 48 MiB of memory, as it adapts"), "{said:?}");
+    said.ok();
+    let first = adapting(&sandbox);
+    assert_eq!(
+        (&first["min_bytes"], &first["max_bytes"]),
+        (&(16 * MIB).into(), &(48 * MIB).into())
+    );
+    assert_eq!(first["changes"], 0, "{first}");
+    assert!(first["why"].is_string() && first["reason"]["kind"].is_string(), "{first}");
+    let text = sandbox.ztier(&["status", "vol"]).ok();
+    assert!(text.contains("auto, adapts between 16 MiB and 48 MiB"), "{text}");
+    assert!(text.contains("last change") && text.contains("waited for"), "{text}");
+    assert_eq!(sandbox.status("vol")["plan"]["ram_limit_bytes"], Value::Null, "flattened");
+    assert_eq!(sandbox.status("vol")["ram_limit_bytes"], 48 * MIB);
+
+    // A lower bound holds at once.
+    let said = sandbox.ztier(&["set", "vol", "ram-max=24M"]).ok();
+    assert!(said.contains("ram-limit=auto ram-min=16M ram-max=24M"), "{said}");
+    assert_eq!(sandbox.status("vol")["stats"]["ram_limit_bytes"], 24 * MIB);
+    // A fixed limit ends it, and it can begin again.
+    let said = sandbox.ztier(&["set", "vol", "ram-limit=30M"]).ok();
+    assert!(said.contains("ram-limit=30M") && !said.contains("ram-min"), "{said}");
+    assert_eq!(sandbox.status("vol")["adapting"], Value::Null);
+    let said = sandbox.ztier(&["set", "vol", "ram-limit=auto", "ram-min=20M"]).ok();
+    assert!(said.contains("ram-limit=auto ram-min=20M ram-max="), "{said}");
+    assert_eq!(adapting(&sandbox)["min_bytes"], 20 * MIB);
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+
+    // The file says the same as the flags did.
+    sandbox.ztier(&["up", "vol", "--export", "nbd"]).ok();
+    assert_eq!(adapting(&sandbox)["max_bytes"], 48 * MIB);
+}
+
+#[test]
+fn what_adapts_still_does_after_a_kill() {
+    let sandbox = Sandbox::new();
+    let args = up(&["--ram-limit", "auto", "--ram-min", "16M", "--ram-max", "48M"]);
+    sandbox.ztier(&args).ok();
+    let mut disk = Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol");
+    (0..64).for_each(|block| disk.write(block * BLOCK, &content(block, 1)));
+    drop(disk);
+    adapting(&sandbox);
+    sandbox.kill("vol");
+    sandbox.ztier(&args).ok();
+    assert_eq!(adapting(&sandbox)["max_bytes"], 48 * MIB);
+    let mut disk = Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol");
+    assert!((0..64).all(|n| disk.read(n * BLOCK, BLOCK as usize) == content(n, 1)));
+}
+
+#[test]
+fn what_contradicts_itself_is_refused_before_anything_is_made() {
+    let sandbox = Sandbox::new();
+    let slow = sandbox.path().join("slow");
+    File::create(&slow).unwrap().set_len(8 * MIB).unwrap();
+    let backing = ["up", "vol", "--export", "nbd", "--backing", slow.to_str().unwrap()];
+    let auto = |more: &[&'static str]| up(&[&["--ram-limit", "auto"], more].concat());
+    for (args, parts) in [
+        (up(&["--ram-min", "16M"]), ["ram-min is for a ram-limit that adapts", "ram-limit auto"]),
+        (
+            up(&["--ram-limit", "32M", "--ram-max", "48M"]),
+            ["ram-max is for a ram-limit that adapts", "leave out ram-max"],
+        ),
+        (
+            auto(&["--ram-min", "40M", "--ram-max", "20M"]),
+            ["ram-min 40M is above ram-max 20M", "give a lower ram-min"],
+        ),
+        (auto(&["--ram-min", "64K"]), ["ram-min 64K is below the least", "give at least"]),
+        (auto(&["--ram-max", "64K"]), ["ram-max 64K is below the least", "give at least"]),
+        (auto(&["--ram-max", "9999G"]), ["ram-max 9999G is more than the", "give less"]),
+        (
+            [&backing[..], &["--ram-limit", "auto", "--ram-min", "64K"]].concat(),
+            ["ram-min 64K is below the least", "give at least 1M"],
+        ),
+    ] {
+        sandbox.ztier(&args).refused(2, &parts);
+        assert!(sandbox.files().is_empty());
+    }
+    sandbox.ztier(&up(&["--ram-limit", "32M"])).ok();
+    for (changes, part) in [
+        (&["ram-min=16M"][..], "ram-min is for a ram-limit that adapts"),
+        (&["ram-limit=20M", "ram-max=30M"], "ram-max is for a ram-limit that adapts"),
+        (&["ram-limit=auto", "ram-min=30M", "ram-max=20M"], "ram-min 30M is above ram-max 20M"),
+        (&["ram-limit=auto", "ram-min=1K"], "below the least"),
+    ] {
+        let args = [&["set", "vol"], changes].concat();
+        sandbox.ztier(&args).refused(2, &[part]);
+        assert_eq!(sandbox.status("vol")["ram_limit_bytes"], 32 * MIB);
+    }
+    let dry = ["up", "other", "--export", "nbd", "--size", "64M", "--ram-limit", "auto"];
+    let said = sandbox.ztier(&[&dry[..], &["--dry-run"]].concat()).ok();
+    assert!(said.contains("adapts between"), "{said}");
+}
+
+/// A control group with a limit on memory; dropping it removes it.
+struct Group(PathBuf);
+
+impl Group {
+    /// `None` where none can be made; says why.
+    fn new(bytes: u64) -> Option<Self> {
+        let name = format!("ztier-auto-{}", std::process::id());
+        let kinds =
+            [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
+        for (root, file) in kinds {
+            let group = Self(Path::new(root).join(&name));
+            let made = fs::create_dir(&group.0).is_ok();
+            if made && fs::write(group.0.join(file), bytes.to_string()).is_ok() {
+                return Some(group);
+            }
+        }
+        println!("skipped: no control group with a limit on memory can be made here");
+        None
+    }
+
+    /// The command, in the group.
+    fn command(&self, command: &Command) -> Command {
+        let mut within = Command::new("sh");
+        let script = format!("echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"", self.0.display());
+        within.args(["-c", &script]).arg(command.get_program()).args(command.get_args());
+        let set = command.get_envs().filter_map(|(key, value)| Some((key, value?)));
+        within.envs(set).stdin(Stdio::null());
+        within
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // What ran in it is on its way out.
+        let gone = (0..100).any(|_| {
+            let removed = fs::remove_dir(&self.0).is_ok();
+            if !removed {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            removed
+        });
+        if !gone && self.0.exists() {
+            eprintln!("{} is left", self.0.display());
+        }
+    }
+}
+
+/// A group in which a file is read over and over that is larger than it, beside copies that nobody
+/// asks for any more: they give way, and it is said why.
+#[test]
+fn copies_that_nobody_wants_give_way_to_files() {
+    let Some(group) = Group::new(160 * MIB) else { return };
+    let sandbox = Sandbox::new();
+    let path = |name: &str| sandbox.path().join(name).to_str().unwrap().to_owned();
+    let (slow, large) = (path("slow"), path("large"));
+    let blocks = 64 * MIB / BLOCK;
+    let all: Vec<u8> = (0..blocks).flat_map(|block| content(block, 1)).collect();
+    fs::write(&slow, all).unwrap();
+    let args = ["up", "vol", "--export", "nbd", "--backing", &slow, "--ram-limit", "64M"];
+    let up = finish(group.command(&sandbox.command(&args)));
+    up.ok();
+    let mut disk = Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol");
+    for at in (0..64 * MIB).step_by(MIB as usize) {
+        disk.read(at, MIB as usize);
+    }
+    let used = sandbox.status("vol")["stats"]["cache"]["used_bytes"].as_u64().unwrap();
+    assert!(used > 40 * MIB, "{used}");
+
+    // Its pages have to be the group's from the start.
+    let mut make = Command::new("dd");
+    let of = format!("of={large}");
+    make.args(["if=/dev/zero", &of, "bs=1M", "count=240", "conv=fsync", "status=none"]);
+    finish(group.command(&make)).ok();
+    let mut read = Command::new("sh");
+    read.args(["-c", &format!("while cat {large} > /dev/null; do :; done")]);
+    let _reader = Guard(group.command(&read).spawn().unwrap());
+    sandbox.ztier(&["set", "vol", "ram-limit=auto", "ram-min=4M", "ram-max=64M"]).ok();
+
+    let limit = || sandbox.status("vol")["stats"]["ram_limit_bytes"].as_u64().unwrap();
+    eventually("files get memory", || limit() <= used / 2);
+    let status = sandbox.status("vol");
+    let change = &status["adapting"]["last_change"];
+    assert_eq!(change["reason"]["kind"], "file_cache", "{status}");
+    assert!(change["from_bytes"].as_u64() > change["to_bytes"].as_u64(), "{status}");
+    let cache = &status["stats"]["cache"];
+    assert!(cache["used_bytes"].as_u64() <= status["stats"]["ram_limit_bytes"].as_u64());
+    let text = sandbox.ztier(&["status", "vol"]).ok();
+    assert!(text.contains("files that the machine had to drop are waited for"), "{text}");
+    let log = fs::read_to_string(sandbox.run_dir().join("vol.log")).unwrap();
+    let lines = log.lines().filter(|line| line.contains("ram-limit ")).count();
+    let changes = status["adapting"]["changes"].as_u64().unwrap();
+    assert!(lines >= 1 && (lines as u64) < changes, "{changes} changes: {log}");
+    // What had to go is still there to be read.
+    assert!(disk.read(5 * BLOCK, BLOCK as usize) == content(5, 1));
+    assert!(disk.read((blocks - 1) * BLOCK, BLOCK as usize) == content(blocks - 1, 1));
+}
