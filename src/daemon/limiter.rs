@@ -7,7 +7,7 @@ use super::log;
 use super::running::Running;
 use crate::BLOCK_SIZE;
 use crate::config::{Bounds, Plan, Usage};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::export::usage;
 use crate::limit::{
     Change, Controller, Decision, DiskReads, Machine, Ours, Ramp, Reason, Report, Role, STEP,
@@ -29,8 +29,10 @@ const SPARE_SEGMENTS: u64 = 6;
 const SPARE_PART: u64 = 8;
 /// A spill device with fewer free slots takes nothing more that counts.
 const SLOTS_LEAST: u64 = 4;
-/// After a change that could not be made, none is tried for so long.
-const REST: Duration = Duration::from_secs(30);
+/// After a change that could not be made, none like it is tried for so long.
+const REST: Duration = Duration::from_secs(60);
+/// What data takes that does not fit into less, and this part of it.
+const TIGHT_PART: u64 = 16;
 /// Every so many steps it is looked whether the device is swap.
 const LOOK: u32 = 10;
 
@@ -87,8 +89,11 @@ struct Adapting {
     controller: Controller,
     ramp: Ramp,
     began: Instant,
-    /// Nothing is changed before that.
-    rests_until: Duration,
+    /// A limit below which what is there does not fit, as it seems, and until when that is
+    /// believed.
+    least: Option<(u64, Duration)>,
+    /// One line says that something failed, until something works.
+    told_of_failure: bool,
     /// Our device, and whether somebody swaps to it, as of a while ago.
     device: Option<(u32, u32)>,
     is_swap: bool,
@@ -105,7 +110,8 @@ impl Adapting {
             controller: Controller::default(),
             ramp: Ramp::default(),
             began: Instant::now(),
-            rests_until: Duration::ZERO,
+            least: None,
+            told_of_failure: false,
             device: None,
             is_swap: false,
             steps: 0,
@@ -129,18 +135,14 @@ impl Adapting {
         let machine = self.sampler.sample(except);
         let ours = ours(&running.volume.stats(), plan.segment_bytes.into(), self.is_swap);
         let now = self.began.elapsed();
-        let decision = self.controller.decide(now, &Sample { machine, ours }, &bounds);
-        let mut why = decision.reason.to_string();
-        if let Some(limit) = decision.limit_bytes.filter(|_| now >= self.rests_until) {
+        let possible = self.possible(now, &bounds);
+        let decision = self.controller.decide(now, &Sample { machine, ours }, &possible);
+        if let Some(limit) = decision.limit_bytes {
             let from = ours.limit_bytes;
             match running.adapt(&bounds, limit) {
                 Ok(false) => return true, // somebody else changes something
                 Ok(true) => self.changed(now, (from, limit), decision.reason),
-                Err(e) => {
-                    self.rests_until = now + REST;
-                    why = format!("{why}; but that can't be: {e}");
-                    log::line(&format!("ram-limit is not changed: {e}"));
-                }
+                Err(e) => self.failed(now, &ours, &e),
             }
         } else if let Some(text) = self.ramp.unchanged(now) {
             log::line(&text);
@@ -149,7 +151,7 @@ impl Adapting {
             // There may be nothing to gain, or no memory for it: then it stays as it is.
             let _ = running.volume.recompress();
         }
-        self.tell(&machine, &bounds, decision, why);
+        self.tell(&machine, &bounds, decision);
         true
     }
 
@@ -163,8 +165,27 @@ impl Adapting {
         self.device = number.map(|number| (rustix::fs::major(number), rustix::fs::minor(number)));
     }
 
+    /// The bounds, as far as what is there fits.
+    fn possible(&self, now: Duration, bounds: &Bounds) -> Bounds {
+        let least = self.least.filter(|(_, until)| now < *until).map_or(0, |(least, _)| least);
+        Bounds { min_bytes: bounds.min_bytes.max(least.min(bounds.max_bytes)), ..*bounds }
+    }
+
+    /// What is there did not fit: then a little more than it takes is the least, or if that was
+    /// tried, what the limit is.
+    fn failed(&mut self, now: Duration, ours: &Ours, error: &Error) {
+        let Ours { limit_bytes: limit, used_bytes: used, .. } = *ours;
+        let again = self.least.is_some_and(|(_, until)| now < until);
+        let least = if again { limit } else { limit.min(used + used / TIGHT_PART) };
+        self.least = Some((least, now + REST));
+        if !std::mem::replace(&mut self.told_of_failure, true) {
+            log::line(&format!("ram-limit stays: {error}"));
+        }
+    }
+
     fn changed(&mut self, now: Duration, (from, to): (u64, u64), reason: Reason) {
         self.changes += 1;
+        self.told_of_failure = false;
         let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         self.last = Some(Change { from_bytes: from, to_bytes: to, unix_s, reason });
         for text in self.ramp.changed(now, (from, to), reason).into_iter().flatten() {
@@ -172,11 +193,11 @@ impl Adapting {
         }
     }
 
-    fn tell(&self, machine: &Machine, bounds: &Bounds, decision: Decision, why: String) {
+    fn tell(&self, machine: &Machine, bounds: &Bounds, decision: Decision) {
         *self.told.lock() = Some(Report {
             bounds: *bounds,
             reason: decision.reason,
-            why,
+            why: decision.reason.to_string(),
             last_change: self.last,
             changes: self.changes,
             turns: self.controller.turns(),
