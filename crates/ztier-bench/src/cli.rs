@@ -2,6 +2,7 @@
 
 mod cached;
 mod scan;
+mod zcache;
 
 use crate::data::Kind;
 use crate::model;
@@ -52,6 +53,9 @@ enum Command {
     Models(ModelsArgs),
     /// What the read cache costs: a hit, a miss, beside the drive alone.
     Cache(cached::CacheArgs),
+    /// The read cache: IOzone on a file as large as the memory, on a slow disk, with ours and
+    /// without.
+    Zcache(zcache::ZcacheArgs),
     /// Which copies a cache should keep: traces through policies at five sizes, beside the
     /// optimum.
     Policy(PolicyArgs),
@@ -211,6 +215,12 @@ struct SeriesArgs {
     mode: Mode,
     #[arg(long)]
     data: Kind,
+    #[arg(long, default_value_t = u64::MAX)]
+    sample: u64,
+    #[arg(long)]
+    join: Option<PathBuf>,
+    #[arg(long)]
+    disk: Option<PathBuf>,
 }
 
 /// The parts of the table.
@@ -280,11 +290,13 @@ fn run(command: Command) -> Result<()> {
         Command::Cache(args) => cached::run(&args),
         Command::Log(args) => durable_log(args),
         Command::Scan(args) => args.run(),
+        Command::Zcache(args) => args.run(),
         Command::Policy(args) => replays(args),
         Command::ScanLoad(args) => args.run(),
         Command::IozoneSeries(args) => {
-            let SeriesArgs { dir, file_bytes, record_bytes, mode, data: kind } = args;
-            iozone::child(&dir, Series::new(file_bytes, record_bytes, mode, kind)?)
+            let SeriesArgs { dir, file_bytes, record_bytes, mode, data, sample, join, disk } = args;
+            let series = Series::new(file_bytes, record_bytes, mode, data)?;
+            iozone::child(&iozone::Place { dir, join, disk }, Series { sample, ..series })
         }
     }
 }
@@ -517,6 +529,9 @@ mod tests {
             "policy --quick --json a --csv b",
             "policy --record traces",
             "soak --minutes 60",
+            "zcache --quick --svg a.svg --json a --csv b",
+            "zcache --full --runs 3 --only nine,volumes,disk,sweep",
+            "zcache --memory 256 --records 4K,1M --limits 5,40 --bandwidth 50M",
             "cache --quick --data files --json a",
             "models --real-time --drive sim:hdd-7200,sim:ssd-840pro:16G --json a",
         ] {
@@ -538,6 +553,10 @@ mod tests {
             "scan --page-cluster 11",
             "scan --runs 0",
             "scan-load 480",
+            "zcache --quick --full",
+            "zcache --memory 1",
+            "zcache --only everything",
+            "zcache --limits 90",
         ] {
             let words = std::iter::once("ztier-bench").chain(line.split(' '));
             assert!(Cli::try_parse_from(words).is_err(), "{line}");

@@ -2,6 +2,8 @@
 //!
 //! Invariant: a field that is not there is an error or `None`, never a zero that looks measured.
 
+use serde::{Deserialize, Serialize};
+use std::path::Path;
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
@@ -86,6 +88,43 @@ fn parse_vmstat(text: &str) -> Option<Swapped> {
     Some(Swapped { pages_in: field("pswpin")?, pages_out: field("pswpout")? })
 }
 
+/// What a block device read and wrote, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// Read from it.
+    pub read: u64,
+    /// Written to it.
+    pub written: u64,
+}
+
+impl Moved {
+    /// What one did since it came up.
+    ///
+    /// # Errors
+    /// It is no block device.
+    pub fn of(device: &Path) -> Result<Self> {
+        let name = device.file_name().unwrap_or_default().to_string_lossy();
+        let path = format!("/sys/class/block/{name}/stat");
+        let text = std::fs::read_to_string(&path).context(format_args!("cannot read {path}"))?;
+        parse_device(&text)
+            .ok_or_else(|| Error::failure(format!("{path} is not understood: {text:?}")))
+    }
+
+    /// What was moved since.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self { read: self.read - before.read, written: self.written - before.written }
+    }
+}
+
+/// Fields 3 and 7, sectors of 512 bytes.
+fn parse_device(text: &str) -> Option<Moved> {
+    let mut fields = text.split_whitespace().map(|field| field.parse::<u64>().ok());
+    let read = fields.nth(2)?? * 512;
+    let written = fields.nth(3)?? * 512;
+    Some(Moved { read, written })
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -113,6 +152,15 @@ mod tests {
         let both = (Duration::from_nanos(5), Duration::from_nanos(6));
         assert_eq!(parse_schedule("5 6 7\n"), Some(both));
         assert_eq!(parse_schedule("5"), None);
+    }
+
+    #[test]
+    fn sectors_of_a_device_are_counted_in_bytes() {
+        let text = "  10  1  16  5  20  2  40  9  0  14  14 0 0 0 0 0 0\n";
+        let moved = parse_device(text).unwrap();
+        assert_eq!(moved, Moved { read: 8192, written: 20480 });
+        assert_eq!(moved.since(Moved { read: 4096, written: 0 }).read, 4096);
+        assert_eq!(parse_device("1 2 3"), None);
     }
 
     #[test]
