@@ -132,11 +132,13 @@ impl ScanArgs {
             memory: 512,
             cpus: 1,
             disks: &[("swap", 1 << 30), ("zswap", 1 << 30), ("spill", 1 << 30)],
+            held: None,
             modules: "fuse loop ublk_drv zram",
             prepare: PREPARE,
             counted: self.machine.instructions,
             json: self.json.as_deref(),
             csv: self.csv.as_deref(),
+            svg: None,
         };
         machine.run()
     }

@@ -1,8 +1,9 @@
 //! `ztier-bench zcache`.
 
 use super::{finish, warn_if_busy};
+use crate::data::Kind;
 use crate::report::Report;
-use crate::workload::zcache::{self, Choice, Section};
+use crate::workload::zcache::{self, Choice, Section, System};
 use clap::Args;
 use std::path::PathBuf;
 use ztier::config::size;
@@ -34,6 +35,12 @@ pub struct ZcacheArgs {
     /// Only these sections (all by default; in a quick run, `nine`).
     #[arg(long, value_name = "SECTION", value_delimiter = ',')]
     only: Vec<Section>,
+    /// Systems of `nine` (all by default); the one without ztier is always there.
+    #[arg(long, value_name = "SYSTEM", value_delimiter = ',')]
+    systems: Vec<System>,
+    /// Data of `nine` (iozone and 2:1); with the first, a log is compared, too.
+    #[arg(long, value_name = "DATA", value_delimiter = ',')]
+    data: Vec<Kind>,
     /// Write pictures: FILE, and FILE with `sweep` in its name.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -63,6 +70,8 @@ impl ZcacheArgs {
             runs: self.runs,
             bandwidth: self.bandwidth,
             sections: self.only,
+            systems: self.systems,
+            data: self.data,
             svg: self.svg,
         };
         let mut report = Report::new("zcache");

@@ -49,18 +49,17 @@ impl Up {
         ])
     }
 
-    /// `ztier up NAME …` for swap: `--size SIZE --export auto`, and with `spill` `--ram-limit BYTES
-    /// --spill FILE`.
+    /// `ztier up NAME …` for swap: `--size SIZE --export auto`, `--ram-limit LIMIT` if there is one,
+    /// and `--spill FILE`.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn for_swap(size: u64, spill: Option<(u64, &Path)>) -> Result<Self> {
+    pub fn for_swap(size: u64, limit: Option<&str>, spill: Option<&Path>) -> Result<Self> {
         let size = size.to_string();
         let mut args = vec!["--size", &size, "--export", "auto"];
-        let words = spill.map(|(limit, path)| (limit.to_string(), path.to_string_lossy()));
-        if let Some((limit, path)) = &words {
-            args.extend(["--ram-limit", limit, "--spill", path]);
-        }
+        args.extend(limit.iter().flat_map(|limit| ["--ram-limit", limit]));
+        let spill = spill.map(Path::to_string_lossy);
+        args.extend(spill.iter().flat_map(|file| ["--spill", file]));
         Self::with(&args)
     }
 

@@ -39,7 +39,7 @@ impl Dirty {
             fs::write(&bytes, wanted.to_string())
                 .context(format!("cannot set {} to {wanted} (needs root)", bytes.display()))?;
         }
-        let most = memory / 100 * PAIRS[0].2 >> 20;
+        let most = (memory / 100 * PAIRS[0].2) >> 20;
         say(&format!(
             "at most {most} MiB of this machine's page cache may be dirty meanwhile (vm.dirty_bytes)"
         ));

@@ -15,6 +15,7 @@ pub mod sequential;
 pub mod soak;
 pub mod startup;
 pub mod stress;
+pub mod worst;
 pub mod zcache;
 
 use crate::data::Kind;

@@ -15,7 +15,7 @@ use crate::rival::ext4::Ext4;
 use crate::rival::{Disk, System};
 use crate::sys::caches::CacheDropper;
 use crate::sys::command;
-use crate::sys::usage::Moved;
+use crate::sys::usage::{Cost, Moved};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -51,6 +51,29 @@ pub struct Figure {
     pub cpu_machine_percent: f64,
     /// What the disk read and wrote meanwhile, where that is counted.
     pub disk: Option<Moved>,
+}
+
+/// What a series found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Its tests, in order.
+    pub figures: Vec<Figure>,
+    /// Wall time of all of them.
+    pub elapsed_s: f64,
+    /// What they cost.
+    pub cost: Cost,
+}
+
+impl Outcome {
+    /// Those of all nine tests.
+    ///
+    /// # Errors
+    /// Fewer ran.
+    pub fn nine(self) -> Result<[Figure; 9]> {
+        let found = self.figures.len();
+        let wrong = |_| Error::failure(format!("a series has {found} figures, not nine"));
+        self.figures.try_into().map_err(wrong)
+    }
 }
 
 /// Where a series runs.
@@ -137,7 +160,7 @@ fn round(context: &mut Context, contenders: &mut [Contender], series: Series) ->
         let name = contender.system.name();
         let place = Place { dir: contender.fs.path().into(), ..Place::default() };
         let figures =
-            in_child(&place, series, SERIES_LIMIT).context(format!("{name}, {series}"))?;
+            in_child(&place, series, SERIES_LIMIT).context(format!("{name}, {series}"))?.nine()?;
         say(&format!("{name}, {series}: done"));
         for (test, figure) in TESTS.iter().zip(&figures) {
             context.report.silent_row(Row {
@@ -174,7 +197,7 @@ fn ratios(context: &mut Context, contenders: &[Contender]) {
 ///
 /// # Errors
 /// An I/O error, also in a mapped page; wrong data; it takes longer than `limit`.
-pub fn in_child(place: &Place, series: Series, limit: Duration) -> Result<[Figure; 9]> {
+pub fn in_child(place: &Place, series: Series, limit: Duration) -> Result<Outcome> {
     let own = std::env::current_exe().context("cannot find out where this program is")?;
     let mut args = vec!["iozone-series".to_owned()];
     let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
@@ -184,6 +207,10 @@ pub fn in_child(place: &Place, series: Series, limit: Duration) -> Result<[Figur
     add("--mode", series.mode.to_string());
     add("--data", series.kind.to_string());
     add("--sample", series.sample.to_string());
+    if series.four {
+        args.push("--four".to_owned());
+    }
+    let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
     let both = [("--join", &place.join), ("--disk", &place.disk)];
     for (option, path) in both {
         path.iter().for_each(|path| add(option, path.display().to_string()));
@@ -208,8 +235,8 @@ pub fn child(place: &Place, series: Series) -> Result<()> {
         let id = std::process::id().to_string();
         std::fs::write(file, id).context(format_args!("cannot write {}", file.display()))?;
     }
-    let figures = tests::run(place, series, &mut pool)?;
-    print(&serde_json::to_string(&figures).context("cannot make JSON")?);
+    let outcome = tests::run(place, series, &mut pool)?;
+    print(&serde_json::to_string(&outcome).context("cannot make JSON")?);
     Ok(())
 }
 

@@ -5,17 +5,18 @@
 //! differs: the data (see [`crate::data`]), and the eight bytes a block that are compared while a
 //! record is read. After the tests the whole file is compared, outside all times.
 
-use super::{Figure, Place};
+use super::{Figure, Outcome, Place};
 use crate::data::{Kind, Pool, RECORD_MAX, Rng, check_stamps};
 use crate::sys::cpu::Stopwatch;
 use crate::sys::interrupt;
 use crate::sys::map::{AlignedBuf, MappedFile};
-use crate::sys::usage::Moved;
+use crate::sys::usage::{Cost, Moved};
 use clap::ValueEnum;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use ztier::error::{Context, Error, Result};
 
 /// Records that a stride read goes forward.
@@ -68,6 +69,9 @@ pub struct Series {
     /// Records that the tests in random order and the strides touch at most. Writes of such a part
     /// are synced within the time, because the page cache might take all of them.
     pub sample: u64,
+    /// Only the first four tests, with the kernel told that all of the file will be needed
+    /// (IOzone's `-i 0 -i 1 -+A 4`).
+    pub four: bool,
 }
 
 impl Series {
@@ -83,7 +87,7 @@ impl Series {
             ))
             .mend("give records of 4 KiB to 16 MiB that divide the file"));
         }
-        Ok(Self { file_bytes, record_bytes, mode, kind, sample: u64::MAX })
+        Ok(Self { file_bytes, record_bytes, mode, kind, sample: u64::MAX, four: false })
     }
 
     /// Its records.
@@ -103,7 +107,7 @@ impl fmt::Display for Series {
 ///
 /// # Errors
 /// An I/O error; a record that reads back as something else than was written.
-pub fn run(place: &Place, series: Series, pool: &mut Pool) -> Result<[Figure; 9]> {
+pub fn run(place: &Place, series: Series, pool: &mut Pool) -> Result<Outcome> {
     let path = place.dir.join("iozone.tmp");
     let _removed = Removed(path.clone());
     let file = OpenOptions::new()
@@ -121,9 +125,14 @@ pub fn run(place: &Place, series: Series, pool: &mut Pool) -> Result<[Figure; 9]
         pool,
         disk: place.disk.as_deref(),
     };
-    let figures = runner.nine_tests()?;
-    runner.compare_all()?;
-    Ok(figures)
+    let (before, begun) = (Cost::own()?, Instant::now());
+    let figures = if series.four { runner.four_tests()? } else { runner.nine_tests()?.into() };
+    let (elapsed_s, cost) = (begun.elapsed().as_secs_f64(), Cost::own()?.since(before));
+    // Where a table compares times, the eight bytes a block have to do.
+    if !series.four {
+        runner.compare_all()?;
+    }
+    Ok(Outcome { figures, elapsed_s, cost })
 }
 
 struct Removed(PathBuf);
@@ -152,6 +161,16 @@ enum Access<'a> {
 }
 
 impl Runner<'_> {
+    fn four_tests(&mut self) -> Result<Vec<Figure>> {
+        let forward: Vec<u64> = (0..self.series.records()).collect();
+        Ok(vec![
+            self.write(&forward, WRITE)?,
+            self.write(&forward, REWRITE)?,
+            self.read(&forward)?,
+            self.read(&forward)?,
+        ])
+    }
+
     fn nine_tests(&mut self) -> Result<[Figure; 9]> {
         let records = self.series.records();
         let few = usize::try_from(self.series.sample.min(records)).unwrap_or(usize::MAX);
@@ -270,7 +289,11 @@ fn open(file: &File, series: Series) -> Result<Access<'_>> {
         return Ok(Access::Plain(file));
     }
     let len = usize::try_from(series.file_bytes).context("the file is too large to map")?;
-    Ok(Access::Mmap(MappedFile::new(file, len)?))
+    let map = MappedFile::new(file, len)?;
+    if series.four {
+        map.will_need()?;
+    }
+    Ok(Access::Mmap(map))
 }
 
 fn read_record(access: &Access<'_>, offset: u64, buf: &mut [u8]) -> Result<()> {
@@ -330,10 +353,22 @@ mod unit {
             let kind = Kind::Ratio(2.0);
             let series = Series { sample, ..Series::new(4 << 20, 64 << 10, mode, kind).unwrap() };
             let mut pool = Pool::build(kind, crate::data::RECORD_MAX, 1).unwrap();
-            let figures = run(&place, series, &mut pool).unwrap();
+            let figures = run(&place, series, &mut pool).unwrap().figures;
+            assert_eq!(figures.len(), 9);
             assert!(figures.iter().all(|f| f.kib_per_second > 0.0 && f.disk.is_none()));
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         }
+    }
+
+    #[test]
+    fn four_tests_say_what_they_cost() {
+        let dir = crate::sys::workdir::WorkDir::new("four").unwrap();
+        let place = Place { dir: dir.path().into(), ..Place::default() };
+        let series = Series::new(8 << 20, 64 << 10, Mode::Kept, Kind::Iozone).unwrap();
+        let mut pool = Pool::build(Kind::Iozone, crate::data::RECORD_MAX, 1).unwrap();
+        let outcome = run(&place, Series { four: true, ..series }, &mut pool).unwrap();
+        assert_eq!(outcome.figures.len(), 4);
+        assert!(outcome.elapsed_s > 0.0 && outcome.cost.minor_faults > 0);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod sweep;
 mod system;
 
 pub use plan::{Choice, Section};
+pub use system::System;
 
 use super::iozone::{Mode, Series, TESTS};
 use crate::data::{Kind, POOL_BYTES, Pool};
@@ -22,7 +23,7 @@ use crate::workload::scan::limit::Limit;
 use found::Found;
 use plan::Plan;
 use std::time::Instant;
-use system::{Machine, Shape, System};
+use system::{Machine, Shape};
 use ztier::error::Result;
 
 /// What the source reached.
@@ -62,8 +63,8 @@ pub fn run(report: &mut Report, choice: &Choice) -> Result<Vec<String>> {
     for (about, text) in plan.about() {
         report.note("zcache", about, text);
     }
-    report.note("zcache", "memory", Limit::new(plan.memory)?.about());
-    for kind in [Kind::Iozone, Kind::Ratio(2.0)] {
+    report.note("zcache", "group", Limit::new(plan.shape().group())?.about());
+    for &kind in &plan.data {
         report.note("zcache", "data", Pool::build(kind, POOL_BYTES, SEED)?);
     }
     let mut progress = Progress::new(plan.series());
@@ -96,15 +97,12 @@ fn nine(
     progress: &mut Progress,
     kept: &mut Vec<(Kind, Vec<Found>)>,
 ) -> Result<()> {
-    for kind in [Kind::Iozone, Kind::Ratio(2.0)] {
-        let systems: &[System] = match kind {
-            Kind::Iozone => &[System::Bare, System::Cache, System::Log],
-            _ => &[System::Bare, System::Cache],
-        };
+    for &kind in &plan.data {
+        let systems = plan.turns(kind);
         let section = format!("nine, {kind}");
         let shape = plan.shape();
         let found =
-            turns(report, &section, plan, (&shape, &plan.records[..], kind), systems, progress)?;
+            turns(report, &section, plan, (&shape, &plan.records[..], kind), &systems, progress)?;
         for found in &found {
             found.print_table(&format!("{}, {kind}", found.system.name()));
         }
@@ -112,7 +110,8 @@ fn nine(
         if kind == Kind::Iozone {
             ratios(report, &found, "", |test| Target::AtLeast(SOURCE[test]));
         } else {
-            ratios(report, &found, "_2to1", |_| Target::None);
+            let suffix = format!("_{}", kind.to_string().replace(':', "to"));
+            ratios(report, &found, &suffix, |_| Target::None);
             found::best(report, &section, &found);
         }
         kept.push((kind, found));
@@ -160,7 +159,7 @@ fn turns(
     systems: &[System],
     progress: &mut Progress,
 ) -> Result<Vec<Found>> {
-    let _dirty = Dirty::of(shape.memory)?;
+    let _dirty = Dirty::of(shape.group())?;
     let mut machines = Vec::new();
     for &system in systems {
         let machine = Machine::up(system, shape)?;

@@ -1,7 +1,8 @@
 //! How much is measured.
 
 use super::disk::Slow;
-use super::system::Shape;
+use super::system::{Shape, System};
+use crate::data::Kind;
 use crate::workload::log::REAL_DIR;
 use clap::ValueEnum;
 use std::path::PathBuf;
@@ -57,6 +58,10 @@ pub struct Choice {
     pub bandwidth: u64,
     /// `--only`.
     pub sections: Vec<Section>,
+    /// `--systems`.
+    pub systems: Vec<System>,
+    /// `--data`.
+    pub data: Vec<Kind>,
     /// `--svg`.
     pub svg: Option<PathBuf>,
 }
@@ -80,6 +85,10 @@ pub struct Plan {
     pub real: Slow,
     /// What is measured.
     pub sections: Vec<Section>,
+    /// Who takes turns in the main section, besides the one without ours.
+    pub systems: Vec<System>,
+    /// Its data.
+    pub data: Vec<Kind>,
 }
 
 impl Choice {
@@ -103,10 +112,6 @@ impl Choice {
             [] => sizes(&[1024]),
             given => given.to_vec(),
         };
-        let limits = match &self.limits[..] {
-            [] => LIMITS.into(),
-            given => given.to_vec(),
-        };
         let sections = match &self.sections[..] {
             [] if self.quick => vec![Section::Nine],
             [] => Section::value_variants().to_vec(),
@@ -117,12 +122,19 @@ impl Choice {
             small_memory,
             records,
             small_records,
-            limits,
+            limits: or(&self.limits, &LIMITS),
             runs: self.runs.unwrap_or(1),
             real: Slow::Real(REAL_DIR.into(), self.bandwidth),
             sections,
+            systems: or(&self.systems, &[System::Cache, System::Log]),
+            data: or(&self.data, &[Kind::Iozone, Kind::Ratio(2.0)]),
         }
     }
+}
+
+/// What was asked for, or what is usual.
+fn or<T: Clone>(asked: &[T], usual: &[T]) -> Vec<T> {
+    if asked.is_empty() { usual.to_vec() } else { asked.to_vec() }
 }
 
 impl Plan {
@@ -152,10 +164,18 @@ impl Plan {
         file / (64 << 10)
     }
 
+    /// Who takes turns with data of a kind. Behind a log, the limits of a cache show nowhere.
+    pub fn turns(&self, kind: Kind) -> Vec<System> {
+        let wanted = |system: &&System| kind == Kind::Iozone || **system != System::Log;
+        let ours = self.systems.iter().filter(|system| **system != System::Bare).filter(wanted);
+        std::iter::once(System::Bare).chain(ours.copied()).collect()
+    }
+
     /// How many series there are.
     pub fn series(&self) -> usize {
+        let nine: usize = self.data.iter().map(|&kind| self.turns(kind).len()).sum();
         let of = |section: &Section| match section {
-            Section::Nine => 5 * self.records.len(),
+            Section::Nine => nine * self.records.len(),
             Section::Volumes | Section::Disk => 2 * self.small_records.len(),
             Section::Sweep => 1 + self.limits.len(),
         };
