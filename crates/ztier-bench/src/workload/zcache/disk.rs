@@ -32,14 +32,18 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// One of `size` bytes.
+    /// One of `size` bytes, whose memory is there already if it is `busy`: getting it would take
+    /// time that a disk does not.
     ///
     /// # Errors
     /// No FUSE here; no room for the file.
-    pub fn new(slow: &Slow, size: u64, number: usize) -> Result<Self> {
+    pub fn new(slow: &Slow, size: u64, number: usize, busy: bool) -> Result<Self> {
         let (drive, about, file): (Arc<dyn Drive>, _, _) = match slow {
             Slow::Modelled => {
                 let drive = ModelDrive::real_time(Name { size, ..Kind::Hdd7200.into() });
+                if busy {
+                    drive.reserve(size);
+                }
                 (Arc::new(drive), "sim:hdd-7200".to_owned(), None)
             }
             Slow::Real(dir, bytes_per_second) => {

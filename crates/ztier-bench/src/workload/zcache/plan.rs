@@ -94,7 +94,12 @@ pub struct Plan {
 impl Choice {
     /// What of it is measured.
     pub fn plan(&self) -> Plan {
-        let memory = self.memory.unwrap_or(if self.quick { 128 } else { 1024 }) << 20;
+        let usual = match (self.quick, self.full) {
+            (true, _) => 128,
+            (_, true) => 1024,
+            _ => 512,
+        };
+        let memory = self.memory.unwrap_or(usual) << 20;
         let small_memory = match (self.full, self.memory) {
             (true, _) | (_, Some(_)) => memory,
             _ => memory / 4,
@@ -104,7 +109,7 @@ impl Choice {
         let records = match &self.records[..] {
             [] if self.full => all.clone(),
             [] if self.quick => sizes(&[1024]),
-            [] => sizes(&[4, 64, 1024, 16384]),
+            [] => sizes(&[64, 1024, 16384]),
             given => given.to_vec(),
         };
         let small_records = match &self.records[..] {
@@ -221,7 +226,7 @@ mod tests {
         assert_eq!((full.records[0], full.records[12], full.records.len()), (4096, 16 << 20, 13));
         assert_eq!(full.series(), 5 * 13 + 2 * 4 + 2 * 4 + 5);
         let usual = plan(Choice::default());
-        assert_eq!((usual.memory, usual.small_memory), (1 << 30, 256 << 20));
-        assert_eq!(usual.sample(usual.memory), 16384);
+        assert_eq!((usual.memory, usual.small_memory), (512 << 20, 128 << 20));
+        assert_eq!(usual.sample(usual.memory), 8192);
     }
 }

@@ -102,7 +102,7 @@ struct Lane {
 impl Lane {
     fn new(system: System, shape: &Shape, number: usize, group: &Limit) -> Result<Self> {
         let size = (shape.file + ROOM).next_multiple_of(1 << 20);
-        let disk = Disk::new(&shape.slow, size, number)?;
+        let disk = Disk::new(&shape.slow, size, number, number < shape.busy)?;
         let name = format!("log{number}");
         // Enough for all that a series writes, so that what is measured is not its writeback.
         let log = match system {
