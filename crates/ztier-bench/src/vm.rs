@@ -30,8 +30,8 @@ pub struct Inside<'a> {
     pub cpus: u32,
     /// Names and sizes of its disks, `/disk/NAME`.
     pub disks: &'a [(&'a str, u64)],
-    /// The bytes and requests a second that they are held to, if they are.
-    pub held: Option<(u64, u64)>,
+    /// The bytes and requests a second that each is held to; none for as many as come.
+    pub held: &'a [(u64, u64)],
     /// Modules that are loaded before.
     pub modules: &'a str,
     /// What the shell does before.
@@ -63,10 +63,10 @@ impl Inside<'_> {
         if self.counted {
             setup = setup.args(&["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]);
         }
-        for (name, size) in self.disks {
-            setup = match self.held {
+        for (n, (name, size)) in self.disks.iter().enumerate() {
+            setup = match self.held.get(n) {
                 None => setup.disk(name, *size),
-                Some((bytes, requests)) => setup.held_disk(name, *size, bytes, requests),
+                Some(&(bytes, requests)) => setup.held_disk(name, *size, bytes, requests),
             };
         }
         let begun = Instant::now();

@@ -132,7 +132,7 @@ impl ScanArgs {
             memory: 512,
             cpus: 1,
             disks: &[("swap", 1 << 30), ("zswap", 1 << 30), ("spill", 1 << 30)],
-            held: None,
+            held: &[],
             modules: "fuse loop ublk_drv zram",
             prepare: PREPARE,
             counted: self.machine.instructions,

@@ -14,20 +14,21 @@ const PREPARE: &str = "mkdir -p /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs
     echo +memory >/sys/fs/cgroup/cgroup.subtree_control; ";
 /// What its disks do in a second, unless told.
 const BANDWIDTH: [u64; 2] = [200_000_000, 80_000_000];
-/// As many as a disk with a queue does, if they are near each other.
-const REQUESTS: u64 = 1000;
+/// Requests a second: what comes in order is not held back by them, and swap is, as by the arm of
+/// a disk of 7200 rpm.
+const REQUESTS: [u64; 2] = [1000, 120];
 /// Memory, in MiB.
-const MEMORY: [u32; 2] = [256, 512];
+const MEMORY: [u32; 2] = [192, 512];
 
 #[derive(Args)]
 pub struct WorstArgs {
-    /// End within about a minute: 256 MiB of memory, one file of 384 MiB, faster disks.
+    /// End within about a minute: 192 MiB of memory, one file of 256 MiB, faster disks.
     #[arg(long, conflicts_with = "full")]
     quick: bool,
     /// All of the source's sizes of records, 64 KiB to 16 MiB; takes hours.
     #[arg(long)]
     full: bool,
-    /// Memory of the machine, in MiB (512; 256 in a quick run).
+    /// Memory of the machine, in MiB (512; 192 in a quick run).
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(192..=8192))]
     memory: Option<u32>,
     /// Sizes of files, in MiB (half, all and twice the memory).
@@ -101,16 +102,19 @@ impl WorstArgs {
         self.only.iter().for_each(|system| add("--only", name_of(system)));
         let bandwidth = self.bandwidth.unwrap_or(BANDWIDTH[usize::from(!self.quick)]);
         crate::report::print(&format!(
-            "disks: each held to {} MB and {REQUESTS} requests a second",
-            bandwidth / 1_000_000
+            "disks: each held to {} MB a second; that of files to {} requests, those of swap to {}",
+            bandwidth / 1_000_000,
+            REQUESTS[0],
+            REQUESTS[1]
         ));
+        let [files, swap] = REQUESTS.map(|requests| (bandwidth, requests));
         let machine = Inside {
             args: inside,
             memory,
             cpus: 2,
             // The largest file, a journal and tables.
             disks: &[("files", 4 << 30), ("swap", 1 << 30), ("spill", 1 << 30)],
-            held: Some((bandwidth, REQUESTS)),
+            held: &[files, swap, swap],
             modules: "fuse loop ublk_drv ext4",
             prepare: PREPARE,
             counted: false,

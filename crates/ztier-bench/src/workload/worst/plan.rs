@@ -46,7 +46,7 @@ impl Choice {
     pub fn plan(&self) -> Plan {
         let memory = u64::from(self.memory);
         let files = match &self.files[..] {
-            [] if self.quick => vec![memory * 3 / 2],
+            [] if self.quick => vec![memory * 4 / 3],
             [] => vec![memory / 2, memory, memory * 2],
             given => given.to_vec(),
         };
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(full.files, [256, 512, 1024]);
         assert_eq!((full.records[0], full.records[8]), (64 << 10, 16 << 20));
         assert_eq!((full.heap, full.scan_mib, full.scan_limit(), full.runs), (32, 256, 160, 1));
-        let quick = Choice { quick: true, memory: 256, ..Choice::default() }.plan();
-        assert_eq!((&quick.files[..], quick.runs, quick.systems.len()), (&[384][..], 1, 4));
+        let quick = Choice { quick: true, memory: 192, ..Choice::default() }.plan();
+        assert_eq!((&quick.files[..], quick.runs, quick.systems.len()), (&[256][..], 1, 4));
     }
 }

@@ -7,7 +7,7 @@ use crate::rival::ztier::Up;
 use crate::workload::scan::swap::{self, SwapOn};
 use clap::ValueEnum;
 use std::path::Path;
-use ztier::error::Result;
+use ztier::error::{Error, Result};
 
 /// The disks of the machine, each held to the same.
 pub const FILES: &str = "/disk/files";
@@ -74,15 +74,12 @@ impl Swap {
     pub fn about(&self) -> Result<Option<String>> {
         let Some(up) = &self.up else { return Ok(None) };
         let status = up.status()?;
-        let mib = |value: &serde_json::Value| value.as_f64().map(|bytes| bytes / 1_048_576.0);
-        let stats = &status["stats"];
-        let memory = mib(&stats["mem_used_total_bytes"]);
-        let most = mib(&stats["mem_used_max_bytes"]);
-        let mut text = format!(
-            "{} MiB of memory in use, {} at most",
-            memory.map_or("?".into(), |m| format!("{m:.1}")),
-            most.map_or("?".into(), |m| format!("{m:.1}"))
-        );
+        let mib = |name: &str| {
+            let missing = || Error::failure(format!("`ztier status --json` lacks {name}"));
+            status["stats"][name].as_f64().map(|b| b / 1_048_576.0).ok_or_else(missing)
+        };
+        let (now, most) = (mib("mem_used_bytes")?, mib("mem_used_max_bytes")?);
+        let mut text = format!("{now:.1} MiB of memory in use, {most:.1} at most");
         if let Some(why) = status["adapting"]["why"].as_str() {
             text += &format!("; {why}");
         }
