@@ -132,8 +132,8 @@ struct LogArgs {
     /// End within about a minute: short runs, small logs.
     #[arg(long)]
     quick: bool,
-    /// The log's drive: sim:ssd-840pro (the default), sim:ssd-null, sim:hdd-7200, or a block device
-    /// or file that holds nothing. It is overwritten.
+    /// The log's drive: sim:ssd-840pro (the default), sim:ssd-null, sim:hdd-7200, or a block
+    /// device or file that holds nothing. It is overwritten.
     #[arg(long, value_name = "DRIVE")]
     log: Option<log::Spec>,
     /// The backing store: sim:hdd-7200 by default, or as --log. It is overwritten.

@@ -49,8 +49,8 @@ impl Up {
         ])
     }
 
-    /// `ztier up NAME …` for swap: `--size SIZE --export auto`, `--ram-limit LIMIT` if there is one,
-    /// and `--spill FILE`.
+    /// `ztier up NAME …` for swap: `--size SIZE --export auto`, `--ram-limit LIMIT` if there is
+    /// one, and `--spill FILE`.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -63,8 +63,8 @@ impl Up {
         Self::with(&args)
     }
 
-    /// `ztier up NAME --backing DEV --ram-limit LIMIT`, with `log` before it if there is one, in the
-    /// control group whose file that takes process ids is `join`.
+    /// `ztier up NAME --backing DEV --ram-limit LIMIT`, with `log` before it if there is one, in
+    /// the control group whose file that takes process ids is `join`.
     ///
     /// # Errors
     /// As [`Self::new`].
