@@ -2,6 +2,8 @@
 
 mod cached;
 mod scan;
+mod worst;
+mod zcache;
 
 use crate::data::Kind;
 use crate::model;
@@ -52,6 +54,15 @@ enum Command {
     Models(ModelsArgs),
     /// What the read cache costs: a hit, a miss, beside the drive alone.
     Cache(cached::CacheArgs),
+    /// The read cache: IOzone on a file as large as the memory, on a slow disk, with ours and
+    /// without.
+    Zcache(zcache::ZcacheArgs),
+    /// Swap where files want all memory: what ours takes from the page cache, and what a limit that
+    /// adapts makes of it; in a virtual machine of 512 MiB.
+    WorstCase(worst::WorstArgs),
+    /// Memory that is filled once and never looked at again.
+    #[command(hide = true)]
+    IdleHeap(worst::HeapArgs),
     /// Which copies a cache should keep: traces through policies at five sizes, beside the
     /// optimum.
     Policy(PolicyArgs),
@@ -121,8 +132,8 @@ struct LogArgs {
     /// End within about a minute: short runs, small logs.
     #[arg(long)]
     quick: bool,
-    /// The log's drive: sim:ssd-840pro (the default), sim:ssd-null, sim:hdd-7200, or a block device
-    /// or file that holds nothing. It is overwritten.
+    /// The log's drive: sim:ssd-840pro (the default), sim:ssd-null, sim:hdd-7200, or a block
+    /// device or file that holds nothing. It is overwritten.
     #[arg(long, value_name = "DRIVE")]
     log: Option<log::Spec>,
     /// The backing store: sim:hdd-7200 by default, or as --log. It is overwritten.
@@ -211,6 +222,14 @@ struct SeriesArgs {
     mode: Mode,
     #[arg(long)]
     data: Kind,
+    #[arg(long, default_value_t = u64::MAX)]
+    sample: u64,
+    #[arg(long)]
+    four: bool,
+    #[arg(long)]
+    join: Option<PathBuf>,
+    #[arg(long)]
+    disk: Option<PathBuf>,
 }
 
 /// The parts of the table.
@@ -280,11 +299,16 @@ fn run(command: Command) -> Result<()> {
         Command::Cache(args) => cached::run(&args),
         Command::Log(args) => durable_log(args),
         Command::Scan(args) => args.run(),
+        Command::Zcache(args) => args.run(),
+        Command::WorstCase(args) => args.run(),
+        Command::IdleHeap(args) => args.run(),
         Command::Policy(args) => replays(args),
         Command::ScanLoad(args) => args.run(),
         Command::IozoneSeries(args) => {
-            let SeriesArgs { dir, file_bytes, record_bytes, mode, data: kind } = args;
-            iozone::child(&dir, Series::new(file_bytes, record_bytes, mode, kind)?)
+            let series = Series::new(args.file_bytes, args.record_bytes, args.mode, args.data)?;
+            let series = Series { sample: args.sample, four: args.four, ..series };
+            let SeriesArgs { dir, join, disk, .. } = args;
+            iozone::child(&iozone::Place { dir, join, disk }, series)
         }
     }
 }
@@ -340,11 +364,13 @@ fn zram_in_machine(args: &ZramArgs) -> Result<()> {
         memory: 2560,
         cpus: 2,
         disks: &[],
+        held: &[],
         modules: "fuse loop ublk_drv zram",
         prepare: "",
         counted: args.machine.instructions,
         json: args.json.as_deref(),
         csv: args.csv.as_deref(),
+        svg: None,
     };
     machine.run()
 }
@@ -362,11 +388,13 @@ fn log_in_machine(args: &LogArgs) -> Result<()> {
         memory: 1024,
         cpus: 2,
         disks: &[("log", 2 << 30), ("backing", 4 << 30)],
+        held: &[],
         modules: "fuse loop ublk_drv dm-writecache bcache",
         prepare: "",
         counted: args.machine.instructions,
         json: args.json.as_deref(),
         csv: args.csv.as_deref(),
+        svg: None,
     };
     machine.run()
 }
@@ -517,6 +545,13 @@ mod tests {
             "policy --quick --json a --csv b",
             "policy --record traces",
             "soak --minutes 60",
+            "worst-case --quick --vm --svg a.svg --json a --csv b",
+            "worst-case --full --runs 2 --memory 256 --files 256,512 --only disk,fixed,auto",
+            "idle-heap 8",
+            "zcache --quick --svg a.svg --json a --csv b",
+            "zcache --full --runs 3 --only nine,volumes,disk,sweep",
+            "zcache --systems cache,log --data iozone,2:1,files",
+            "zcache --memory 256 --records 4K,1M --limits 5,40 --bandwidth 50M",
             "cache --quick --data files --json a",
             "models --real-time --drive sim:hdd-7200,sim:ssd-840pro:16G --json a",
         ] {
@@ -538,6 +573,12 @@ mod tests {
             "scan --page-cluster 11",
             "scan --runs 0",
             "scan-load 480",
+            "zcache --quick --full",
+            "worst-case --quick --full",
+            "worst-case --only everything",
+            "zcache --memory 1",
+            "zcache --only everything",
+            "zcache --limits 90",
         ] {
             let words = std::iter::once("ztier-bench").chain(line.split(' '));
             assert!(Cli::try_parse_from(words).is_err(), "{line}");

@@ -30,6 +30,8 @@ pub struct Inside<'a> {
     pub cpus: u32,
     /// Names and sizes of its disks, `/disk/NAME`.
     pub disks: &'a [(&'a str, u64)],
+    /// The bytes and requests a second that each is held to; none for as many as come.
+    pub held: &'a [(u64, u64)],
     /// Modules that are loaded before.
     pub modules: &'a str,
     /// What the shell does before.
@@ -40,6 +42,8 @@ pub struct Inside<'a> {
     pub json: Option<&'a Path>,
     /// See `json`.
     pub csv: Option<&'a Path>,
+    /// Where the picture goes of a table that makes one.
+    pub svg: Option<&'a Path>,
 }
 
 impl Inside<'_> {
@@ -59,8 +63,11 @@ impl Inside<'_> {
         if self.counted {
             setup = setup.args(&["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]);
         }
-        for (name, size) in self.disks {
-            setup = setup.disk(name, *size);
+        for (n, (name, size)) in self.disks.iter().enumerate() {
+            setup = match self.held.get(n) {
+                None => setup.disk(name, *size),
+                Some(&(bytes, requests)) => setup.held_disk(name, *size, bytes, requests),
+            };
         }
         let begun = Instant::now();
         let machine = setup.boot()?;
@@ -74,11 +81,12 @@ impl Inside<'_> {
         let args: String = self.args.iter().map(|arg| format!(" {}", quoted(arg))).collect();
         let script = format!(
             "export PATH=$PATH:/usr/local/bin; {load}{}exec ztier-bench{args} --inside {inside}{counted} \
-             --json {FIGURES}.json --csv {FIGURES}.csv",
-            self.prepare
+             --json {FIGURES}.json --csv {FIGURES}.csv{}",
+            self.prepare,
+            self.svg.map_or(String::new(), |_| format!(" --svg {FIGURES}.svg"))
         );
         let status = machine.begin(&script)?.follow(LIMIT, std::io::stdout())?;
-        for (path, end) in [(self.json, "json"), (self.csv, "csv")] {
+        for (path, end) in [(self.json, "json"), (self.csv, "csv"), (self.svg, "svg")] {
             let Some(path) = path else { continue };
             let figures = machine.get(&format!("{FIGURES}.{end}"), LIMIT)?;
             std::fs::write(path, figures).context(format!("cannot write {}", path.display()))?;

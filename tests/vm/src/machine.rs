@@ -254,14 +254,25 @@ impl Parts<'_> {
         self.add(&["-device", &format!("virtio-blk-pci,drive={id},serial={name}")]);
     }
 
+    fn sparse(&self, number: usize, size: u64) -> Result<PathBuf> {
+        let path = self.place.join(format!("disk{number}"));
+        let file = File::create(&path).context("cannot make a disk's file")?;
+        file.set_len(size).context("cannot size a disk's file")?;
+        Ok(path)
+    }
+
     fn disk(&mut self, number: usize, name: &str, behind: &Behind) -> Result<()> {
         match behind {
             Behind::File(path, cache) => self.blockdev(name, path, cache.name(), false),
             Behind::Sparse(size, cache) => {
-                let path = self.place.join(format!("disk{number}"));
-                let file = File::create(&path).context("cannot make a disk's file")?;
-                file.set_len(*size).context("cannot size a disk's file")?;
+                let path = self.sparse(number, *size)?;
                 self.blockdev(name, &path, cache.name(), false);
+            }
+            Behind::Held(size, bytes, requests) => {
+                let path = self.sparse(number, *size)?.display().to_string().replace(',', ",,");
+                let held = format!("throttling.bps-total={bytes},throttling.iops-total={requests}");
+                let flags = "format=raw,cache=writeback,discard=unmap";
+                self.drive(name, &format!("file={path},{flags},{held}"));
             }
             Behind::Drive(drive) => {
                 drive.plug();

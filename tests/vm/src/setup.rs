@@ -35,6 +35,8 @@ impl Cache {
 pub(crate) enum Behind {
     /// A sparse file of this size, gone with the machine.
     Sparse(u64, Cache),
+    /// The same, which moves no more than so many bytes and requests a second.
+    Held(u64, u64, u64),
     /// A file of the caller's.
     File(PathBuf, Cache),
     /// A drive of the caller's.
@@ -97,6 +99,13 @@ impl Setup {
     #[must_use]
     pub fn disk(self, name: &str, size: u64) -> Self {
         self.behind(name, Behind::Sparse(size, Cache::Writeback))
+    }
+
+    /// A new disk of `size` bytes that moves at most `bytes` and does at most `requests` a second,
+    /// however fast this machine's are.
+    #[must_use]
+    pub fn held_disk(self, name: &str, size: u64, bytes: u64, requests: u64) -> Self {
+        self.behind(name, Behind::Held(size, bytes, requests))
     }
 
     /// A disk over a file of the caller's.

@@ -45,8 +45,8 @@ pub struct ScanArgs {
     /// Only these systems (all by default).
     #[arg(long, value_name = "SYSTEM", value_delimiter = ',')]
     only: Vec<System>,
-    /// Where disk swap, zswap's and the spill go: files in a directory, or a block device for each,
-    /// in this order, that holds nothing. They are overwritten.
+    /// Where disk swap, zswap's and the spill go: files in a directory, or a block device for
+    /// each, in this order, that holds nothing. They are overwritten.
     #[arg(long, value_name = "DIR|DEVICE,…", value_delimiter = ',', default_value = REAL_DIR)]
     disk: Vec<PathBuf>,
     /// Write all figures as JSON.
@@ -132,11 +132,13 @@ impl ScanArgs {
             memory: 512,
             cpus: 1,
             disks: &[("swap", 1 << 30), ("zswap", 1 << 30), ("spill", 1 << 30)],
+            held: &[],
             modules: "fuse loop ublk_drv zram",
             prepare: PREPARE,
             counted: self.machine.instructions,
             json: self.json.as_deref(),
             csv: self.csv.as_deref(),
+            svg: None,
         };
         machine.run()
     }

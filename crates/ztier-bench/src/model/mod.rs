@@ -13,6 +13,7 @@ mod disk;
 mod drive;
 mod flash;
 mod geometry;
+mod held;
 pub mod job;
 mod name;
 mod pages;
@@ -20,6 +21,7 @@ mod params;
 mod wait;
 
 pub use drive::ModelDrive;
+pub use held::Held;
 pub use name::{Kind, Name};
 pub use wait::lateness;
 

@@ -3,11 +3,13 @@
 //! Invariant: a figure is the median of its runs, and a ratio is made of medians of the same run.
 //! What could not be measured is named, with the reason; it never turns into a number.
 
+mod chart;
 mod layout;
 mod machine;
 mod stats;
 mod table;
 
+pub use chart::{Chart, Panel};
 pub use layout::{Column, IozoneTable};
 pub use machine::{available_bytes, describe as machine};
 pub use stats::{geomean, median, slope};

@@ -49,22 +49,38 @@ impl Up {
         ])
     }
 
-    /// `ztier up NAME …` for swap: `--size SIZE --export auto`, and with `spill` `--ram-limit BYTES
-    /// --spill FILE`.
+    /// `ztier up NAME …` for swap: `--size SIZE --export auto`, `--ram-limit LIMIT` if there is
+    /// one, and `--spill FILE`.
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn for_swap(size: u64, spill: Option<(u64, &Path)>) -> Result<Self> {
+    pub fn for_swap(size: u64, limit: Option<&str>, spill: Option<&Path>) -> Result<Self> {
         let size = size.to_string();
         let mut args = vec!["--size", &size, "--export", "auto"];
-        let words = spill.map(|(limit, path)| (limit.to_string(), path.to_string_lossy()));
-        if let Some((limit, path)) = &words {
-            args.extend(["--ram-limit", limit, "--spill", path]);
-        }
+        args.extend(limit.iter().flat_map(|limit| ["--ram-limit", limit]));
+        let spill = spill.map(Path::to_string_lossy);
+        args.extend(spill.iter().flat_map(|file| ["--spill", file]));
         Self::with(&args)
     }
 
+    /// `ztier up NAME --backing DEV --ram-limit LIMIT`, with `log` before it if there is one, in
+    /// the control group whose file that takes process ids is `join`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn cached(backing: &Path, limit: &str, log: Option<&Path>, join: &Path) -> Result<Self> {
+        let backing = backing.to_string_lossy();
+        let mut args = vec!["--backing", &backing, "--ram-limit", limit, "--export", "auto"];
+        let log = log.map(Path::to_string_lossy);
+        args.extend(log.iter().flat_map(|log| ["--log", log]));
+        Self::within(Some(join), &args)
+    }
+
     fn with(args: &[&str]) -> Result<Self> {
+        Self::within(None, args)
+    }
+
+    fn within(join: Option<&Path>, args: &[&str]) -> Result<Self> {
         let binary = binary()?;
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("bench-{}-{n}", std::process::id());
@@ -72,7 +88,14 @@ impl Up {
         let state = WorkDir::new("state")?;
         let variable = format!("ZTIER_STATE_DIR={}", state.path().display());
         let up = [&variable, &*binary.to_string_lossy(), "up", &name];
-        let text = run(Path::new("env"), &[&up[..], args].concat(), LIMIT)?;
+        let text = match join.map(Path::to_string_lossy) {
+            None => run(Path::new("env"), &[&up[..], args].concat(), LIMIT)?,
+            // The shell joins, and becomes the program.
+            Some(join) => {
+                let shell = ["-c", "echo $$ >\"$0\" && exec env \"$@\"", &*join];
+                run(Path::new("sh"), &[&shell[..], &up[..], args].concat(), LIMIT)?
+            }
+        };
         // From here on the volume is up: the guard must exist before anything else can fail.
         let mut up = Self { binary, name, endpoint: PathBuf::new(), state };
         let endpoint = endpoint(&text).ok_or_else(|| {

@@ -125,6 +125,16 @@ impl MappedFile {
         Ok(Self(Map::new(start, len)?))
     }
 
+    /// Says that all of it will be needed (`MADV_WILLNEED`).
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn will_need(&self) -> Result<()> {
+        // SAFETY: the range is the map's own, and the advice changes no content.
+        unsafe { madvise(self.0.start.as_ptr().cast(), self.0.len, Advice::WillNeed) }
+            .context("cannot advise on the test file")
+    }
+
     /// Copies `data` to `offset`.
     pub fn write(&mut self, offset: usize, data: &[u8]) {
         self.demand(offset, data.len());

@@ -4,6 +4,7 @@ pub mod caches;
 pub mod command;
 pub mod cpu;
 pub mod direct;
+pub mod dirty;
 pub mod interrupt;
 pub mod knob;
 pub mod map;

@@ -2,6 +2,8 @@
 //!
 //! Invariant: a field that is not there is an error or `None`, never a zero that looks measured.
 
+use serde::{Deserialize, Serialize};
+use std::path::Path;
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
@@ -50,6 +52,78 @@ fn parse_stat(text: &str, ticks_per_second: u64) -> Option<Usage> {
     })
 }
 
+/// What the calling process took, in the terms of `time -v`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// In its own code, in seconds.
+    pub user_s: f64,
+    /// In the kernel, for it, in seconds.
+    pub system_s: f64,
+    /// Faults that needed I/O.
+    pub major_faults: u64,
+    /// Faults that did not.
+    pub minor_faults: u64,
+    /// The most memory that was mapped and there, in KiB, files included; of its whole life.
+    pub resident_max_kib: u64,
+    /// Times that it waited for something.
+    pub voluntary_switches: u64,
+    /// Times that a processor was taken from it.
+    pub involuntary_switches: u64,
+    /// Bytes that were read from disks for it.
+    pub read_bytes: u64,
+    /// Bytes that it had written to disks.
+    pub written_bytes: u64,
+}
+
+impl Cost {
+    /// That of this process so far.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn own() -> Result<Self> {
+        let usage = Usage::of(std::process::id())?;
+        let read =
+            |path: &str| std::fs::read_to_string(path).context(format!("cannot read {path}"));
+        let (status, io) = (read("/proc/self/status")?, read("/proc/self/io")?);
+        let field = |text: &str, name: &str| {
+            labelled(text, name).ok_or_else(|| Error::failure(format!("/proc/self has no {name}")))
+        };
+        Ok(Self {
+            user_s: usage.user.as_secs_f64(),
+            system_s: usage.system.as_secs_f64(),
+            major_faults: usage.major_faults,
+            minor_faults: usage.minor_faults,
+            resident_max_kib: field(&status, "VmHWM")?,
+            voluntary_switches: field(&status, "voluntary_ctxt_switches")?,
+            involuntary_switches: field(&status, "nonvoluntary_ctxt_switches")?,
+            read_bytes: field(&io, "read_bytes")?,
+            written_bytes: field(&io, "write_bytes")?,
+        })
+    }
+
+    /// What it took since; the most memory is that of its whole life.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            user_s: self.user_s - before.user_s,
+            system_s: self.system_s - before.system_s,
+            major_faults: self.major_faults - before.major_faults,
+            minor_faults: self.minor_faults - before.minor_faults,
+            resident_max_kib: self.resident_max_kib,
+            voluntary_switches: self.voluntary_switches - before.voluntary_switches,
+            involuntary_switches: self.involuntary_switches - before.involuntary_switches,
+            read_bytes: self.read_bytes - before.read_bytes,
+            written_bytes: self.written_bytes - before.written_bytes,
+        }
+    }
+}
+
+/// The number of a line `name: number`.
+fn labelled(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
 /// How long the calling process's first thread has run, and how long it was ready and had no CPU.
 pub fn own_schedule() -> Option<(Duration, Duration)> {
     parse_schedule(&std::fs::read_to_string("/proc/self/schedstat").ok()?)
@@ -86,6 +160,43 @@ fn parse_vmstat(text: &str) -> Option<Swapped> {
     Some(Swapped { pages_in: field("pswpin")?, pages_out: field("pswpout")? })
 }
 
+/// What a block device read and wrote, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// Read from it.
+    pub read: u64,
+    /// Written to it.
+    pub written: u64,
+}
+
+impl Moved {
+    /// What one did since it came up.
+    ///
+    /// # Errors
+    /// It is no block device.
+    pub fn of(device: &Path) -> Result<Self> {
+        let name = device.file_name().unwrap_or_default().to_string_lossy();
+        let path = format!("/sys/class/block/{name}/stat");
+        let text = std::fs::read_to_string(&path).context(format_args!("cannot read {path}"))?;
+        parse_device(&text)
+            .ok_or_else(|| Error::failure(format!("{path} is not understood: {text:?}")))
+    }
+
+    /// What was moved since.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self { read: self.read - before.read, written: self.written - before.written }
+    }
+}
+
+/// Fields 3 and 7, sectors of 512 bytes.
+fn parse_device(text: &str) -> Option<Moved> {
+    let mut fields = text.split_whitespace().map(|field| field.parse::<u64>().ok());
+    let read = fields.nth(2)?? * 512;
+    let written = fields.nth(3)?? * 512;
+    Some(Moved { read, written })
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -113,6 +224,29 @@ mod tests {
         let both = (Duration::from_nanos(5), Duration::from_nanos(6));
         assert_eq!(parse_schedule("5 6 7\n"), Some(both));
         assert_eq!(parse_schedule("5"), None);
+    }
+
+    #[test]
+    fn sectors_of_a_device_are_counted_in_bytes() {
+        let text = "  10  1  16  5  20  2  40  9  0  14  14 0 0 0 0 0 0\n";
+        let moved = parse_device(text).unwrap();
+        assert_eq!(moved, Moved { read: 8192, written: 20480 });
+        assert_eq!(moved.since(Moved { read: 4096, written: 0 }).read, 4096);
+        assert_eq!(parse_device("1 2 3"), None);
+    }
+
+    #[test]
+    fn labels_are_matched_whole_and_this_process_has_them_all() {
+        let text = "xVmHWM:\t 1 kB\nVmHWM:\t  2468 kB\nread_bytes: 7\n";
+        assert_eq!(labelled(text, "VmHWM"), Some(2468));
+        assert_eq!(labelled(text, "read_bytes"), Some(7));
+        assert_eq!(labelled(text, "bytes"), None);
+        let own = Cost::own().unwrap();
+        assert!(own.resident_max_kib > 0 && own.minor_faults > 0);
+        assert_eq!(
+            own.since(own),
+            Cost { resident_max_kib: own.resident_max_kib, ..Cost::default() }
+        );
     }
 
     #[test]

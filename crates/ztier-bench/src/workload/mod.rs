@@ -15,6 +15,8 @@ pub mod sequential;
 pub mod soak;
 pub mod startup;
 pub mod stress;
+pub mod worst;
+pub mod zcache;
 
 use crate::data::Kind;
 use crate::report::Report;

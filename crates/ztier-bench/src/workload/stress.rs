@@ -2,7 +2,7 @@
 //! cache dropped every second, and afterwards the counters of errors.
 
 use super::Context;
-use super::iozone::{DEVICE_BYTES, Series, full_plan, in_child};
+use super::iozone::{DEVICE_BYTES, Place, SERIES_LIMIT, Series, full_plan, in_child};
 use crate::report::{print, say};
 use crate::rival::Disk;
 use crate::rival::ext4::Ext4;
@@ -34,8 +34,10 @@ fn stress(context: &Context, runs: u32, plan: &[(u64, usize)]) -> Result<()> {
         for &kind in &context.data {
             for &mode in &context.modes {
                 for &(file_bytes, record_bytes) in plan {
-                    let series = Series { file_bytes, record_bytes, mode, kind };
-                    in_child(fs.path(), series).context(format!("stress run {run}, {series}"))?;
+                    let series = Series::new(file_bytes, record_bytes, mode, kind)?;
+                    let place = Place { dir: fs.path().into(), ..Place::default() };
+                    in_child(&place, series, SERIES_LIMIT)
+                        .context(format!("stress run {run}, {series}"))?;
                     say(&format!("run {run} of {runs}, {series}: no error"));
                 }
             }

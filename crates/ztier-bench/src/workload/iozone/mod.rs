@@ -15,9 +15,10 @@ use crate::rival::ext4::Ext4;
 use crate::rival::{Disk, System};
 use crate::sys::caches::CacheDropper;
 use crate::sys::command;
+use crate::sys::usage::{Cost, Moved};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 use ztier::error::{Context as _, Error, Result};
 
@@ -25,7 +26,7 @@ const SECTION: &str = "iozone";
 /// The source's device.
 pub const DEVICE_BYTES: u64 = 3 << 30;
 /// Longer than any series on a working device takes.
-const SERIES_LIMIT: Duration = Duration::from_secs(900);
+pub const SERIES_LIMIT: Duration = Duration::from_secs(900);
 /// The tests, in the order of the table's columns.
 pub const TESTS: [&str; 9] = [
     "write",
@@ -48,6 +49,42 @@ pub struct Figure {
     pub cpu_own_percent: f64,
     /// Busy time of the machine, percent of one CPU.
     pub cpu_machine_percent: f64,
+    /// What the disk read and wrote meanwhile, where that is counted.
+    pub disk: Option<Moved>,
+}
+
+/// What a series found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Its tests, in order.
+    pub figures: Vec<Figure>,
+    /// Wall time of all of them.
+    pub elapsed_s: f64,
+    /// What they cost.
+    pub cost: Cost,
+}
+
+impl Outcome {
+    /// Those of all nine tests.
+    ///
+    /// # Errors
+    /// Fewer ran.
+    pub fn nine(self) -> Result<[Figure; 9]> {
+        let found = self.figures.len();
+        let wrong = |_| Error::failure(format!("a series has {found} figures, not nine"));
+        self.figures.try_into().map_err(wrong)
+    }
+}
+
+/// Where a series runs.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// The directory that its file is in.
+    pub dir: PathBuf,
+    /// The file of a control group that takes process ids; the data of a series is made before.
+    pub join: Option<PathBuf>,
+    /// The block device whose traffic is counted.
+    pub disk: Option<PathBuf>,
 }
 
 /// The source's file and record sizes: `-n 1G -g 2G`, records from 64 KiB to 16 MiB.
@@ -103,7 +140,7 @@ pub fn run(context: &mut Context) -> Result<()> {
                 false => context.pick(quick.clone(), full),
             };
             for &(file_bytes, record_bytes) in &plan {
-                let series = Series { file_bytes, record_bytes, mode, kind };
+                let series = Series::new(file_bytes, record_bytes, mode, kind)?;
                 round(context, &mut contenders, series)?;
             }
             for contender in &mut contenders {
@@ -121,7 +158,9 @@ pub fn run(context: &mut Context) -> Result<()> {
 fn round(context: &mut Context, contenders: &mut [Contender], series: Series) -> Result<()> {
     for contender in contenders {
         let name = contender.system.name();
-        let figures = in_child(contender.fs.path(), series).context(format!("{name}, {series}"))?;
+        let place = Place { dir: contender.fs.path().into(), ..Place::default() };
+        let figures =
+            in_child(&place, series, SERIES_LIMIT).context(format!("{name}, {series}"))?.nine()?;
         say(&format!("{name}, {series}: done"));
         for (test, figure) in TESTS.iter().zip(&figures) {
             context.report.silent_row(Row {
@@ -154,26 +193,29 @@ fn ratios(context: &mut Context, contenders: &[Contender]) {
     }
 }
 
-/// Runs a series in a process of its own, on files in `dir`.
+/// Runs a series in a process of its own.
 ///
 /// # Errors
-/// An I/O error, also in a mapped page; wrong data; the time is over.
-pub fn in_child(dir: &Path, series: Series) -> Result<[Figure; 9]> {
+/// An I/O error, also in a mapped page; wrong data; it takes longer than `limit`.
+pub fn in_child(place: &Place, series: Series, limit: Duration) -> Result<Outcome> {
     let own = std::env::current_exe().context("cannot find out where this program is")?;
-    let args = [
-        "iozone-series".to_owned(),
-        "--dir".to_owned(),
-        dir.display().to_string(),
-        "--file-bytes".to_owned(),
-        series.file_bytes.to_string(),
-        "--record-bytes".to_owned(),
-        series.record_bytes.to_string(),
-        "--mode".to_owned(),
-        series.mode.to_string(),
-        "--data".to_owned(),
-        series.kind.to_string(),
-    ];
-    let text = command::run(own, &args, SERIES_LIMIT).map_err(|e| {
+    let mut args = vec!["iozone-series".to_owned()];
+    let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
+    add("--dir", place.dir.display().to_string());
+    add("--file-bytes", series.file_bytes.to_string());
+    add("--record-bytes", series.record_bytes.to_string());
+    add("--mode", series.mode.to_string());
+    add("--data", series.kind.to_string());
+    add("--sample", series.sample.to_string());
+    if series.four {
+        args.push("--four".to_owned());
+    }
+    let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
+    let both = [("--join", &place.join), ("--disk", &place.disk)];
+    for (option, path) in both {
+        path.iter().for_each(|path| add(option, path.display().to_string()));
+    }
+    let text = command::run(own, &args, limit).map_err(|e| {
         if e.to_string().contains("killed by signal 7") {
             Error::failure("I/O error in a mapped page (SIGBUS)")
         } else {
@@ -184,13 +226,17 @@ pub fn in_child(dir: &Path, series: Series) -> Result<[Figure; 9]> {
 }
 
 /// The child's side: figures as JSON on standard output.
-pub fn child(dir: &Path, series: Series) -> Result<()> {
+pub fn child(place: &Place, series: Series) -> Result<()> {
     // If the parent is killed, nobody waits for the figures.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
         .context("cannot tie a series to its run")?;
     let mut pool = Pool::build(series.kind, POOL_BYTES, SEED)?;
-    let figures = tests::run(dir, series, &mut pool)?;
-    print(&serde_json::to_string(&figures).context("cannot make JSON")?);
+    if let Some(file) = &place.join {
+        let id = std::process::id().to_string();
+        std::fs::write(file, id).context(format_args!("cannot write {}", file.display()))?;
+    }
+    let outcome = tests::run(place, series, &mut pool)?;
+    print(&serde_json::to_string(&outcome).context("cannot make JSON")?);
     Ok(())
 }
 
@@ -203,6 +249,7 @@ fn command_line(mode: Mode) -> &'static str {
         Mode::Plain => {
             "ztier-bench, as iozone -a -e -n 1G -g 2G -R -M -+u, file uncached before each read test"
         }
+        Mode::Kept => "ztier-bench, as iozone -a -B -R -M -+u",
     }
 }
 

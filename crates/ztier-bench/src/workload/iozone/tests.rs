@@ -1,20 +1,22 @@
 //! IOzone's nine tests on one file, record by record, with every record checked as it is read.
 //!
-//! Access is IOzone's: `mmap` with `msync(MS_SYNC)` of each record that was written (`-B -G`), or
-//! plain `pwrite`/`pread` with an `fsync` inside the time (`-e`). What differs: the data (see
-//! [`crate::data`]), and the eight bytes a block that are compared while a record is read. After
-//! the tests the whole file is compared, outside all times.
+//! Access is IOzone's: `mmap` with `msync(MS_SYNC)` of each record that was written (`-B -G`),
+//! `mmap` without (`-B`), or plain `pwrite`/`pread` with an `fsync` inside the time (`-e`). What
+//! differs: the data (see [`crate::data`]), and the eight bytes a block that are compared while a
+//! record is read. After the tests the whole file is compared, outside all times.
 
-use super::Figure;
+use super::{Figure, Outcome, Place};
 use crate::data::{Kind, Pool, RECORD_MAX, Rng, check_stamps};
 use crate::sys::cpu::Stopwatch;
 use crate::sys::interrupt;
 use crate::sys::map::{AlignedBuf, MappedFile};
+use crate::sys::usage::{Cost, Moved};
 use clap::ValueEnum;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use ztier::error::{Context, Error, Result};
 
 /// Records that a stride read goes forward.
@@ -32,6 +34,15 @@ pub enum Mode {
     Mmap,
     /// `pread` and `pwrite`, `fsync` at the end (IOzone's `-e`).
     Plain,
+    /// `mmap`, and nothing else (IOzone's `-B`): what is written is left to the page cache, which
+    /// keeps from test to test what it has.
+    Kept,
+}
+
+impl Mode {
+    fn is_mapped(self) -> bool {
+        matches!(self, Self::Mmap | Self::Kept)
+    }
 }
 
 impl fmt::Display for Mode {
@@ -39,6 +50,7 @@ impl fmt::Display for Mode {
         f.write_str(match self {
             Self::Mmap => "mmap",
             Self::Plain => "plain",
+            Self::Kept => "kept",
         })
     }
 }
@@ -54,6 +66,12 @@ pub struct Series {
     pub mode: Mode,
     /// Its data.
     pub kind: Kind,
+    /// Records that the tests in random order and the strides touch at most. Writes of such a part
+    /// are synced within the time, because the page cache might take all of them.
+    pub sample: u64,
+    /// Only the first four tests, with the kernel told that all of the file will be needed
+    /// (IOzone's `-i 0 -i 1 -+A 4`).
+    pub four: bool,
 }
 
 impl Series {
@@ -69,7 +87,12 @@ impl Series {
             ))
             .mend("give records of 4 KiB to 16 MiB that divide the file"));
         }
-        Ok(Self { file_bytes, record_bytes, mode, kind })
+        Ok(Self { file_bytes, record_bytes, mode, kind, sample: u64::MAX, four: false })
+    }
+
+    /// Its records.
+    pub fn records(&self) -> u64 {
+        self.file_bytes / self.record_bytes as u64
     }
 }
 
@@ -80,12 +103,12 @@ impl fmt::Display for Series {
     }
 }
 
-/// Runs the nine tests on a new file in `dir`, which is removed afterwards.
+/// Runs the nine tests on a new file, which is removed afterwards.
 ///
 /// # Errors
 /// An I/O error; a record that reads back as something else than was written.
-pub fn run(dir: &Path, series: Series, pool: &mut Pool) -> Result<[Figure; 9]> {
-    let path = dir.join("iozone.tmp");
+pub fn run(place: &Place, series: Series, pool: &mut Pool) -> Result<Outcome> {
+    let path = place.dir.join("iozone.tmp");
     let _removed = Removed(path.clone());
     let file = OpenOptions::new()
         .read(true)
@@ -95,15 +118,21 @@ pub fn run(dir: &Path, series: Series, pool: &mut Pool) -> Result<[Figure; 9]> {
         .context("cannot make the test file")?;
     file.set_len(series.file_bytes).context("cannot size the test file")?;
     let mut runner = Runner {
-        records: series.file_bytes / series.record_bytes as u64,
+        held: vec![WRITE; usize::try_from(series.records()).context("too many records")?],
         buf: AlignedBuf::new(series.record_bytes)?,
         file,
         series,
         pool,
+        disk: place.disk.as_deref(),
     };
-    let figures = runner.nine_tests()?;
-    runner.compare_all()?;
-    Ok(figures)
+    let (before, begun) = (Cost::own()?, Instant::now());
+    let figures = if series.four { runner.four_tests()? } else { runner.nine_tests()?.into() };
+    let (elapsed_s, cost) = (begun.elapsed().as_secs_f64(), Cost::own()?.since(before));
+    // Where a table compares times, the eight bytes a block have to do.
+    if !series.four {
+        runner.compare_all()?;
+    }
+    Ok(Outcome { figures, elapsed_s, cost })
 }
 
 struct Removed(PathBuf);
@@ -117,9 +146,12 @@ impl Drop for Removed {
 struct Runner<'a> {
     file: File,
     series: Series,
-    records: u64,
+    /// The generation of each record.
+    held: Vec<u32>,
     buf: AlignedBuf,
     pool: &'a mut Pool,
+    /// Whose traffic is counted.
+    disk: Option<&'a Path>,
 }
 
 /// An open way to the file.
@@ -129,62 +161,81 @@ enum Access<'a> {
 }
 
 impl Runner<'_> {
+    fn four_tests(&mut self) -> Result<Vec<Figure>> {
+        let forward: Vec<u64> = (0..self.series.records()).collect();
+        Ok(vec![
+            self.write(&forward, WRITE)?,
+            self.write(&forward, REWRITE)?,
+            self.read(&forward)?,
+            self.read(&forward)?,
+        ])
+    }
+
     fn nine_tests(&mut self) -> Result<[Figure; 9]> {
-        let forward: Vec<u64> = (0..self.records).collect();
-        let backward: Vec<u64> = (0..self.records).rev().collect();
+        let records = self.series.records();
+        let few = usize::try_from(self.series.sample.min(records)).unwrap_or(usize::MAX);
+        let forward: Vec<u64> = (0..records).collect();
+        let backward: Vec<u64> = (0..records).rev().collect();
         let (mut to_read, mut to_write) = (forward.clone(), forward.clone());
         Rng::new(1).shuffle(&mut to_read);
         Rng::new(2).shuffle(&mut to_write);
         let first_again = vec![0; forward.len()];
+        let strides = strided(records);
         Ok([
             self.write(&forward, WRITE)?,
             self.write(&forward, REWRITE)?,
-            self.read(&forward, |_| REWRITE)?,
-            self.read(&forward, |_| REWRITE)?,
-            self.read(&to_read, |_| REWRITE)?,
-            self.write(&to_write, RANDOM_WRITE)?,
-            self.read(&backward, |_| RANDOM_WRITE)?,
+            self.read(&forward)?,
+            self.read(&forward)?,
+            self.read(&to_read[..few])?,
+            self.write(&to_write[..few], RANDOM_WRITE)?,
+            self.read(&backward)?,
             self.write(&first_again, RECORD_REWRITE)?,
-            self.read(&strided(self.records), last_generation)?,
+            self.read(&strides[..few])?,
         ])
     }
 
     fn write(&mut self, order: &[u64], generation: u32) -> Result<Figure> {
         let len = self.series.record_bytes;
         let mut access = open(&self.file, self.series)?;
-        let watch = Stopwatch::start();
+        let begun = self.begin()?;
         for &record in order {
             interrupt::check()?;
             let offset = record * len as u64;
+            self.held[record as usize] = generation;
             let data = self.pool.record(offset, generation, len);
             match &mut access {
                 Access::Mmap(map) => {
                     map.write(offset as usize, data);
-                    map.sync(offset as usize, len)?;
+                    if self.series.mode == Mode::Mmap {
+                        map.sync(offset as usize, len)?;
+                    }
                 }
                 Access::Plain(file) => {
                     file.write_all_at(data, offset).context("write to the test file")?;
                 }
             }
         }
-        if let Access::Plain(file) = &access {
-            file.sync_all().context("fsync of the test file")?;
+        let part = order.len() < self.held.len();
+        if self.series.mode == Mode::Plain || (self.series.mode == Mode::Kept && part) {
+            self.file.sync_all().context("fsync of the test file")?;
         }
-        Ok(self.figure(&watch))
+        self.figure(&begun, order.len())
     }
 
-    fn read(&mut self, order: &[u64], generation: fn(u64) -> u32) -> Result<Figure> {
+    fn read(&mut self, order: &[u64]) -> Result<Figure> {
         let len = self.series.record_bytes;
-        self.forget_cached()?;
+        if self.series.mode != Mode::Kept {
+            self.forget_cached()?;
+        }
         let access = open(&self.file, self.series)?;
-        let watch = Stopwatch::start();
+        let begun = self.begin()?;
         for &record in order {
             interrupt::check()?;
             let offset = record * len as u64;
             read_record(&access, offset, &mut self.buf)?;
-            check_stamps(offset, generation(record), &self.buf)?;
+            check_stamps(offset, self.held[record as usize], &self.buf)?;
         }
-        Ok(self.figure(&watch))
+        self.figure(&begun, order.len())
     }
 
     /// Drops the file's pages from the page cache. The machine of 2010 took seconds for a test, so
@@ -196,13 +247,21 @@ impl Runner<'_> {
             .context("cannot drop the test file from the page cache")
     }
 
-    fn figure(&self, watch: &Stopwatch) -> Figure {
-        let spent = watch.stop();
-        Figure {
-            kib_per_second: self.series.file_bytes as f64 / 1024.0 / spent.wall.as_secs_f64(),
+    fn begin(&self) -> Result<(Stopwatch, Option<Moved>)> {
+        let moved = self.disk.map(Moved::of).transpose()?;
+        Ok((Stopwatch::start(), moved))
+    }
+
+    fn figure(&self, begun: &(Stopwatch, Option<Moved>), records: usize) -> Result<Figure> {
+        let spent = begun.0.stop();
+        let bytes = records as f64 * self.series.record_bytes as f64;
+        let now = self.disk.map(Moved::of).transpose()?;
+        Ok(Figure {
+            kib_per_second: bytes / 1024.0 / spent.wall.as_secs_f64(),
             cpu_own_percent: spent.own_percent,
             cpu_machine_percent: spent.machine_percent,
-        }
+            disk: now.zip(begun.1).map(|(now, before)| now.since(before)),
+        })
     }
 
     /// Every byte of the file against what was written last.
@@ -211,11 +270,11 @@ impl Runner<'_> {
         // From the device, not from what was just written to the cache.
         self.forget_cached()?;
         let access = open(&self.file, self.series)?;
-        for record in 0..self.records {
+        for (record, &generation) in self.held.iter().enumerate() {
             interrupt::check()?;
-            let offset = record * len as u64;
+            let offset = record as u64 * len as u64;
             read_record(&access, offset, &mut self.buf)?;
-            if !self.pool.matches(offset, last_generation(record), &self.buf) {
+            if !self.pool.matches(offset, generation, &self.buf) {
                 return Err(Error::failure(format!(
                     "record {record} ({len} bytes at {offset}) differs from what was written"
                 )));
@@ -225,19 +284,16 @@ impl Runner<'_> {
     }
 }
 
-/// What a record holds at the end: only the first is written by the record rewrite.
-fn last_generation(record: u64) -> u32 {
-    if record == 0 { RECORD_REWRITE } else { RANDOM_WRITE }
-}
-
 fn open(file: &File, series: Series) -> Result<Access<'_>> {
-    Ok(match series.mode {
-        Mode::Mmap => {
-            let len = usize::try_from(series.file_bytes).context("the file is too large to map")?;
-            Access::Mmap(MappedFile::new(file, len)?)
-        }
-        Mode::Plain => Access::Plain(file),
-    })
+    if !series.mode.is_mapped() {
+        return Ok(Access::Plain(file));
+    }
+    let len = usize::try_from(series.file_bytes).context("the file is too large to map")?;
+    let map = MappedFile::new(file, len)?;
+    if series.four {
+        map.will_need()?;
+    }
+    Ok(Access::Mmap(map))
 }
 
 fn read_record(access: &Access<'_>, offset: u64, buf: &mut [u8]) -> Result<()> {
@@ -288,16 +344,31 @@ mod unit {
     }
 
     #[test]
-    fn nine_tests_run_in_both_modes_and_leave_nothing() {
+    fn nine_tests_run_in_all_modes_and_leave_nothing() {
         let dir = crate::sys::workdir::WorkDir::new("nine").unwrap();
-        for mode in [Mode::Mmap, Mode::Plain] {
+        let place = Place { dir: dir.path().into(), ..Place::default() };
+        for (mode, sample) in
+            [(Mode::Mmap, 64), (Mode::Plain, 64), (Mode::Kept, 64), (Mode::Kept, 5)]
+        {
             let kind = Kind::Ratio(2.0);
-            let series = Series { file_bytes: 4 << 20, record_bytes: 64 << 10, mode, kind };
+            let series = Series { sample, ..Series::new(4 << 20, 64 << 10, mode, kind).unwrap() };
             let mut pool = Pool::build(kind, crate::data::RECORD_MAX, 1).unwrap();
-            let figures = run(dir.path(), series, &mut pool).unwrap();
-            assert!(figures.iter().all(|f| f.kib_per_second > 0.0));
+            let figures = run(&place, series, &mut pool).unwrap().figures;
+            assert_eq!(figures.len(), 9);
+            assert!(figures.iter().all(|f| f.kib_per_second > 0.0 && f.disk.is_none()));
             assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         }
+    }
+
+    #[test]
+    fn four_tests_say_what_they_cost() {
+        let dir = crate::sys::workdir::WorkDir::new("four").unwrap();
+        let place = Place { dir: dir.path().into(), ..Place::default() };
+        let series = Series::new(8 << 20, 64 << 10, Mode::Kept, Kind::Iozone).unwrap();
+        let mut pool = Pool::build(Kind::Iozone, crate::data::RECORD_MAX, 1).unwrap();
+        let outcome = run(&place, Series { four: true, ..series }, &mut pool).unwrap();
+        assert_eq!(outcome.figures.len(), 4);
+        assert!(outcome.elapsed_s > 0.0 && outcome.cost.minor_faults > 0);
     }
 
     #[test]
@@ -307,12 +378,13 @@ mod unit {
         let _removed = Removed(path.clone());
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
         let kind = Kind::Ratio(2.0);
-        let series = Series { file_bytes: 1 << 20, record_bytes: 1 << 16, mode: Mode::Plain, kind };
+        let series = Series::new(1 << 20, 1 << 16, Mode::Plain, kind).unwrap();
         file.set_len(series.file_bytes).unwrap();
         let mut pool = Pool::build(kind, crate::data::RECORD_MAX, 1).unwrap();
         let other = file.try_clone().unwrap();
         let buf = AlignedBuf::new(series.record_bytes).unwrap();
-        let mut runner = Runner { file, series, records: 16, buf, pool: &mut pool };
+        let held = vec![0; 16];
+        let mut runner = Runner { file, series, held, buf, pool: &mut pool, disk: None };
         runner.nine_tests().unwrap();
         runner.compare_all().unwrap();
         // A byte in the middle of a block: only the comparison can see it.
@@ -324,7 +396,7 @@ mod unit {
         // A block of an older generation: a reading test sees it.
         let old = runner.pool.record(8192, REWRITE, 4096).to_vec();
         other.write_all_at(&old, 8192).unwrap();
-        let error = runner.read(&[0], last_generation).unwrap_err();
+        let error = runner.read(&[0]).unwrap_err();
         assert!(error.to_string().contains("block 2 "), "{error}");
     }
 }

@@ -9,7 +9,7 @@ pub mod load;
 pub mod limit;
 mod measure;
 mod state;
-mod swap;
+pub mod swap;
 mod system;
 mod watch;
 

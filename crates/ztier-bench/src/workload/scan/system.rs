@@ -171,7 +171,7 @@ impl Contender {
     /// What this machine lacks for it.
     pub fn up(system: System, size: u64, place: &Place, more: More) -> Result<Self> {
         let behind = match system {
-            System::Ztier => Behind::Ztier(Up::for_swap(size, None)?),
+            System::Ztier => Behind::Ztier(Up::for_swap(size, None, None)?),
             System::ZramLz4 => Behind::Zram(Zram::new(size)?),
             System::Zram => Behind::Zram(Zram::with_default(size)?),
             System::Zswap => {
@@ -328,7 +328,7 @@ fn spilling(size: u64, below: Below, limit: Option<u64>) -> Result<Behind> {
         Error::failure("how much memory half of the data takes is not known without `ztier`")
     })?;
     say(&format!("spilling above {} KiB of memory", limit >> 10));
-    let up = Up::for_swap(size, Some((limit, below.path()?)))?;
+    let up = Up::for_swap(size, Some(&limit.to_string()), Some(below.path()?))?;
     Ok(Behind::Spill(up, below))
 }
 

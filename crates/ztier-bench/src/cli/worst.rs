@@ -1,0 +1,134 @@
+//! `ztier-bench worst-case`, and the program that does nothing beside its load.
+
+use super::{finish, name_of};
+use crate::report::Report;
+use crate::vm::Inside;
+use crate::workload::worst::{self, Choice, System};
+use clap::Args;
+use std::path::PathBuf;
+use ztier::config::size;
+use ztier::error::{Error, Result};
+
+/// What the machine does before: control groups, which its first programs do not mount.
+const PREPARE: &str = "mkdir -p /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup; \
+    echo +memory >/sys/fs/cgroup/cgroup.subtree_control; ";
+/// What its disks do in a second, unless told.
+const BANDWIDTH: [u64; 2] = [200_000_000, 80_000_000];
+/// Requests a second: what comes in order is not held back by them, and swap is, as by the arm of
+/// a disk of 7200 rpm.
+const REQUESTS: [u64; 2] = [1000, 120];
+/// Memory, in MiB.
+const MEMORY: [u32; 2] = [192, 512];
+
+#[derive(Args)]
+pub struct WorstArgs {
+    /// End within about a minute: 192 MiB of memory, one file of 256 MiB, faster disks.
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// All of the source's sizes of records, 64 KiB to 16 MiB; takes hours.
+    #[arg(long)]
+    full: bool,
+    /// Memory of the machine, in MiB (512; 192 in a quick run).
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(192..=8192))]
+    memory: Option<u32>,
+    /// Sizes of files, in MiB (half, all and twice the memory).
+    #[arg(long, value_name = "MIB", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(16..=65536))]
+    files: Vec<u64>,
+    /// Rounds (3; 1 in quick and full runs).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    runs: Option<u32>,
+    /// What each disk moves in a second, in bytes (80M; 200M in a quick run).
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_bytes)]
+    bandwidth: Option<u64>,
+    /// Only these systems (all by default).
+    #[arg(long, value_name = "SYSTEM", value_delimiter = ',')]
+    only: Vec<System>,
+    /// Write a picture: a panel a test and file size.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Write all figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write all figures as CSV.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// In a virtual machine, as always.
+    #[arg(long)]
+    vm: bool,
+    /// This is that machine.
+    #[arg(long, value_name = "WHAT", hide = true, conflicts_with = "vm")]
+    inside: Option<String>,
+}
+
+#[derive(Args)]
+pub struct HeapArgs {
+    /// Memory, in MiB.
+    mib: u64,
+}
+
+impl WorstArgs {
+    /// Runs the table.
+    pub fn run(self) -> Result<()> {
+        let memory = self.memory.unwrap_or(MEMORY[usize::from(!self.quick)]);
+        if self.inside.is_none() {
+            return self.in_machine(memory);
+        }
+        let choice = Choice {
+            quick: self.quick,
+            full: self.full,
+            memory,
+            files: self.files,
+            runs: self.runs,
+            systems: self.only,
+        };
+        let mut report = Report::new("worst-case");
+        let failed = worst::run(&mut report, &choice, self.svg.as_deref());
+        // What was measured before a failure is still reported and saved.
+        let failed = failed.or_else(|e| {
+            report.missing("worst-case", "all", &e);
+            Ok::<_, Error>(vec!["worst-case".to_owned()])
+        })?;
+        finish(&report, self.json.as_deref(), self.csv.as_deref(), &failed)
+    }
+
+    fn in_machine(&self, memory: u32) -> Result<()> {
+        let mut inside = vec!["worst-case".to_owned()];
+        inside.extend(self.quick.then(|| "--quick".to_owned()));
+        inside.extend(self.full.then(|| "--full".to_owned()));
+        let mut add = |option: &str, value: String| inside.extend([option.to_owned(), value]);
+        add("--memory", memory.to_string());
+        self.files.iter().for_each(|file| add("--files", file.to_string()));
+        self.runs.iter().for_each(|runs| add("--runs", runs.to_string()));
+        self.only.iter().for_each(|system| add("--only", name_of(system)));
+        let bandwidth = self.bandwidth.unwrap_or(BANDWIDTH[usize::from(!self.quick)]);
+        crate::report::print(&format!(
+            "disks: each held to {} MB a second; that of files to {} requests, those of swap to {}",
+            bandwidth / 1_000_000,
+            REQUESTS[0],
+            REQUESTS[1]
+        ));
+        let [files, swap] = REQUESTS.map(|requests| (bandwidth, requests));
+        let machine = Inside {
+            args: inside,
+            memory,
+            cpus: 2,
+            // The largest file, a journal and tables.
+            disks: &[("files", 4 << 30), ("swap", 1 << 30), ("spill", 1 << 30)],
+            held: &[files, swap, swap],
+            modules: "fuse loop ublk_drv ext4",
+            prepare: PREPARE,
+            counted: false,
+            json: self.json.as_deref(),
+            csv: self.csv.as_deref(),
+            svg: self.svg.as_deref(),
+        };
+        machine.run()
+    }
+}
+
+impl HeapArgs {
+    /// Fills it and waits.
+    pub fn run(self) -> Result<()> {
+        worst::idle(self.mib)
+    }
+}

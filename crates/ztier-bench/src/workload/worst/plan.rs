@@ -1,0 +1,113 @@
+//! How much is measured.
+
+use super::System;
+use clap::ValueEnum;
+
+/// What the command line says.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// End within about a minute.
+    pub quick: bool,
+    /// All of the source's record sizes.
+    pub full: bool,
+    /// Memory of the machine, in MiB.
+    pub memory: u32,
+    /// `--files`, in MiB.
+    pub files: Vec<u64>,
+    /// `--runs`.
+    pub runs: Option<u32>,
+    /// `--only`.
+    pub systems: Vec<System>,
+}
+
+/// What a table measures.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Memory of the machine, in MiB.
+    pub memory: u64,
+    /// Sizes of files, in MiB.
+    pub files: Vec<u64>,
+    /// Sizes of records, in bytes.
+    pub records: Vec<usize>,
+    /// Memory of the program that does nothing, in MiB.
+    pub heap: u64,
+    /// Memory that is scanned, in MiB, and how often.
+    pub scan_mib: u64,
+    /// See `scan_mib`.
+    pub passes: u32,
+    /// Rounds.
+    pub runs: u32,
+    /// Who takes turns.
+    pub systems: Vec<System>,
+}
+
+impl Choice {
+    /// What of it is measured.
+    pub fn plan(&self) -> Plan {
+        let memory = u64::from(self.memory);
+        let files = match &self.files[..] {
+            [] if self.quick => vec![memory * 4 / 3],
+            [] => vec![memory / 2, memory, memory * 2],
+            given => given.to_vec(),
+        };
+        let records = if self.full { (0..9).map(|n| 65536 << n).collect() } else { vec![1 << 20] };
+        let systems = match &self.systems[..] {
+            [] => System::value_variants().to_vec(),
+            given => given.to_vec(),
+        };
+        Plan {
+            memory,
+            files,
+            records,
+            heap: memory / 16,
+            scan_mib: memory / 2,
+            passes: if self.quick { 1 } else { 3 },
+            runs: self.runs.unwrap_or(if self.quick || self.full { 1 } else { 3 }),
+            systems,
+        }
+    }
+}
+
+impl Plan {
+    /// What the load of a scan may have, in MiB.
+    pub fn scan_limit(&self) -> u64 {
+        self.scan_mib * 5 / 8
+    }
+
+    /// The scan in words.
+    pub fn scan_about(&self) -> String {
+        let (mib, passes, limit) = (self.scan_mib, self.passes, self.scan_limit());
+        format!("{mib} MiB, {passes} passes, in {limit} MiB")
+    }
+
+    /// What must be said of it.
+    pub fn about(&self) -> Vec<(&'static str, String)> {
+        let files: Vec<String> = self.files.iter().map(|mib| format!("{mib} MiB")).collect();
+        vec![
+            (
+                "tests",
+                "as iozone -a -B -i 0 -i 1 -+A 4: mapped, nothing synced, MADV_WILLNEED; blocks \
+                 are told by eight bytes each as they are read"
+                    .to_owned(),
+            ),
+            ("files", format!("{}, in {} MiB of memory", files.join(", "), self.memory)),
+            ("heap", format!("beside it, a program with {} MiB that it never looks at", self.heap)),
+            ("scan", format!("{}, in a control group of its own", self.scan_about())),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_are_the_sources() {
+        let full = Choice { full: true, memory: 512, ..Choice::default() }.plan();
+        assert_eq!(full.files, [256, 512, 1024]);
+        assert_eq!((full.records[0], full.records[8]), (64 << 10, 16 << 20));
+        assert_eq!((full.heap, full.scan_mib, full.scan_limit(), full.runs), (32, 256, 160, 1));
+        let quick = Choice { quick: true, memory: 192, ..Choice::default() }.plan();
+        assert_eq!((&quick.files[..], quick.runs, quick.systems.len()), (&[256][..], 1, 4));
+    }
+}

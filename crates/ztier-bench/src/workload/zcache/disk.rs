@@ -1,0 +1,75 @@
+//! The slow disk below a file system: modelled, or a file of this machine's disk that is held back.
+//!
+//! Invariants: what it holds is not in the page cache a second time, and its memory is not in any
+//! group; a file that was made goes with it.
+
+use crate::model::{Held, Kind, ModelDrive, Name};
+use crate::rival::raw::RawDevice;
+use crate::rival::served::Served;
+use crate::workload::log::Source;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use ztier::error::{Error, Result};
+use ztier::media::{Access, Drive, FileDrive};
+
+/// Requests that a disk may have under way: threads that serve it.
+const QUEUE: usize = 16;
+
+/// Which disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Slow {
+    /// `sim:hdd-7200`.
+    Modelled,
+    /// A file in this directory, at so many bytes a second at most.
+    Real(PathBuf, u64),
+}
+
+/// A disk that is up. What serves it goes before what is below.
+pub struct Disk {
+    served: Served,
+    about: String,
+    _file: Option<Source>,
+}
+
+impl Disk {
+    /// One of `size` bytes, whose memory is there already if it is `busy`: getting it would take
+    /// time that a disk does not.
+    ///
+    /// # Errors
+    /// No FUSE here; no room for the file.
+    pub fn new(slow: &Slow, size: u64, number: usize, busy: bool) -> Result<Self> {
+        let (drive, about, file): (Arc<dyn Drive>, _, _) = match slow {
+            Slow::Modelled => {
+                let drive = ModelDrive::real_time(Name { size, ..Kind::Hdd7200.into() });
+                if busy {
+                    drive.reserve(size);
+                }
+                (Arc::new(drive), "sim:hdd-7200".to_owned(), None)
+            }
+            Slow::Real(dir, bytes_per_second) => {
+                let file = Source::make(dir, &format!("slow{number}"), size)?;
+                let path = file.path().ok_or_else(|| Error::failure("a file has no path"))?;
+                let drive = Arc::new(FileDrive::open(path, Access::Exclusive)?);
+                let held = Held::new(drive, *bytes_per_second);
+                let about = format!("{file}, held to {} MB/s", bytes_per_second / 1_000_000);
+                (Arc::new(held), about, Some(file))
+            }
+        };
+        let served = Served::by(Arc::new(RawDevice(drive)), &format!("slow{number}"), QUEUE)?;
+        Ok(Self { served, about, _file: file })
+    }
+
+    /// Its block device.
+    pub fn path(&self) -> &Path {
+        self.served.path()
+    }
+
+    /// In words.
+    pub fn about(&self) -> String {
+        let device = self.path().display();
+        format!(
+            "{}: {device}, FUSE and a loop device, at most {QUEUE} requests under way",
+            self.about
+        )
+    }
+}

@@ -1,0 +1,188 @@
+//! What a system reached: tables, averages, what it spared the disk, the picture.
+
+use super::Target;
+use super::system::{Pool, System};
+use crate::data::Kind;
+use crate::report::{Chart, Column, IozoneTable, Panel, Report, Table, median, print};
+use crate::workload::iozone::{Figure, TESTS};
+use std::collections::BTreeMap;
+use std::path::Path;
+use ztier::error::{Context as _, Result};
+
+/// Tests that read, each block once, and whose blocks were there before.
+const READS: [usize; 5] = [2, 3, 4, 6, 8];
+
+/// What one system reached.
+#[derive(Debug)]
+pub struct Found {
+    /// Which.
+    pub system: System,
+    /// Its cache after the last series.
+    pub pool: Option<Pool>,
+    /// Each run by the size of its records.
+    runs: BTreeMap<usize, Vec<[Figure; 9]>>,
+    file: u64,
+}
+
+impl Found {
+    /// Nothing yet.
+    pub fn new(system: System) -> Self {
+        Self { system, pool: None, runs: BTreeMap::new(), file: 0 }
+    }
+
+    /// A run on files of `file` bytes.
+    pub fn add(&mut self, record: usize, file: u64, figures: [Figure; 9]) {
+        self.file = file;
+        self.runs.entry(record).or_default().push(figures);
+    }
+
+    /// The sizes of records.
+    pub fn records(&self) -> Vec<usize> {
+        self.runs.keys().copied().collect()
+    }
+
+    /// The median of the runs with these records, in KiB a second.
+    pub fn speed(&self, record: usize, test: usize) -> Option<f64> {
+        self.median_of(record, |figures| figures[test].kib_per_second)
+    }
+
+    fn median_of(&self, record: usize, of: impl Fn(&[Figure; 9]) -> f64) -> Option<f64> {
+        let runs = self.runs.get(&record)?;
+        Some(median(&runs.iter().map(of).collect::<Vec<_>>()))
+    }
+
+    /// The mean over all sizes of records, in KiB a second, as the source has it.
+    pub fn average(&self, test: usize) -> f64 {
+        let speeds: Vec<f64> =
+            self.runs.keys().filter_map(|&record| self.speed(record, test)).collect();
+        speeds.iter().sum::<f64>() / speeds.len() as f64
+    }
+
+    /// Bytes that the disk read during a test, in the mean over all sizes of records that were not
+    /// sampled.
+    fn disk_read(&self, test: usize) -> Option<f64> {
+        let all = self.runs.values().flatten().filter_map(|run| run[test].disk);
+        let bytes: Vec<f64> = all.map(|moved| moved.read as f64).collect();
+        (!bytes.is_empty()).then(|| bytes.iter().sum::<f64>() / bytes.len() as f64)
+    }
+
+    /// IOzone's own table.
+    pub fn print_table(&self, title: &str) {
+        let table = IozoneTable::new(title);
+        let mut text = table.header("ztier-bench, as iozone -a -M -B -+u -R", Column::KibPerSecond);
+        for &record in self.runs.keys() {
+            let values: Vec<f64> =
+                (0..9).map(|test| self.speed(record, test).unwrap_or(f64::NAN)).collect();
+            let values: [f64; 9] = values.try_into().unwrap_or([f64::NAN; 9]);
+            text += "\n";
+            text += &IozoneTable::row(self.file >> 10, record as u64 >> 10, &values);
+        }
+        print(&(text + "\n"));
+    }
+}
+
+/// Averages side by side, as the source has them, and what the disk did.
+pub fn compare(report: &mut Report, section: &str, found: &[Found], goals: Option<[f64; 9]>) {
+    let Some((bare, rest)) = found.split_first() else { return };
+    let mut lines = Vec::new();
+    for ours in rest {
+        print(&format!("\n{section}: average KiB/s, {}", ours.system.name()));
+        let table = Table::new(&[
+            ("test", 15),
+            ("without ztier", 13),
+            ("with", 10),
+            ("ratio", 7),
+            ("source", 7),
+            ("disk read, MiB", 14),
+            ("with", 10),
+        ]);
+        print(&table.head());
+        for (test, name) in TESTS.iter().enumerate() {
+            let (without, with) = (bare.average(test), ours.average(test));
+            let mib = |found: &Found| {
+                found.disk_read(test).map_or(String::new(), |b| format!("{:.0}", b / 1048576.0))
+            };
+            let goal = goals.map_or(String::new(), |goals| Target::AtLeast(goals[test]).short());
+            lines.push(table.line(&[
+                (*name).to_owned(),
+                format!("{without:.0}"),
+                format!("{with:.0}"),
+                format!("{:.2}", with / without),
+                if ours.system == System::Cache { goal } else { String::new() },
+                mib(bare),
+                mib(ours),
+            ]));
+            print(lines.last().map_or("", String::as_str));
+        }
+        if let Some(pool) = ours.pool {
+            let mib = |bytes: f64| bytes / 1_048_576.0;
+            let text = format!(
+                "{:.0} MiB in {:.1} MiB of at most {:.1} MiB",
+                mib(pool.holds),
+                mib(pool.used),
+                mib(pool.limit)
+            );
+            report.note(section, &format!("the pool at the end, {}", ours.system.name()), text);
+        }
+    }
+}
+
+/// How many of the disk's reads were spared, beside the most that a cache of the same size could:
+/// in a test that asks for each block once, no more than it holds when the test begins.
+pub fn best(report: &mut Report, section: &str, found: &[Found]) {
+    let [bare, ours, ..] = found else { return };
+    let Some(pool) = ours.pool.filter(|pool| pool.used > 0.0) else { return };
+    let room = (pool.limit * pool.holds / pool.used).min(ours.file as f64);
+    for test in READS {
+        let (Some(alone), Some(with)) = (bare.disk_read(test), ours.disk_read(test)) else {
+            continue;
+        };
+        let most = room.min(alone);
+        let ratio = ours.average(test) / bare.average(test);
+        // All that is spared takes no time at all, and the rest as long as without.
+        let bound = alone / (alone - most).max(1.0);
+        report.note(
+            section,
+            TESTS[test],
+            format!(
+                "{ratio:.2} times as fast, of {bound:.2} at most; {:.0} MiB of the disk's reads \
+                 spared, of {:.0} at most",
+                (alone - with) / 1_048_576.0,
+                most / 1_048_576.0
+            ),
+        );
+    }
+}
+
+/// A panel a test: speed by the size of records.
+///
+/// # Errors
+/// The file can't be written.
+pub fn picture(all: &[(Kind, Vec<Found>)], path: &Path) -> Result<()> {
+    let (lines, runs): (Vec<String>, Vec<&Found>) = all
+        .iter()
+        .flat_map(|(kind, found)| found.iter().map(move |found| (kind, found)))
+        .map(|(kind, found)| (format!("{}, {kind}", found.system.name()), found))
+        .unzip();
+    let records = runs.first().map_or(Vec::new(), |found| found.records());
+    let size = |bytes: &usize| match bytes >> 20 {
+        0 => format!("{}K", bytes >> 10),
+        mib => format!("{mib}M"),
+    };
+    let panel = |(test, name): (usize, &&str)| Panel {
+        title: format!("{name}, KiB/s"),
+        across: "record".into(),
+        places: records.iter().map(size).collect(),
+        lines: runs
+            .iter()
+            .map(|found| records.iter().map(|&record| found.speed(record, test)).collect())
+            .collect(),
+    };
+    let chart = Chart {
+        title: "The nine IOzone tests on a slow disk, without a read cache and with".into(),
+        lines,
+        columns: 3,
+        panels: TESTS.iter().enumerate().map(panel).collect(),
+    };
+    std::fs::write(path, chart.svg()).context(format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,232 @@
+//! How much is measured.
+
+use super::disk::Slow;
+use super::system::{Shape, System};
+use crate::data::Kind;
+use crate::workload::log::REAL_DIR;
+use clap::ValueEnum;
+use std::path::PathBuf;
+
+/// The source's limit of a pool, in percent of the memory, and its pools.
+const PERCENT: u32 = 10;
+const VOLUMES: usize = 3;
+/// Limits that are compared.
+const LIMITS: [u32; 4] = [5, 10, 20, 40];
+
+/// The parts of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Section {
+    /// The source's table: one file, three pools; its data and some that shrinks to half; and a
+    /// log.
+    Nine,
+    /// Two volumes at work at the same time.
+    Volumes,
+    /// On a file of this machine's disk, held to a bandwidth.
+    Disk,
+    /// Limits of 5 to 40 % of the memory, with data that shrinks to half.
+    Sweep,
+}
+
+impl Section {
+    /// As it is typed.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Nine => "nine",
+            Self::Volumes => "volumes",
+            Self::Disk => "disk",
+            Self::Sweep => "sweep",
+        }
+    }
+}
+
+/// What the command line says.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// End within a minute.
+    pub quick: bool,
+    /// All record sizes, and all sections in the source's memory.
+    pub full: bool,
+    /// `--memory`, in MiB.
+    pub memory: Option<u64>,
+    /// `--records`, in bytes.
+    pub records: Vec<usize>,
+    /// `--limits`, in percent.
+    pub limits: Vec<u32>,
+    /// `--runs`.
+    pub runs: Option<u32>,
+    /// `--bandwidth`, in bytes a second.
+    pub bandwidth: u64,
+    /// `--only`.
+    pub sections: Vec<Section>,
+    /// `--systems`.
+    pub systems: Vec<System>,
+    /// `--data`.
+    pub data: Vec<Kind>,
+    /// `--svg`.
+    pub svg: Option<PathBuf>,
+}
+
+/// What a table measures.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Memory of the main section, and of a file in it, in bytes.
+    pub memory: u64,
+    /// The same of the others.
+    pub small_memory: u64,
+    /// Record sizes of the main section.
+    pub records: Vec<usize>,
+    /// The same of the others.
+    pub small_records: Vec<usize>,
+    /// Limits of the sweep, in percent.
+    pub limits: Vec<u32>,
+    /// How often each series runs.
+    pub runs: u32,
+    /// The held disk.
+    pub real: Slow,
+    /// What is measured.
+    pub sections: Vec<Section>,
+    /// Who takes turns in the main section, besides the one without ours.
+    pub systems: Vec<System>,
+    /// Its data.
+    pub data: Vec<Kind>,
+}
+
+impl Choice {
+    /// What of it is measured.
+    pub fn plan(&self) -> Plan {
+        let usual = match (self.quick, self.full) {
+            (true, _) => 128,
+            (_, true) => 1024,
+            _ => 512,
+        };
+        let memory = self.memory.unwrap_or(usual) << 20;
+        let small_memory = match (self.full, self.memory) {
+            (true, _) | (_, Some(_)) => memory,
+            _ => memory / 4,
+        };
+        let sizes = |kib: &[usize]| kib.iter().map(|kib| kib << 10).collect::<Vec<_>>();
+        let all: Vec<usize> = (0..13).map(|n| 4096 << n).collect();
+        let records = match &self.records[..] {
+            [] if self.full => all.clone(),
+            [] if self.quick => sizes(&[1024]),
+            [] => sizes(&[64, 1024, 16384]),
+            given => given.to_vec(),
+        };
+        let small_records = match &self.records[..] {
+            [] if self.full => sizes(&[4, 64, 1024, 16384]),
+            [] => sizes(&[1024]),
+            given => given.to_vec(),
+        };
+        let sections = match &self.sections[..] {
+            [] if self.quick => vec![Section::Nine],
+            [] => Section::value_variants().to_vec(),
+            given => given.to_vec(),
+        };
+        Plan {
+            memory,
+            small_memory,
+            records,
+            small_records,
+            limits: or(&self.limits, &LIMITS),
+            runs: self.runs.unwrap_or(1),
+            real: Slow::Real(REAL_DIR.into(), self.bandwidth),
+            sections,
+            systems: or(&self.systems, &[System::Cache, System::Log]),
+            data: or(&self.data, &[Kind::Iozone, Kind::Ratio(2.0)]),
+        }
+    }
+}
+
+/// What was asked for, or what is usual.
+fn or<T: Clone>(asked: &[T], usual: &[T]) -> Vec<T> {
+    if asked.is_empty() { usual.to_vec() } else { asked.to_vec() }
+}
+
+impl Plan {
+    /// The main section's systems.
+    pub fn shape(&self) -> Shape {
+        Shape {
+            memory: self.memory,
+            slow: Slow::Modelled,
+            file: self.memory,
+            volumes: VOLUMES,
+            busy: 1,
+            percent: PERCENT,
+            dir: REAL_DIR.into(),
+        }
+    }
+
+    /// Those of the others.
+    pub fn small_shape(&self) -> Shape {
+        let memory = self.small_memory;
+        Shape { memory, file: memory, volumes: 1, ..self.shape() }
+    }
+
+    /// Records that tests in random order and strides touch at most: a file of 1 GiB has so many
+    /// of 64 KiB.
+    #[allow(clippy::unused_self)]
+    pub fn sample(&self, file: u64) -> u64 {
+        file / (64 << 10)
+    }
+
+    /// Who takes turns with data of a kind. Behind a log, the limits of a cache show nowhere.
+    pub fn turns(&self, kind: Kind) -> Vec<System> {
+        let wanted = |system: &&System| kind == Kind::Iozone || **system != System::Log;
+        let ours = self.systems.iter().filter(|system| **system != System::Bare).filter(wanted);
+        std::iter::once(System::Bare).chain(ours.copied()).collect()
+    }
+
+    /// How many series there are.
+    pub fn series(&self) -> usize {
+        let nine: usize = self.data.iter().map(|&kind| self.turns(kind).len()).sum();
+        let of = |section: &Section| match section {
+            Section::Nine => nine * self.records.len(),
+            Section::Volumes | Section::Disk => 2 * self.small_records.len(),
+            Section::Sweep => 1 + self.limits.len(),
+        };
+        self.sections.iter().map(of).sum::<usize>() * self.runs as usize
+    }
+
+    /// What must be said of it.
+    pub fn about(&self) -> Vec<(&'static str, String)> {
+        let (main, small) = (self.memory >> 20, self.small_memory >> 20);
+        vec![
+            (
+                "tests",
+                "as iozone -a -B: mapped, nothing synced, the page cache left as it is".to_owned(),
+            ),
+            (
+                "sample",
+                format!(
+                    "random tests and strides touch at most {} records of {main} MiB; random \
+                     writes of such a part are synced within the time",
+                    self.sample(self.memory)
+                ),
+            ),
+            (
+                "file",
+                format!("as large as the memory: {main} MiB in `nine`, {small} MiB elsewhere"),
+            ),
+            ("memory", "of programs, page cache and ztier's daemons; not of the disks".to_owned()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_are_as_large_as_they_should_be() {
+        let plan = |choice: Choice| choice.plan();
+        let quick = plan(Choice { quick: true, ..Choice::default() });
+        assert_eq!((quick.memory >> 20, quick.series()), (128, 5));
+        let full = plan(Choice { full: true, ..Choice::default() });
+        assert_eq!((full.memory, full.small_memory), (1 << 30, 1 << 30));
+        assert_eq!((full.records[0], full.records[12], full.records.len()), (4096, 16 << 20, 13));
+        assert_eq!(full.series(), 5 * 13 + 2 * 4 + 2 * 4 + 5);
+        let usual = plan(Choice::default());
+        assert_eq!((usual.memory, usual.small_memory), (512 << 20, 128 << 20));
+        assert_eq!(usual.sample(usual.memory), 8192);
+    }
+}
