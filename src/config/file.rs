@@ -41,6 +41,9 @@ pub struct Settings {
     /// Milliseconds without a change after which what is in memory is made durable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit_interval: Option<u64>,
+    /// Percent of the log for what the backing store has, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_keep: Option<u64>,
     /// Limit on all memory of the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ram_limit: Option<Amount>,
@@ -83,7 +86,7 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 21] = [
+pub const KEYS: [&str; 22] = [
     "size",
     "backing",
     "log",
@@ -92,6 +95,7 @@ pub const KEYS: [&str; 21] = [
     "writeback-threshold",
     "writeback-window",
     "commit-interval",
+    "log-keep",
     "ram-limit",
     "spill",
     "spill-daily",
@@ -188,6 +192,7 @@ impl Settings {
             writeback_threshold: self.writeback_threshold.or(base.writeback_threshold),
             writeback_window: self.writeback_window.or(base.writeback_window),
             commit_interval: self.commit_interval.or(base.commit_interval),
+            log_keep: self.log_keep.or(base.log_keep),
             ram_limit: self.ram_limit.or(base.ram_limit),
             spill: self.spill.or(base.spill),
             spill_daily: self.spill_daily.or(base.spill_daily),
@@ -238,6 +243,7 @@ mod tests {
             writeback_threshold: Some(70),
             writeback_window: Some(Amount::Bytes(64 << 20)),
             commit_interval: Some(20),
+            log_keep: Some(10),
             ram_limit: Some(Amount::Percent(12.5)),
             spill: Some("/dev/below".into()),
             spill_daily: Some(Amount::Bytes(20 << 30)),
