@@ -140,9 +140,9 @@ impl Core {
         Token(self.written)
     }
 
-    /// Whether a copy of a block would be taken, and there is none.
+    /// Whether the log has nothing of a block.
     pub fn lacks_copy(&self, block: u64) -> bool {
-        self.may_keep() && self.map.get(block).is_none() && self.holes.get(block).is_none()
+        self.map.get(block).is_none() && self.holes.get(block).is_none()
     }
 
     /// Whether the log has a block, and the backing store has it, too.
@@ -163,6 +163,8 @@ impl Core {
             && self.keep_limit() > 0
             && self.check_health().is_ok()
             && self.release == Release::Idle
+            // What the index forgets of a window is changed, and no token says so yet.
+            && !self.window_moves()
             && self.is_written()
             && self.kept.has_room(4, false)
             && self.sealed_bytes * 2 < self.options.memory

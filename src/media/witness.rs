@@ -40,7 +40,7 @@ pub fn witness(drive: &FileDrive) -> Option<u64> {
         None => of_file(&fs::File::from(drive.reopen().ok()?))?,
         Some(number) => {
             let dir = sysfs::dir_of(number)?;
-            if sysfs::loop_file(&dir).is_none() && !counts(drive, &dir) {
+            if sysfs::loop_file(disk_of(&dir)).is_none() && !counts(drive, &dir) {
                 return None;
             }
             of_device(&dir, DEEP)?
@@ -82,8 +82,12 @@ fn of_file(file: &fs::File) -> Option<String> {
 
 /// Which of the disks it is that there were since the boot.
 fn sequence(dir: &Path) -> String {
-    let disk = if sysfs::is_partition(dir) { dir.parent().unwrap_or(dir) } else { dir };
-    sysfs::line(&disk.join("diskseq")).unwrap_or_default()
+    sysfs::line(&disk_of(dir).join("diskseq")).unwrap_or_default()
+}
+
+/// The disk that a device is, or is a partition of.
+fn disk_of(dir: &Path) -> &Path {
+    if sysfs::is_partition(dir) { dir.parent().unwrap_or(dir) } else { dir }
 }
 
 /// What was written to a device so far, and to those below it.
@@ -95,10 +99,10 @@ fn of_device(dir: &Path, deep: u32) -> Option<String> {
     if shared || deep == 0 {
         return None;
     }
-    if let Some(file) = sysfs::loop_file(dir) {
+    let disk = disk_of(dir);
+    if let Some(file) = sysfs::loop_file(disk) {
         return of_file(&fs::File::open(file).ok()?);
     }
-    let disk = if sysfs::is_partition(dir) { dir.parent()? } else { dir };
     if sysfs::line(&disk.join("queue/iostats"))? != "1" {
         return None;
     }
@@ -107,7 +111,7 @@ fn of_device(dir: &Path, deep: u32) -> Option<String> {
     if disk != dir {
         text += &format!(" past it {:?}", past_partitions(disk)?);
     }
-    for below in sysfs::entries(&dir.join("slaves")) {
+    for below in sysfs::entries(&disk.join("slaves")) {
         text += &format!(" over {}", of_device(&fs::canonicalize(below).ok()?, deep - 1)?);
     }
     Some(text)

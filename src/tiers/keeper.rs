@@ -107,8 +107,12 @@ impl<'a> Keeper<'a> {
             let core = self.logged.core();
             wanted.retain(|block| core.lacks_copy(*block));
             drop(core);
-            if self.keep(&wanted, left) {
+            let (asked, rest) = self.keep(&wanted, left);
+            if asked {
                 self.pauses_until = Instant::now() + PAUSE;
+            }
+            if !rest.is_empty() {
+                return self.logged.want(rest);
             }
         }
     }
@@ -145,10 +149,14 @@ impl<'a> Keeper<'a> {
     }
 
     /// Reads blocks, which ascend, and gives them to the log, as many as may be written; whether
-    /// the backing store had to be asked.
-    fn keep(&mut self, wanted: &[u64], left: &mut u64) -> bool {
-        let (mut i, mut asked) = (0, false);
-        while i < wanted.len() && *left > 0 && !self.logged.is_stopping() {
+    /// the backing store had to be asked, and what the log has not taken.
+    fn keep(&mut self, wanted: &[u64], left: &mut u64) -> (bool, Vec<u64>) {
+        let (mut i, mut asked, mut rest) = (0, false, Vec::new());
+        while i < wanted.len() {
+            if *left == 0 || self.logged.is_stopping() {
+                rest.extend(&wanted[i..]);
+                break;
+            }
             let follows = |(n, block): &(usize, &u64)| **block == wanted[i] + *n as u64;
             let count = wanted[i..].iter().take(BATCH).enumerate().take_while(follows).count();
             let token = self.logged.core().token();
@@ -157,7 +165,7 @@ impl<'a> Keeper<'a> {
             match self.logged.backing().read_noting(at, out) {
                 Ok(more) => asked |= more,
                 // Who reads it will be told.
-                Err(_) => return asked,
+                Err(_) => return (asked, rest),
             }
             for (n, block) in self.blocks[..count].iter().enumerate() {
                 let (len, kind) = encode(&mut self.codec, block, &mut self.payload);
@@ -165,12 +173,14 @@ impl<'a> Keeper<'a> {
                 if self.logged.core().keep(wanted[i] + n as u64, token, kind, payload) {
                     *left = left.saturating_sub(len as u64);
                     self.purse.pay(len as u64);
+                } else {
+                    rest.push(wanted[i] + n as u64);
                 }
             }
             self.logged.wake();
             i += count;
         }
-        asked
+        (asked, rest)
     }
 }
 

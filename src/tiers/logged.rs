@@ -272,6 +272,13 @@ impl Logged {
         wanted.drain(..some).collect()
     }
 
+    /// Those are still wanted.
+    pub(super) fn want(&self, mut blocks: Vec<u64>) {
+        let mut wanted = self.wanted.lock();
+        blocks.truncate(WANTED.saturating_sub(wanted.len()));
+        wanted.append(&mut blocks);
+    }
+
     /// Percent of the log that what was read may take from now on.
     pub fn keep(&self, percent: u64) {
         self.core.lock().set_keep_percent(percent);

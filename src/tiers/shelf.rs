@@ -28,7 +28,7 @@ pub struct Shelf {
     log: Arc<dyn Drive>,
     backing: Arc<dyn Drive>,
     /// What threads decode with that have nothing to decode now.
-    hands: Mutex<Vec<Box<Hand>>>,
+    hands: Mutex<Vec<Hand>>,
 }
 
 /// What is needed to decode payloads.
@@ -50,10 +50,10 @@ impl Shelf {
         Self { core, log, backing, hands: Mutex::default() }
     }
 
-    fn hand(&self) -> Box<Hand> {
+    fn hand(&self) -> Hand {
         self.hands.lock().pop().unwrap_or_else(|| {
             let (codec, unpacked) = (Codec::new(Algorithm::None), Unpacked::default());
-            Box::new(Hand { codec, unpacked, found: Vec::new() })
+            Hand { codec, unpacked, found: Vec::new() }
         })
     }
 
@@ -87,7 +87,7 @@ impl Shelf {
             match place {
                 Place::Memory(i, kind, payload) => {
                     let (block, out) = (first + *i as u64, std::slice::from_mut(&mut out[*i]));
-                    let Hand { codec, unpacked, .. } = &mut *hand;
+                    let Hand { codec, unpacked, .. } = &mut hand;
                     missing[*i] = !unpacked.decode(codec, *kind, payload, block, out);
                 }
                 Place::Log(i, reading) => readings.push((*i, *reading)),

@@ -160,7 +160,7 @@ fn perform(world: &mut World<'_>, operation: u8, after: Watch<'_>) -> Result<(),
             world.step(&Step::Fill(0))?;
             after(world)?;
         }
-        4 | 5 | 6 => run_out(world, after)?,
+        4..=6 => run_out(world, after)?,
         COPY => {
             world.step(&Step::Store(0))?;
             after(world)?;

@@ -64,7 +64,8 @@ impl World<'_> {
     /// How a log may be opened: for all that it cares, warm whenever nobody has written to the
     /// backing store, and sometimes cold then, too.
     pub(crate) fn opening(&self) -> Opening {
-        let warm = self.setup.keep > 0 && mix(self.setup.seed ^ self.stats.recoveries) % 4 > 0;
+        let cold = mix(self.setup.seed ^ self.stats.recoveries).is_multiple_of(4);
+        let warm = self.setup.keep > 0 && !cold;
         if warm && !self.is_bare { Opening::Warm } else { Opening::Cold }
     }
 
@@ -102,7 +103,7 @@ impl World<'_> {
         while let Some(at) = from {
             from = self.volume.core.leaving(at, &mut blocks);
         }
-        for block in blocks.into_iter().filter(|block| mix(u64::from(*block)).is_multiple_of(2)) {
+        for block in blocks.into_iter().filter(|block| mix(*block).is_multiple_of(2)) {
             self.copy(block as u32);
             self.store(u32::MAX);
         }
