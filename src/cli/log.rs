@@ -151,7 +151,7 @@ fn superblock(sb: &Superblock) -> String {
     output::pairs(&[
         ("volume", human(sb.blocks * crate::BLOCK_SIZE as u64)),
         ("segments", format!("{} of {}", sb.segments, human(sb.segment.into()))),
-        ("tail", format!("segment {}, chunk {}", sb.tail.segment, sb.tail.chunk)),
+        ("tail", format!("segment {}, chunk {}", sb.written.segment, sb.written.chunk)),
         ("durable", format!("up to chunk {}", sb.durable)),
     ])
 }
@@ -186,8 +186,13 @@ fn chunk(header: &Header) -> String {
 fn line(entry: &Entry) -> String {
     match entry {
         Entry::Data(d) => format!(
-            "  block {} {:?} length {} at {} check {:08x}\n",
-            d.block, d.kind, d.len, d.offset, d.check
+            "  block {} {:?}{} length {} at {} check {:08x}\n",
+            d.block,
+            d.kind,
+            if d.copy { " copy" } else { "" },
+            d.len,
+            d.offset,
+            d.check
         ),
         Entry::Range { kind, block, count } => format!("  blocks {block}+{count} {kind:?}\n"),
     }

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const ASK: Duration = Duration::from_millis(50);
 
 /// What can be changed while a volume is up.
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 10] = [
     "ram-limit",
     "ram-min",
     "ram-max",
@@ -28,6 +28,7 @@ const KEYS: [&str; 9] = [
     "writeback-threshold",
     "writeback-window",
     "commit-interval",
+    "log-keep",
 ];
 
 /// Change a running volume: ram-limit=1G, size=8G (sizes grow, never shrink)
@@ -37,7 +38,7 @@ const KEYS: [&str; 9] = [
 /// In memory: recompress=now|idle|off (now: everything that was not read lately, once; waits for
 /// it). With a log: writeback=on|off (off: only when it is drained or nearly full),
 /// writeback-threshold=PERCENT, writeback-window=BYTES, commit-interval=MILLISECONDS (after which
-/// idle data is made durable).
+/// idle data is made durable), log-keep=PERCENT (of the log, for what the backing store has, too).
 #[derive(Args)]
 pub struct Set {
     /// Name of the volume
@@ -67,11 +68,12 @@ impl Set {
             None => format!("{limit} recompress={}", status::recompress(plan.recompress)),
             Some(log) => format!(
                 "{limit} writeback={} writeback-threshold={} writeback-window={} \
-                 commit-interval={}",
+                 commit-interval={} log-keep={}",
                 if log.writeback { "on" } else { "off" },
                 log.writeback_threshold_percent,
                 exact(log.writeback_window_bytes),
-                log.commit_interval_ms
+                log.commit_interval_ms,
+                log.keep_percent
             ),
         };
         output::print(&format!("{}: size={size} {rest}\n", self.name))?;
@@ -149,6 +151,7 @@ fn parse(changes: &[String]) -> Result<Request> {
                 log.writeback_window_bytes = Some(parse_bytes(value).map_err(wrong)?);
             }
             "commit-interval" => log.commit_interval_ms = Some(number()?),
+            "log-keep" => log.keep_percent = Some(number()?),
             _ => {
                 return Err(
                     Error::usage(format!("unknown key `{key}`")).mend(name::suggest(key, &KEYS))
@@ -210,12 +213,14 @@ mod tests {
             writeback_threshold_percent: Some(70),
             writeback_window_bytes: Some(1 << 20),
             commit_interval_ms: Some(20),
+            keep_percent: Some(10),
         };
         let changes = [
             "writeback=off",
             "writeback-threshold=70",
             "writeback-window=1M",
             "commit-interval=20",
+            "log-keep=10",
         ];
         let (size_bytes, ram_limit_bytes, recompress) = (None, None, None);
         let adapt = AdaptChange::default();

@@ -293,6 +293,7 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("log", plan.log.display().to_string()),
         ("log used", format!("{} of {} segments", log.segments_used, log.segments)),
         ("not in backing", if log.clean { "nothing".into() } else { dirty }),
+        ("kept", kept(plan, log)),
         ("backing alone", alone(log)),
         ("log written", format!("{}{written}", human(log.written_bytes))),
         ("writeback", writeback(plan)),
@@ -308,6 +309,20 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("daemon", daemon_of(status)),
     ]);
     output::pairs(&rows)
+}
+
+/// What the log has of the backing store.
+fn kept(plan: &LogPlan, log: &LogStats) -> String {
+    if plan.keep_percent == 0 && log.blocks_clean == 0 {
+        return "nothing of what the backing store has".into();
+    }
+    let text = format!(
+        "{} of what the backing store has, in at most {} % of the log; {} blocks were read there",
+        human(log.blocks_clean * crate::BLOCK_SIZE as u64),
+        plan.keep_percent,
+        log.reads_clean
+    );
+    if log.warm { text + "; warm since it came up" } else { text }
 }
 
 /// When and how much is written back.

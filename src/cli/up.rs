@@ -53,6 +53,10 @@ pub struct Up {
     /// [default: 1000]
     #[arg(long, value_name = "MILLISECONDS")]
     commit_interval: Option<u64>,
+    /// With a log: percent of it that may serve reads of what the backing store has, too, also
+    /// after a restart; 0 for none, at most 50 [default: 25]
+    #[arg(long, value_name = "PERCENT")]
+    log_keep: Option<u64>,
     /// With a log or --spill: overwrite what is on its drive, unless that is a log with data
     #[arg(long)]
     wipe: bool,
@@ -215,6 +219,7 @@ impl Up {
             writeback_threshold: self.writeback_threshold,
             writeback_window: self.writeback_window,
             commit_interval: self.commit_interval,
+            log_keep: self.log_keep,
             ram_limit: self.ram_limit,
             ram_min: self.ram_min,
             ram_max: self.ram_max,

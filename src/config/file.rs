@@ -42,6 +42,9 @@ pub struct Settings {
     /// Milliseconds without a change after which what is in memory is made durable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit_interval: Option<u64>,
+    /// Percent of the log for what the backing store has, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_keep: Option<u64>,
     /// Limit on all memory of the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ram_limit: Option<Limit>,
@@ -90,7 +93,7 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 23] = [
+pub const KEYS: [&str; 24] = [
     "size",
     "backing",
     "log",
@@ -99,6 +102,7 @@ pub const KEYS: [&str; 23] = [
     "writeback-threshold",
     "writeback-window",
     "commit-interval",
+    "log-keep",
     "ram-limit",
     "ram-min",
     "ram-max",
@@ -197,6 +201,7 @@ impl Settings {
             writeback_threshold: self.writeback_threshold.or(base.writeback_threshold),
             writeback_window: self.writeback_window.or(base.writeback_window),
             commit_interval: self.commit_interval.or(base.commit_interval),
+            log_keep: self.log_keep.or(base.log_keep),
             ram_limit: self.ram_limit.or(base.ram_limit),
             ram_min: self.ram_min.or(base.ram_min),
             ram_max: self.ram_max.or(base.ram_max),
@@ -249,6 +254,7 @@ mod tests {
             writeback_threshold: Some(70),
             writeback_window: Some(Amount::Bytes(64 << 20)),
             commit_interval: Some(20),
+            log_keep: Some(10),
             ram_limit: Some(Limit::At(Amount::Percent(12.5))),
             ram_min: Some(Amount::Bytes(4 << 20)),
             ram_max: Some(Amount::Percent(40.0)),

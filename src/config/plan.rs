@@ -212,6 +212,9 @@ pub struct LogPlan {
     /// Milliseconds without a change after which what is in memory is made durable.
     #[serde(default = "one_second")]
     pub commit_interval_ms: u64,
+    /// Percent of the log for what the backing store has, too: 0 to 50.
+    #[serde(default = "quarter")]
+    pub keep_percent: u64,
     /// Overwrite what is on the log's drive, if it is no log.
     pub wipe: bool,
     /// Take a copy of the backing store for it.
@@ -332,6 +335,8 @@ impl Plan {
         check_threshold(percent)?;
         let commit_interval_ms = settings.commit_interval.unwrap_or(one_second());
         check_interval(commit_interval_ms)?;
+        let keep_percent = settings.log_keep.unwrap_or(quarter());
+        check_keep(keep_percent)?;
         let window = match settings.writeback_window {
             Some(super::Amount::Percent(_)) => {
                 return Err(Error::usage("writeback-window is a number of bytes, like 64M"));
@@ -367,6 +372,7 @@ impl Plan {
                 writeback_window_bytes: window,
                 writeback: settings.writeback.unwrap_or(on()),
                 commit_interval_ms,
+                keep_percent,
                 ..LogPlan::new(log, backing)
             }),
             backing: None,
@@ -421,6 +427,7 @@ impl LogPlan {
             writeback_window_bytes: 64 << 20,
             writeback: on(),
             commit_interval_ms: one_second(),
+            keep_percent: quarter(),
             wipe: false,
             moved: false,
             accept_loss: false,
@@ -435,6 +442,22 @@ fn on() -> bool {
 
 fn one_second() -> u64 {
     1000
+}
+
+fn quarter() -> u64 {
+    25
+}
+
+/// Checks which part of a log may have what the backing store has, too.
+///
+/// # Errors
+/// When it is more than half.
+pub fn check_keep(percent: u64) -> Result<()> {
+    if percent <= 50 {
+        return Ok(());
+    }
+    Err(Error::usage(format!("log-keep {percent} is more than half of the log"))
+        .mend("give 0 to 50 percent"))
 }
 
 /// Checks a threshold of writeback.
@@ -563,6 +586,7 @@ fn refuse_of_log(settings: &Settings) -> Result<()> {
         ("writeback-threshold", settings.writeback_threshold.is_some()),
         ("writeback-window", settings.writeback_window.is_some()),
         ("commit-interval", settings.commit_interval.is_some()),
+        ("log-keep", settings.log_keep.is_some()),
     ];
     match given.iter().find(|(_, given)| *given) {
         None => Ok(()),

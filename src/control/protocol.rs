@@ -163,6 +163,8 @@ pub struct LogChange {
     pub writeback_window_bytes: Option<u64>,
     /// Milliseconds without a change after which what is in memory is made durable.
     pub commit_interval_ms: Option<u64>,
+    /// Percent of the log for what the backing store has, too.
+    pub keep_percent: Option<u64>,
 }
 
 /// Who answers.

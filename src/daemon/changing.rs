@@ -121,6 +121,9 @@ fn change_log(plan: &mut Plan, change: LogChange) -> Result<()> {
     let interval = change.commit_interval_ms.unwrap_or(log.commit_interval_ms);
     plan::check_interval(interval)?;
     log.commit_interval_ms = interval;
+    let keep = change.keep_percent.unwrap_or(log.keep_percent);
+    plan::check_keep(keep)?;
+    log.keep_percent = keep;
     Ok(())
 }
 
@@ -132,6 +135,7 @@ fn tuning(log: &plan::LogPlan) -> volume::Tuning {
             enabled: log.writeback,
         },
         commit_interval_ms: log.commit_interval_ms,
+        keep_percent: log.keep_percent,
     }
 }
 

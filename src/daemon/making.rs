@@ -136,7 +136,11 @@ fn open_log(
         accept_loss: log.accept_loss,
         ram_limit: plan.ram_limit_bytes,
         ram_limit_max: machine::memory_bytes(),
-        log: durable::Options { idle_ms: log.commit_interval_ms, ..durable::Options::default() },
+        log: durable::Options {
+            idle_ms: log.commit_interval_ms,
+            keep_percent: log.keep_percent,
+            ..durable::Options::default()
+        },
     };
     let opening = Opening::new(told);
     let told = |step| opening.at(step);

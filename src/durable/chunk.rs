@@ -28,6 +28,8 @@ pub struct Open {
     capacity: usize,
     used: usize,
     entries: Vec<Entry>,
+    /// Some entry is no copy.
+    changes: bool,
     bytes: Filling,
 }
 
@@ -79,12 +81,18 @@ impl Open {
     pub fn new(segment: u64, offset: u32, epoch: u64, bytes: Buffer) -> Self {
         let (capacity, entries) = (bytes.len(), Vec::new());
         let bytes = Filling::new(bytes);
-        Self { segment, offset, epoch, capacity, used: HEADER, entries, bytes }
+        let (used, changes) = (HEADER, false);
+        Self { segment, offset, epoch, capacity, used, entries, changes, bytes }
     }
 
     /// Whether it holds no entry.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Whether it changes anything, and not only has copies.
+    pub fn has_changes(&self) -> bool {
+        self.changes
     }
 
     /// Whether some payload is not there yet; then [`Fills::finish`] will say that somebody waits.
@@ -125,8 +133,22 @@ impl Open {
     ) -> Data {
         let offset = self.next_offset();
         let stamp = Stamp { epoch: self.epoch, segment: self.segment, offset, block };
-        let data = Data { block, kind, len: len as u32, offset, check: stamp.check(crc) };
+        let (len, check) = (len as u32, stamp.check(crc));
+        let data = Data { block, kind, len, offset, check, copy: false };
         self.push(data, fills);
+        data
+    }
+
+    /// The same for a copy of what the backing store has, whose payload is there already.
+    pub fn append_copy(&mut self, block: u64, kind: Kind, payload: &[u8], crc: u32) -> Data {
+        let offset = self.next_offset();
+        let stamp = Stamp { epoch: self.epoch, segment: self.segment, offset, block };
+        let (len, check) = (payload.len() as u32, stamp.check(crc));
+        let data = Data { block, kind, len, offset, check, copy: true };
+        let mut fills = Fills::default();
+        self.push(data, &mut fills);
+        fills.fill(payload);
+        fills.finish();
         data
     }
 
@@ -142,9 +164,11 @@ impl Open {
         let all = std::array::from_fn(|i| {
             let block = first + i as u64;
             let check = Stamp { epoch, segment, offset, block }.check(crc);
-            Data { block, kind: Kind::Cluster, len: len as u32, offset, check }
+            let (kind, len) = (Kind::Cluster, len as u32);
+            Data { block, kind, len, offset, check, copy: false }
         });
         self.take(len, fills);
+        self.changes = true;
         self.entries.extend(all.map(Entry::Data));
         all
     }
@@ -159,6 +183,7 @@ impl Open {
     fn push(&mut self, data: Data, fills: &mut Fills) {
         debug_assert!(self.has_room(data.len as usize) && data.offset == self.next_offset());
         self.take(data.len as usize, fills);
+        self.changes |= !data.copy;
         self.entries.push(Entry::Data(data));
     }
 
@@ -172,6 +197,7 @@ impl Open {
     /// Adds an entry without payload.
     pub fn push_range(&mut self, entry: Entry) {
         debug_assert!(self.has_room(0));
+        self.changes = true;
         self.entries.push(entry);
     }
 

@@ -337,6 +337,7 @@ impl Core {
         self.mend();
         self.recommit();
         self.step_window();
+        self.step_release();
         self.end_gathering();
         if self.commit.health == Health::Broken {
             return None;
@@ -579,7 +580,8 @@ impl Core {
 
     /// Whether all that was closed is durable and nothing is in flight.
     pub fn is_quiet(&self) -> bool {
-        self.sealed.is_empty() && self.commit.flights.is_empty() && self.window.is_idle()
+        let still = self.sealed.is_empty() && self.commit.flights.is_empty();
+        still && self.window.is_idle() && !self.is_releasing()
     }
 }
 
@@ -603,6 +605,10 @@ mod tests {
             blocks: 1000,
             open: true,
             tail: Tail::default(),
+            written: Tail::default(),
+            void: 0,
+            witness: 0,
+            copies: false,
             durable: 0,
             identity: [0; IDENTITY],
             checkpoint: None,

@@ -14,6 +14,7 @@
 use super::checkpoint::Checkpoint;
 use super::chunk::{CHUNK_MAX, CHUNK_MIN, Closing, Open, Payload, Sealed};
 use super::commit::Commit;
+use super::copies::Release;
 use super::fill::Fills;
 use super::format::{CLUSTER, Data, Entry, Epoch, Kind, Stamp, Superblock, crc};
 use super::holes::{Hole, Holes};
@@ -27,7 +28,7 @@ use crate::stats::LogStats;
 use std::collections::VecDeque;
 
 /// Segments that only the core itself may open: for what it appends to make room.
-const RESERVE: u64 = 2;
+pub(super) const RESERVE: u64 = 2;
 
 /// The most that [`Options::memory`] can be, in bytes.
 pub const MEMORY_MAX: u64 = 64 << 20;
@@ -47,6 +48,8 @@ pub struct Options {
     /// Which part of a commit's time the next one waits at most for those that it served: one in
     /// so many; 0 for not at all.
     pub gather_part: u64,
+    /// Percent of the log that may hold copies of what the backing store has; 0 for none.
+    pub keep_percent: u64,
 }
 
 impl Default for Options {
@@ -57,6 +60,7 @@ impl Default for Options {
             idle_ms: 1000,
             checkpoint: 4 << 30,
             gather_part: 8,
+            keep_percent: 0,
         }
     }
 }
@@ -98,7 +102,7 @@ pub enum Found {
     Filling,
     /// Its payload is on the log's drive. The pin keeps it there until it is released.
     Log(Reading),
-    /// The log has nothing of it.
+    /// The log has nothing of it that the backing store lacks.
     Backing,
     /// It was damaged in the log before it reached the backing store.
     Lost,
@@ -133,6 +137,8 @@ pub(super) struct Segment {
     pub used: u32,
     /// Readers.
     pub pins: u32,
+    /// Blocks whose newest change is here.
+    pub changes: u32,
     /// No chunk comes to it any more.
     pub finished: bool,
 }
@@ -146,6 +152,10 @@ pub struct Core {
     pub(super) holes: Holes,
     /// Number of the oldest segment in use.
     pub(super) first: u64,
+    /// The backing store has what segments before this one say, and a durable superblock says so.
+    pub(super) written: u64,
+    /// Blocks that the backing store lacks.
+    pub(super) dirty: u64,
     /// The segments in use, oldest first.
     pub(super) segments: VecDeque<Segment>,
     pub(super) open: Option<Open>,
@@ -168,6 +178,7 @@ pub struct Core {
     pub(super) checkpoint: Checkpoint,
     pub(super) summaries: Summaries,
     pub(super) rescue: Rescue,
+    pub(super) release: Release,
     pub(super) counts: LogStats,
 }
 
@@ -184,6 +195,8 @@ impl Core {
         Self {
             options,
             first: sb.tail.segment,
+            written: sb.written.segment,
+            dirty: 0,
             commit: Commit::new(next_chunk, prev),
             sb,
             map: Map::default(),
@@ -201,6 +214,7 @@ impl Core {
             checkpoint: Checkpoint::new(),
             summaries: Summaries::default(),
             rescue: Rescue::default(),
+            release: Release::default(),
             counts: LogStats::default(),
         }
     }
@@ -219,15 +233,17 @@ impl Core {
     pub fn stats(&self) -> LogStats {
         LogStats {
             segments: self.sb.segments,
-            segments_used: self.segments.len() as u64,
-            blocks_dirty: self.map.len() as u64,
+            segments_used: self.fullness().0,
+            segments_clean: self.written - self.first,
+            blocks_dirty: self.dirty,
+            blocks_clean: self.map.len() as u64 - self.dirty,
             index_bytes: self.map.memory() as u64,
             checkpoints: self.checkpoint.made,
             since_checkpoint_bytes: self.checkpoint.grown(),
             failed: self.is_failed(),
             rescuing: self.is_rescuing(),
             through: self.is_through(),
-            segment_tail: self.first,
+            segment_tail: self.written,
             segment_newest: self.first + (self.segments.len() as u64).saturating_sub(1),
             segment_durable: self.segment_durable(),
             past_unix_s: self.past_s(),
@@ -255,14 +271,14 @@ impl Core {
         self.counts.chunks
     }
 
-    /// Segments in use, and how many there are.
+    /// Segments that are not written back, and how many there are.
     pub fn fullness(&self) -> (u64, u64) {
-        (self.segments.len() as u64, self.sb.segments)
+        (self.first + self.segments.len() as u64 - self.written, self.sb.segments)
     }
 
     /// Whether nothing in the log is missing from the backing store, but that blocks are lost.
     pub fn is_clean(&self) -> bool {
-        self.map.is_empty() && self.holes.are_written() && self.window.is_idle()
+        self.dirty == 0 && self.holes.are_written(self.written) && self.window.is_idle()
     }
 
     /// Appends a block whose payload, made as `kind` says, has such a length and CRC, and reserves
@@ -279,6 +295,7 @@ impl Core {
         fills: &mut Fills,
     ) -> Result<(), Refused> {
         self.check_health()?;
+        self.commit.touch();
         let open = self.open_for(len, RESERVE)?;
         let data = open.reserve(block, kind, (len, crc), fills);
         let (segment, offset) = (open.segment, data.offset - open.offset);
@@ -301,6 +318,7 @@ impl Core {
         fills: &mut Fills,
     ) -> Result<bool, Refused> {
         self.check_health()?;
+        self.commit.touch();
         let open = self.open_for(0, RESERVE)?;
         if !open.has_room_for(len, CLUSTER) {
             mark("append.cluster_apart");
@@ -343,6 +361,7 @@ impl Core {
         reserve: u64,
     ) -> Result<(), Refused> {
         let entry = Entry::Range { kind, block, count };
+        self.commit.touch();
         let open = self.open_for(0, reserve)?;
         open.push_range(entry);
         let segment = open.segment;
@@ -355,17 +374,21 @@ impl Core {
     pub(super) fn index(&mut self, segment: u64, entry: &Entry) {
         match *entry {
             Entry::Data(Data { kind: Kind::Summary, .. }) => {}
-            Entry::Data(Data { block, kind, len, offset, check }) => {
+            Entry::Data(Data { block, kind, len, offset, check, copy }) => {
                 let slot = (segment % self.sb.segments) as u32;
-                let place = Place { slot, offset, len, kind, check };
-                match self.map.insert(block, place) {
+                let place = Place { slot, offset, len, kind, check, copy };
+                if copy && !self.takes_copy(segment, block) {
+                    return;
+                }
+                match self.name(block, place) {
+                    _ if copy => {}
                     None => self.counts.writes_new += 1,
                     Some(old) if self.is_durable(&old) => self.counts.writes_over_log += 1,
                     Some(_) => self.counts.writes_over_memory += 1,
                 }
             }
             Entry::Range { kind, block, count } => {
-                self.map.remove_range(block, block + count);
+                self.forget_range(block, block + count);
                 self.holes.insert(block, block + count, Hole { segment, kind });
             }
         }
@@ -373,7 +396,7 @@ impl Core {
 
     /// The open chunk, with room for a payload; a new one if need be, as long as `reserve` segments
     /// stay free.
-    fn open_for(&mut self, payload: usize, reserve: u64) -> Result<&mut Open, Refused> {
+    pub(super) fn open_for(&mut self, payload: usize, reserve: u64) -> Result<&mut Open, Refused> {
         let (own, open) = (reserve != RESERVE, self.open.as_ref());
         let records = self.kept.has_room(2, own);
         if open.is_some_and(|open| !open.has_room(payload)) || !records {
@@ -392,7 +415,6 @@ impl Core {
             }
             self.open = Some(self.open_chunk(reserve)?);
         }
-        self.commit.touch();
         self.open.as_mut().ok_or(Refused::Full)
     }
 
@@ -437,7 +459,8 @@ impl Core {
         let (epoch, chunk, prev) = (self.epoch(), self.next_chunk, self.prev);
         let number = self.first + self.segments.len() as u64;
         self.summaries.begin(number, epoch, chunk, prev, self.sb.segment);
-        self.segments.push_back(Segment { epoch, chunk, prev, used: 0, pins: 0, finished: false });
+        let (used, pins, changes, finished) = (0, 0, 0, false);
+        self.segments.push_back(Segment { epoch, chunk, prev, used, pins, changes, finished });
         Ok(number)
     }
 
@@ -520,7 +543,8 @@ impl Core {
         let (mut last, mut is_memory) = (None, false);
         for (block, out) in (first..).zip(out) {
             let place = self.map.get(block);
-            let cluster = place.filter(|p| p.kind == Kind::Cluster);
+            let dirty = |p: &Place| p.kind == Kind::Cluster && !self.is_clean_at(p);
+            let cluster = place.filter(dirty);
             let now = cluster.map(|p| (p.slot, p.offset));
             let here = match cluster {
                 Some(place) if now == last => {
@@ -558,6 +582,22 @@ impl Core {
                 }
             };
         };
+        if self.is_clean_at(&place) {
+            // Whoever reads the backing store finds that there is a place to read it from.
+            self.counts.reads_backing += 1;
+            return Found::Backing;
+        }
+        let found = self.locate_place(block, place, out);
+        match found {
+            Found::Memory(_) => self.counts.reads_memory += 1,
+            Found::Log(_) => self.counts.reads_log += 1,
+            _ => {}
+        }
+        found
+    }
+
+    /// Where what the index names is.
+    pub(super) fn locate_place(&mut self, block: u64, place: Place, out: &mut Vec<u8>) -> Found {
         if place.kind == Kind::Cluster {
             mark("read.cluster");
         }
@@ -572,7 +612,6 @@ impl Core {
                 mark("read.memory");
                 out.clear();
                 out.extend_from_slice(payload);
-                self.counts.reads_memory += 1;
                 return Found::Memory(place.kind);
             }
         }
@@ -580,9 +619,9 @@ impl Core {
         let Some(found) = self.segment_mut(segment) else { return Found::Lost };
         found.pins += 1;
         let stamp = Stamp { epoch: found.epoch, segment, offset: place.offset, block };
-        self.counts.reads_log += 1;
         mark("read.log");
-        Found::Log(Reading { at, len: place.len, kind: place.kind, check: place.check, stamp })
+        let Place { len, kind, check, .. } = place;
+        Found::Log(Reading { at, len, kind, check, stamp })
     }
 
     fn in_memory(&self, segment: u64, offset: u32, len: u32) -> Option<Payload<'_>> {

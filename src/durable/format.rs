@@ -9,8 +9,12 @@ use crate::store::GROUP;
 
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"ztierLOG";
-/// Version of the format that this code writes and reads.
+/// Version of the format of chunks, and of superblocks of logs that have no [copies](Data::copy) of
+/// what the backing store has.
 pub const VERSION: u32 = 1;
+/// Version of superblocks of logs that may have such: who does not know them must not write them
+/// back.
+pub const VERSION_COPIES: u32 = 2;
 /// Bytes in a superblock.
 pub const SUPER: usize = 4096;
 /// Where the two copies of the superblock are, in bytes.
@@ -54,13 +58,16 @@ pub const LOST_MAX: usize = if cfg!(sim) { 4 } else { 100 };
 
 /// Bits of an entry, here and in a checkpoint, that have the length of a payload.
 pub(super) const LEN_BITS: u32 = 12;
+/// The bit of an entry's first word that says that it is a copy.
+const COPY_BIT: u32 = 56;
 const CHUNK_MAGIC: u32 = u32::from_le_bytes(*b"zCHK");
 const POINTER_AT: usize = 192;
 const EPOCHS_AT: usize = 256;
+const WARM_AT: usize = EPOCHS_AT + EPOCHS_MAX * 16;
 const SUPER_CRC_AT: usize = SUPER - 4;
 const HEADER_CRC_AT: usize = HEADER - 4;
 
-const _: () = assert!(EPOCHS_AT + EPOCHS_MAX * 16 <= SUPER_CRC_AT);
+const _: () = assert!(WARM_AT + 40 <= SUPER_CRC_AT);
 const _: () = assert!(LOST_MAX < EPOCHS_MAX);
 const _: () = assert!(SUPER_AT[1] + SUPER as u64 <= DATA_MIN);
 const _: () = assert!(CLUSTER.is_power_of_two() && GROUP.is_multiple_of(CLUSTER));
@@ -188,8 +195,17 @@ pub struct Superblock {
     pub blocks: u64,
     /// A volume is, or was when power went, at work on this log.
     pub open: bool,
-    /// Where the log begins.
+    /// Where the oldest segment is that is in use.
     pub tail: Tail,
+    /// What comes before this is in the backing store, too; never before `tail`.
+    pub written: Tail,
+    /// Copies in segments before this count for nothing: the backing store may have changed since.
+    pub void: u64,
+    /// What was known of the backing store when the log was closed, as a number, by which it is
+    /// known that nobody has written to it since; 0: nothing.
+    pub witness: u64,
+    /// There may be copies from `written` on.
+    pub copies: bool,
     /// Every chunk with a lower number had been made durable.
     pub durable: u64,
     /// Which backing store belongs to this log.
@@ -246,7 +262,7 @@ impl Superblock {
     pub fn encode(&self) -> [u8; SUPER] {
         let mut b = [0; SUPER];
         b[..8].copy_from_slice(&MAGIC);
-        put4(&mut b, 8, VERSION);
+        put4(&mut b, 8, if self.copies { VERSION_COPIES } else { VERSION });
         put4(&mut b, 12, self.segment);
         b[16..32].copy_from_slice(&self.uuid);
         put8(&mut b, 32, self.generation);
@@ -255,9 +271,15 @@ impl Superblock {
         put8(&mut b, 56, self.blocks);
         put4(&mut b, 64, u32::from(self.open));
         put4(&mut b, 68, self.epochs.len() as u32);
-        put8(&mut b, 72, self.tail.segment);
-        put8(&mut b, 80, self.tail.chunk);
-        put4(&mut b, 88, self.tail.prev);
+        put8(&mut b, 72, self.written.segment);
+        put8(&mut b, 80, self.written.chunk);
+        put4(&mut b, 88, self.written.prev);
+        put4(&mut b, WARM_AT, 1);
+        put4(&mut b, WARM_AT + 4, self.tail.prev);
+        put8(&mut b, WARM_AT + 8, self.tail.segment);
+        put8(&mut b, WARM_AT + 16, self.tail.chunk);
+        put8(&mut b, WARM_AT + 24, self.void);
+        put8(&mut b, WARM_AT + 32, self.witness);
         put8(&mut b, 96, self.durable);
         put8(&mut b, 104, self.past_s);
         put8(&mut b, 112, self.mixture_s);
@@ -293,8 +315,9 @@ impl Superblock {
         if get4(b, SUPER_CRC_AT) != crc(&b[..SUPER_CRC_AT]) {
             return Err(Unfit::Damaged);
         }
-        if get4(b, 8) != VERSION {
-            return Err(Unfit::Version(get4(b, 8)));
+        let version = get4(b, 8);
+        if ![VERSION, VERSION_COPIES].contains(&version) {
+            return Err(Unfit::Version(version));
         }
         let (count, lost) = (get4(b, 68) as usize, get4(b, 124) as usize);
         if count + lost > EPOCHS_MAX {
@@ -307,6 +330,12 @@ impl Superblock {
         uuid.copy_from_slice(&b[16..32]);
         let mut identity = [0; IDENTITY];
         identity.copy_from_slice(&b[128..128 + IDENTITY]);
+        let written = Tail { segment: get8(b, 72), chunk: get8(b, 80), prev: get4(b, 88) };
+        let warm = Tail {
+            segment: get8(b, WARM_AT + 8),
+            chunk: get8(b, WARM_AT + 16),
+            prev: get4(b, WARM_AT + 4),
+        };
         let found = Self {
             uuid,
             generation: get8(b, 32),
@@ -315,7 +344,11 @@ impl Superblock {
             data_at: get8(b, 48),
             blocks: get8(b, 56),
             open: get4(b, 64) != 0,
-            tail: Tail { segment: get8(b, 72), chunk: get8(b, 80), prev: get4(b, 88) },
+            tail: if get4(b, WARM_AT) == 1 { warm } else { written },
+            written,
+            void: get8(b, WARM_AT + 24),
+            witness: get8(b, WARM_AT + 32),
+            copies: version == VERSION_COPIES,
             durable: get8(b, 96),
             identity,
             checkpoint: Pointer::decode(&b[POINTER_AT..EPOCHS_AT]),
@@ -341,6 +374,7 @@ impl Superblock {
             && self.segments.checked_mul(u64::from(self.segment)).is_some()
             && (1..=BLOCKS_MAX).contains(&self.blocks)
             && rising
+            && (self.tail.segment, self.tail.chunk) <= (self.written.segment, self.written.chunk)
             && self.lost.iter().all(inside)
             && self.checkpoint.is_none_or(|at| {
                 at.area < 2
@@ -547,6 +581,9 @@ pub struct Data {
     pub offset: u32,
     /// What [`Stamp::check`] makes of the payload.
     pub check: u32,
+    /// The block holds this already, and so does the backing store: no change, only another place
+    /// to read it from. Never of a [`Kind::Cluster`].
+    pub copy: bool,
 }
 
 impl Entry {
@@ -555,7 +592,8 @@ impl Entry {
         let (block, kind, len, word) = match *self {
             Self::Data(d) => {
                 let word = u64::from(d.offset) | u64::from(d.check) << 32;
-                (d.block, d.kind, d.kind.len_bits(d.len), word)
+                let copy = u64::from(d.copy) << (COPY_BIT - 44);
+                (d.block, d.kind, d.kind.len_bits(d.len) | copy, word)
             }
             Self::Range { kind, block, count } => (block, kind, 0, count),
         };
@@ -581,6 +619,7 @@ impl Entry {
                 len: kind.len_of(first >> 44)?,
                 offset: word as u32,
                 check: (word >> 32) as u32,
+                copy: first >> COPY_BIT & 1 == 1 && kind != Kind::Cluster,
             }),
         })
     }
@@ -650,6 +689,10 @@ mod tests {
             blocks: 1 << 30,
             open: true,
             tail: Tail { segment: 17, chunk: 99, prev: 0xdead_beef },
+            written: Tail { segment: 19, chunk: 130, prev: 0xdead_bee5 },
+            void: 18,
+            witness: 0x1234_5678_9abc,
+            copies: false,
             durable: 120,
             checkpoint: Some(Pointer {
                 stamp: 1,
@@ -689,8 +732,16 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_said_to_be_one() {
+    fn a_newer_version_is_said_to_be_one_and_an_older_one_has_no_tail() {
         let mut bytes = superblock().encode();
+        bytes[WARM_AT..SUPER_CRC_AT].fill(0);
+        let sum = crc(&bytes[..SUPER_CRC_AT]);
+        put4(&mut bytes, SUPER_CRC_AT, sum);
+        let tail = superblock().written;
+        let old = Superblock { tail, void: 0, witness: 0, ..superblock() };
+        assert_eq!(Superblock::decode(&bytes), Ok(old));
+        let new = Superblock { copies: true, ..superblock() };
+        assert_eq!((new.encode()[8], Superblock::decode(&new.encode())), (2, Ok(new)));
         bytes[8] = 9;
         let sum = crc(&bytes[..SUPER_CRC_AT]);
         put4(&mut bytes, SUPER_CRC_AT, sum);
@@ -718,10 +769,12 @@ mod tests {
             assert_eq!(Header::decode(&bad), None, "bit {bit}");
         }
         let block = BLOCKS_MAX - 1;
-        let data = Data { block, kind: Kind::Raw, len: 4096, offset: 1 << 23, check: 0xffff_fff0 };
+        let (kind, check) = (Kind::Raw, 0xffff_fff0);
+        let data = Data { block, kind, len: 4096, offset: 1 << 23, check, copy: false };
         let range = Entry::Range { kind: Kind::Zeros, block: 9, count: 1 << 37 };
         let cluster = |len| Entry::Data(Data { kind: Kind::Cluster, len, ..data });
-        for entry in [Entry::Data(data), range, cluster(GRANULE), cluster(CLUSTER_MAX)] {
+        let copy = Entry::Data(Data { copy: true, ..data });
+        for entry in [Entry::Data(data), copy, range, cluster(GRANULE), cluster(CLUSTER_MAX)] {
             assert_eq!(Entry::decode(&entry.encode()), Some(entry));
         }
         assert_eq!(Entry::decode(&cluster(CLUSTER_MAX + GRANULE).encode()), None);

@@ -84,9 +84,10 @@ impl Holes {
         ranges.map(|(&start, &(end, _))| (start, end - start)).collect()
     }
 
-    /// Whether no range waits to be zeroed in the backing store.
-    pub fn are_written(&self) -> bool {
-        self.ranges.values().all(|(_, hole)| hole.kind == Kind::Lost)
+    /// Whether no range waits to be zeroed in the backing store, which has what segments before
+    /// this one say.
+    pub fn are_written(&self, written: u64) -> bool {
+        self.ranges.values().all(|(_, hole)| hole.kind == Kind::Lost || hole.segment < written)
     }
 
     /// Whether there are none.

@@ -290,6 +290,10 @@ impl Left {
     /// Adds what a record says: all blocks of a cluster, where it says one.
     fn take(&mut self, entry: Entry) {
         match entry {
+            // No change; and the backing store may have changed since.
+            Entry::Data(data) if data.copy && !planted::on(Bug::RecommitCopies) => {
+                mark("kept.copy");
+            }
             Entry::Data(data) => {
                 let end = (data.offset + data.len).next_multiple_of(GRANULE) as usize;
                 self.used = self.used.max(end);

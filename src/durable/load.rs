@@ -27,7 +27,7 @@ impl Loaded {
     pub(super) fn new(sb: &Superblock) -> Self {
         let (map, mut holes) = (Map::default(), Holes::default());
         for &(block, count) in &sb.lost {
-            let hole = Hole { segment: sb.tail.segment, kind: Kind::Lost };
+            let hole = Hole { segment: sb.written.segment, kind: Kind::Lost };
             holes.insert(block, block + count, hole);
         }
         Self { map, holes }
@@ -179,7 +179,9 @@ impl<'a> Loading<'a> {
             let packed = Packed::from_words([get8(item, 0), get8(item, 8)])?;
             let slot = u64::from(packed.slot());
             let segment = first + if slot >= at { slot - at } else { slot + slots - at };
-            if segment >= self.sb.tail.segment || planted::on(Bug::CheckpointKeepsFreed) {
+            if packed.place().copy && segment < self.sb.void && !planted::on(Bug::ServeVoid) {
+                mark("recover.checkpoint_void");
+            } else if segment >= self.sb.tail.segment || planted::on(Bug::CheckpointKeepsFreed) {
                 take(packed)?;
             } else {
                 mark("recover.checkpoint_freed");
@@ -230,7 +232,8 @@ impl<'a> Loading<'a> {
                 return None;
             }
             let (prev, used) = (rest as u32, (rest >> 32) as u32);
-            self.segments.push(Segment { epoch, chunk, prev, used, pins: 0, finished: true });
+            let (pins, changes, finished) = (0, 0, true);
+            self.segments.push(Segment { epoch, chunk, prev, used, pins, changes, finished });
         }
         Some(())
     }
@@ -285,7 +288,7 @@ fn uncover(ranges: &[Covered], map: &mut Map, changed: &mut Vec<Packed>) {
         entry.block() >= end
     });
     for (start, end, _) in ranges {
-        map.remove_range(*start, *end);
+        map.remove_range(*start, *end, |_| ());
     }
 }
 

@@ -14,6 +14,9 @@ const LOADED: usize = FULL * 3 / 4;
 /// A page with fewer looks for a neighbour to join.
 const SMALL: usize = FULL / 4;
 
+/// What is added to the kind of a copy.
+const COPY: u64 = 8;
+
 /// Steps in which the search for an entry begins: a cache line.
 const NEAR: usize = 4;
 
@@ -30,10 +33,12 @@ pub struct Place {
     pub kind: Kind,
     /// Its check word.
     pub check: u32,
+    /// Its record is a copy of what the backing store has, see [`Data`](super::format::Data).
+    pub copy: bool,
 }
 
 /// `block` (38 bits), slot (22), kind without its highest bit (3), that bit; check (32), granule
-/// (20), length (12).
+/// (20), length (12). Kinds of copies are 8 more than those of others.
 ///
 /// The same 16 bytes, little-endian, are an entry of a checkpoint.
 #[derive(Clone, Copy)]
@@ -41,7 +46,7 @@ pub struct Packed([u64; 2]);
 
 impl Packed {
     fn new(block: u64, at: Place) -> Self {
-        let kind = at.kind as u64;
+        let kind = at.kind as u64 + if at.copy { COPY } else { 0 };
         let first = block << 26 | u64::from(at.slot) << 4 | (kind & 7) << 1 | kind >> 3;
         let where_to = u64::from(at.offset / GRANULE) << LEN_BITS | at.kind.len_bits(at.len);
         Self([first, u64::from(at.check) << 32 | where_to])
@@ -49,7 +54,7 @@ impl Packed {
 
     /// The two words of an entry; `None` when they say what cannot be.
     pub fn from_words(words: [u64; 2]) -> Option<Self> {
-        let kind = kind_of(words[0])?;
+        let (kind, _) = kind_of(words[0])?;
         kind.len_of(words[1])?;
         let stored = [Kind::Raw, Kind::Lz4, Kind::Zstd, Kind::Same, Kind::Cluster];
         stored.contains(&kind).then_some(Self(words))
@@ -70,22 +75,26 @@ impl Packed {
         (self.0[0] >> 4) as u32 & ((1 << 22) - 1)
     }
 
-    fn place(self) -> Place {
+    /// Where the block is.
+    pub fn place(self) -> Place {
         let [first, second] = self.0;
-        let kind = kind_of(first).unwrap_or(Kind::Lost);
+        let (kind, copy) = kind_of(first).unwrap_or((Kind::Lost, false));
         Place {
             slot: self.slot(),
             offset: (second as u32 >> LEN_BITS) * GRANULE,
             len: kind.len_of(second).unwrap_or(1),
             kind,
             check: (second >> 32) as u32,
+            copy,
         }
     }
 }
 
-/// The kind in the first word of an entry.
-fn kind_of(first: u64) -> Option<Kind> {
-    Kind::from_bits(first >> 1 & 7 | (first & 1) << 3)
+/// The kind in the first word of an entry, and whether it is of a copy.
+fn kind_of(first: u64) -> Option<(Kind, bool)> {
+    let bits = first >> 1 & 7 | (first & 1) << 3;
+    let copy = bits > COPY;
+    Some((Kind::from_bits(if copy { bits - COPY } else { bits })?, copy))
 }
 
 /// Pages that are filled in order, for [`Map::push_page`].
@@ -130,11 +139,6 @@ impl Map {
     /// Blocks in the map.
     pub fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Memory that the map takes, in bytes.
@@ -225,23 +229,23 @@ impl Map {
         None
     }
 
-    /// Forgets a block; says whether it was there.
-    pub fn remove(&mut self, block: u64) -> bool {
-        let Some((page, at)) = self.find(block) else { return false };
-        self.pages[page].remove(at);
+    /// Forgets a block; where it was, if it was there.
+    pub fn remove(&mut self, block: u64) -> Option<Place> {
+        let (page, at) = self.find(block)?;
+        let gone = self.pages[page].remove(at);
         self.len -= 1;
         self.tidy(page);
-        true
+        Some(gone.place())
     }
 
-    /// Forgets all blocks from `start` to before `end`.
-    pub fn remove_range(&mut self, start: u64, end: u64) {
+    /// Forgets all blocks from `start` to before `end`; `gone` hears where each was.
+    pub fn remove_range(&mut self, start: u64, end: u64, mut gone: impl FnMut(Place)) {
         let mut page = self.page_of(start);
         while page < self.pages.len() && self.firsts[page] < end {
             let entries = &mut self.pages[page];
             let from = entries.partition_point(|e| e.block() < start);
             let to = entries.partition_point(|e| e.block() < end);
-            entries.drain(from..to);
+            entries.drain(from..to).for_each(|entry| gone(entry.place()));
             self.len -= to - from;
             if entries.is_empty() {
                 self.firsts.remove(page);
@@ -348,6 +352,7 @@ mod tests {
             len,
             kind,
             check: n.wrapping_mul(0x9e37_79b9),
+            copy: kind != Kind::Cluster && n.is_multiple_of(3),
         }
     }
 
@@ -366,10 +371,10 @@ mod tests {
             for (i, (op, block, n)) in ops.iter().enumerate() {
                 match op {
                     0 => {
-                        map.remove_range(*block, block + n);
+                        map.remove_range(*block, block + n, |_| ());
                         model.retain(|b, _| b < block || *b >= block + n);
                     }
-                    1..6 => prop_assert_eq!(map.remove(*block), model.remove(block).is_some()),
+                    1..6 => prop_assert_eq!(map.remove(*block), model.remove(block)),
                     _ => {
                         map.insert(*block, place(i as u32));
                         model.insert(*block, place(i as u32));

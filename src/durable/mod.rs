@@ -9,6 +9,7 @@ mod chunk;
 pub mod cluster;
 mod command;
 mod commit;
+mod copies;
 mod core;
 mod fill;
 pub mod format;
@@ -32,11 +33,12 @@ mod writeback;
 pub use self::core::{Core, Found, Options, Reading, Refused};
 pub use command::{Command, Device, Op, Outcome, join};
 pub use commit::{Progress, Ticket};
+pub use copies::Token;
 pub use fill::Fills;
 pub use kept::Kept;
 pub use recover::{
-    Inspection, OpenError, Report, format, inspect, inspect_telling, least_size, open,
-    read_superblock,
+    Inspection, OpenError, Report, format, inspect, inspect_telling, inspect_warm, least_size,
+    open, read_superblock,
 };
 pub use step::Step;
 pub use window::{Ended, Plan, Planned};

@@ -75,10 +75,24 @@ pub enum Bug {
     RecommitAll,
     /// What is kept is not let go when the log has failed and the backing store goes on alone.
     KeepThrough,
+    /// What was read of the backing store is taken for its content, whatever was written since.
+    CopyWithoutToken,
+    /// A copy is appended of a block that has changed in the log.
+    CopyOverChange,
+    /// Copies that may be older than the backing store count when a log is opened.
+    ServeVoid,
+    /// Copies that a dead process left in memory are recommitted.
+    RecommitCopies,
+    /// Writeback writes copies to the backing store.
+    WriteCopies,
+    /// The index still names what was in slots that are used again.
+    ReleaseKeepsIndex,
+    /// Discarded ranges are forgotten when the backing store has them, while older copies stay.
+    RetireBeforeCopies,
 }
 
 /// All of them.
-pub const BUGS: [Bug; 34] = [
+pub const BUGS: [Bug; 41] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -113,6 +127,13 @@ pub const BUGS: [Bug; 34] = [
     Bug::RecommitBackwards,
     Bug::RecommitAll,
     Bug::KeepThrough,
+    Bug::CopyWithoutToken,
+    Bug::CopyOverChange,
+    Bug::ServeVoid,
+    Bug::RecommitCopies,
+    Bug::WriteCopies,
+    Bug::ReleaseKeepsIndex,
+    Bug::RetireBeforeCopies,
 ];
 
 crate::planted::plantable!(Bug, sim);

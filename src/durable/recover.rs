@@ -7,7 +7,7 @@
 
 use super::core::{Core, Options, Segment};
 use super::format::{
-    DATA_MIN, Entry, Epoch, Header, IDENTITY, Kind, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX,
+    DATA_MIN, Data, Entry, Epoch, Header, IDENTITY, Kind, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX,
     SEGMENTS_MIN, SUPER, SUPER_AT, Superblock, Tail, Unfit, data_at,
 };
 use super::kept::Kept;
@@ -154,6 +154,10 @@ pub fn format(
         blocks,
         open: false,
         tail: Tail::default(),
+        written: Tail::default(),
+        void: 0,
+        witness: 0,
+        copies: false,
         durable: 0,
         identity,
         checkpoint: None,
@@ -230,6 +234,8 @@ pub struct Inspection {
     pub chunks: Vec<(Header, Vec<Entry>)>,
     /// Blocks with a damaged record, and in which chunk; empty unless payloads were looked at.
     pub damaged: Vec<(u64, u64)>,
+    /// What the log says of blocks that the backing store has counts, too.
+    pub warm: bool,
     /// Which copy of the superblock is the newest.
     newest: usize,
     loaded: Loaded,
@@ -264,7 +270,38 @@ pub fn inspect_telling(
     payloads: bool,
     told: &dyn Fn(Step),
 ) -> Result<Inspection, OpenError> {
+    look(log, (accept_loss, payloads), false, told)
+}
+
+/// The same of a log whose backing store nobody has written to since it was closed: what it says of
+/// blocks that the backing store has counts, too, if all of it is there.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn inspect_warm(
+    log: &dyn Drive,
+    accept_loss: bool,
+    told: &dyn Fn(Step),
+) -> Result<Inspection, OpenError> {
+    match look(log, (false, false), true, told) {
+        Ok(found) if found.is_whole() => Ok(found),
+        _ => {
+            mark("recover.cold");
+            look(log, (accept_loss, false), false, told)
+        }
+    }
+}
+
+fn look(
+    log: &dyn Drive,
+    (accept_loss, payloads): (bool, bool),
+    warm: bool,
+    told: &dyn Fn(Step),
+) -> Result<Inspection, OpenError> {
     let (mut superblock, newest, mended) = read_superblock(log)?;
+    if !warm && !planted::on(Bug::ServeVoid) {
+        (superblock.tail, superblock.void) = (superblock.written, u64::MAX);
+    }
     let checkpoint = usable(&superblock);
     let found = checkpoint.map(|pointer| load(log, &superblock, &pointer, told));
     let lost = matches!(found, Some(None));
@@ -287,8 +324,9 @@ pub fn inspect_telling(
     for i in 0..if payloads { walk.chunks.len() } else { 0 } {
         let chunk = walk.chunks[i].0.chunk;
         told(Step::Records { done: i as u64, of: walk.chunks.len() as u64 });
-        // A damaged summary costs no data.
-        let unfit = walk.unfit(i)?.into_iter().filter(|data| data.kind != Kind::Summary);
+        // A damaged summary, or copy, costs no data.
+        let lost = |data: &Data| data.kind != Kind::Summary && !data.copy;
+        let unfit = walk.unfit(i)?.into_iter().filter(lost);
         damaged.extend(unfit.map(|data| (data.block, chunk)));
     }
     let report = Report { mended, known, checkpoint_lost: lost, ..walk.report() };
@@ -299,10 +337,48 @@ pub fn inspect_telling(
     if lost || !report.missing.is_empty() {
         superblock.checkpoint = None;
     }
-    Ok(Inspection { superblock, report, chunks, damaged, newest, loaded, segments, next, prev })
+    Ok(Inspection {
+        superblock,
+        report,
+        chunks,
+        damaged,
+        warm,
+        newest,
+        loaded,
+        segments,
+        next,
+        prev,
+    })
 }
 
 impl Inspection {
+    /// Whether the log holds what the backing store lacks.
+    pub fn holds_changes(&self) -> bool {
+        let sb = &self.superblock;
+        let change = |entry: &Entry| match entry {
+            Entry::Data(data) => !data.copy && data.kind != Kind::Summary,
+            Entry::Range { .. } => true,
+        };
+        let (tail, written) = (sb.tail.segment, sb.written.segment);
+        let segment =
+            |slot: u32| tail + (u64::from(slot) + sb.segments - tail % sb.segments) % sb.segments;
+        let late = |(header, entries): &(Header, Vec<Entry>)| {
+            header.segment >= written && entries.iter().any(change)
+        };
+        let Loaded { map, holes } = &self.loaded;
+        self.chunks.iter().any(late)
+            || map.iter().any(|(_, place)| !place.copy && segment(place.slot) >= written)
+            || !holes.are_written(written)
+    }
+
+    /// Whether what was found reaches to what the backing store lacks, and nothing contradicts it.
+    fn is_whole(&self) -> bool {
+        let sb = &self.superblock;
+        let reach = sb.tail.segment + self.segments.len() as u64;
+        // What a superblock says is lost comes behind what is written, not before it.
+        sb.lost.is_empty() && self.next >= sb.written.chunk && reach >= sb.written.segment
+    }
+
     /// Whether what is kept in memory is of this log as it is.
     ///
     /// # Errors
@@ -341,6 +417,7 @@ impl Inspection {
         core.segments = self.segments.into();
         core.resume(in_order);
         (core.map, core.holes) = (self.loaded.map, self.loaded.holes);
+        core.count_all();
         if self.report.known > 0
             && let Some(pointer) = &core.sb.checkpoint
         {
@@ -352,6 +429,11 @@ impl Inspection {
             core.begin_epoch(next, epoch);
         }
         core.sb.durable = next;
+        (core.sb.witness, core.counts.warm) = (0, self.warm);
+        core.sb.copies |= options.keep_percent > 0;
+        if !self.warm && !planted::on(Bug::ServeVoid) {
+            core.void();
+        }
         core.counts.writes_new = 0;
         core.counts.writes_over_log = 0;
         core.counts.writes_over_memory = 0;

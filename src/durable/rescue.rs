@@ -176,7 +176,7 @@ impl Core {
         self.seal_open();
         let most = (bytes / u64::from(self.sb.segment)).max(1) as usize;
         let (last, offset) = self.durable_end();
-        let mut end = self.rescue.next.max(self.first);
+        let mut end = self.rescue.next.max(self.written);
         let mut segments = Vec::new();
         while segments.len() < most
             && let Some(mut planned) = self.planned(end)
@@ -253,7 +253,8 @@ impl Core {
         for (segment, part) in unreadable {
             mark("rescue.unreadable");
             let slot = (segment % self.sb.segments) as u32;
-            let named = self.map.iter().filter(|(_, p)| p.slot == slot && part.contains(&p.offset));
+            let there = |p: &Place| p.slot == slot && part.contains(&p.offset) && !p.copy;
+            let named = self.map.iter().filter(|(_, p)| there(p));
             self.rescue.lost.extend(named.map(|(block, _)| block));
             for (start, count) in self.holes.of(segment, Kind::Zeros) {
                 let ranges = self.uncovered(start, count, |place| self.is_durable(place));
@@ -283,6 +284,7 @@ impl Core {
         let (chunk, prev) = self.commit.durable_end();
         let segment = self.first + self.segments.len() as u64;
         self.sb.tail = Tail { segment, chunk, prev };
+        (self.sb.written, self.sb.witness, self.sb.copies) = (self.sb.tail, 0, false);
         // What was written and is not durable must not be found behind the new tail.
         let epoch = next_epoch(self.epoch());
         self.sb.epochs.clear();
@@ -336,5 +338,6 @@ impl Core {
         }
         self.segments.clear();
         self.first = self.sb.tail.segment;
+        (self.written, self.dirty) = (self.first, 0);
     }
 }

@@ -469,7 +469,8 @@ impl<'a> Walk<'a> {
             let at = (header.segment - tail.segment) as usize;
             // Segments without a chunk that counts lie between the others.
             while self.segments.len() <= at {
-                let none = Segment { epoch: 0, chunk, prev, used: 0, pins: 0, finished: true };
+                let (used, pins, changes, finished) = (0, 0, 0, true);
+                let none = Segment { epoch: 0, chunk, prev, used, pins, changes, finished };
                 self.segments.push(none);
             }
             let segment = &mut self.segments[at];

@@ -8,6 +8,7 @@
 //! free.
 
 use super::commit::{Progress, Ticket};
+use super::copies::Release;
 use super::core::{Core, Refused};
 use super::format::{Data, IDENTITY, Kind, LOST_MAX, SUPER, SUPER_AT, Tail};
 use super::holes::Hole;
@@ -39,6 +40,8 @@ pub(super) enum After {
     Identity,
     /// There is a newer checkpoint.
     Checkpoint,
+    /// Copies leave the log.
+    Release,
     /// The log has failed, and all that was durable in it is in the backing store.
     Spent,
 }
@@ -107,7 +110,7 @@ enum Step {
     /// Index entries go.
     Forgetting { end: u64, blocks: Vec<u64> },
     /// The superblock with the new tail is written.
-    Moving { end: u64 },
+    Moving { end: u64, frees: bool },
     /// Readers leave the slots.
     Leaving { end: u64 },
 }
@@ -190,7 +193,7 @@ impl Core {
 
     /// Goes on where a volume has left off, in order or not: a window may have been at work.
     pub(super) fn resume(&mut self, in_order: bool) {
-        if self.segments.is_empty() {
+        if self.fullness().0 == 0 {
             self.sb.mixture_s = 0;
         } else if !in_order || self.sb.mixture_s > 0 {
             self.sb.mixture_s = self.sb.mixture_s.max(self.sb.past_s).max(1);
@@ -235,7 +238,8 @@ impl Core {
         }
         let most = (bytes / u64::from(self.sb.segment)).max(1) as usize;
         let durable = self.commit.durable();
-        let count = (0..self.segments.len().min(most)).take_while(|&i| {
+        let skip = (self.written - self.first) as usize;
+        let count = (skip..self.segments.len().min(skip + most)).take_while(|&i| {
             let next = self.segments.get(i + 1).map_or(self.next_chunk, |s| s.chunk);
             let early = planted::on(Bug::WindowBeforeDurable);
             self.segments[i].finished && (next <= durable || early)
@@ -244,8 +248,9 @@ impl Core {
         if count == 0 {
             return None;
         }
-        let end = self.first + count as u64;
-        let planned = (self.first..end).zip(&self.segments).map(|(number, s)| Planned {
+        let end = self.written + count as u64;
+        let there = (self.written..end).zip(self.segments.iter().skip(skip));
+        let planned = there.map(|(number, s)| Planned {
             number,
             at: self.sb.place(number),
             from: 0,
@@ -274,12 +279,18 @@ impl Core {
     /// Whether a window has more to do that needs no drive: whoever drives the core asks for a
     /// command again at once.
     pub fn is_forgetting(&self) -> bool {
-        matches!(self.window.step, Step::Forgetting { .. })
+        matches!(self.window.step, Step::Forgetting { .. }) || self.is_forgetting_copies()
+    }
+
+    /// Whether a window is past the point where it changes the superblock.
+    pub(super) fn window_moves(&self) -> bool {
+        !matches!(self.window.step, Step::Idle | Step::Away { .. })
     }
 
     /// Whether the index forgets what the superblock still counts as part of the log.
     pub(super) fn is_moving_tail(&self) -> bool {
-        matches!(self.window.step, Step::Forgetting { .. } | Step::Moving { .. })
+        let moving = matches!(self.window.step, Step::Forgetting { .. } | Step::Moving { .. });
+        moving || self.is_releasing()
     }
 
     /// Lets the next window take the segment that is being filled: no chunk comes to it any more.
@@ -358,7 +369,13 @@ impl Core {
             let named = self.map.iter().filter(|(_, p)| p.slot == slot && part.contains(&p.offset));
             let blocks: Vec<u64> = named.map(|(block, _)| block).collect();
             for block in blocks {
-                full = full.and(self.repeat(end, Kind::Lost, block, 1));
+                // Of a copy nothing is lost.
+                if self.map.get(block).is_some_and(|place| place.copy) {
+                    mark("window.unreadable_copy");
+                    self.forget_block(block);
+                } else {
+                    full = full.and(self.repeat(end, Kind::Lost, block, 1));
+                }
             }
             for (start, count) in self.holes.of(*segment, Kind::Zeros) {
                 full = full.and(self.say_uncovered(end, Kind::Zeros, start, count));
@@ -406,7 +423,7 @@ impl Core {
             (Err(_), Kind::Lost) if self.window.lost.len() < LOST_MAX => {
                 mark("window.lost_in_superblock");
                 self.window.lost.push((block, count));
-                self.map.remove_range(block, block + count);
+                self.forget_range(block, block + count);
                 self.holes.insert(block, block + count, Hole { segment: end, kind });
             }
             (Err(e), _) => {
@@ -428,6 +445,13 @@ impl Core {
                     self.window.step = Step::Securing { end, ticket, blocks };
                     return;
                 }
+                if !self.frees_at_once() {
+                    mark("window.leaves_copies");
+                    if planted::on(Bug::RetireBeforeCopies) {
+                        self.holes.retire(end);
+                    }
+                    return self.move_tail(end, false);
+                }
                 // First: a block that the index forgets must not uncover an older range.
                 if !planted::on(Bug::ForgetBeforeRetiring) {
                     self.holes.retire(end);
@@ -439,14 +463,14 @@ impl Core {
                 for block in blocks.drain(from..) {
                     let place = self.map.get(block);
                     if place.is_some_and(|p| self.segment_of(p.slot) < end) {
-                        self.map.remove(block);
+                        self.forget_block(block);
                     }
                 }
                 if from == 0 {
                     if planted::on(Bug::ForgetBeforeRetiring) {
                         self.holes.retire(end);
                     }
-                    self.move_tail(end);
+                    self.move_tail(end, true);
                 } else {
                     mark("window.forgets_on");
                     self.window.step = Step::Forgetting { end, blocks };
@@ -467,13 +491,14 @@ impl Core {
     pub(super) fn give_windows_up(&mut self) {
         match self.window.step {
             Step::Away { .. } | Step::Rescuing { .. } => {}
-            Step::Forgetting { end, .. } | Step::Moving { end } | Step::Leaving { end } => {
+            Step::Forgetting { end, .. } | Step::Moving { end, .. } | Step::Leaving { end } => {
                 // The index has begun to rely on the backing store for these.
                 self.rescued(end);
                 self.window.step = Step::Idle;
             }
             Step::Idle | Step::Securing { .. } => self.window.step = Step::Idle,
         }
+        self.release = Release::default();
         self.window.copying = None;
         self.window.purposes.clear();
         self.window.tries = 0;
@@ -491,36 +516,69 @@ impl Core {
         self.window.unread < READ_TRIES
     }
 
-    fn move_tail(&mut self, end: u64) {
-        let after = self.segments.get((end - self.first) as usize);
-        let (chunk, prev) = after.map_or((self.next_chunk, self.prev), |s| (s.chunk, s.prev));
-        self.sb.tail = Tail { segment: end, chunk, prev };
+    fn move_tail(&mut self, end: u64, frees: bool) {
+        self.sb.written = self.tail_at(end);
         // What else is lost was said again.
         self.sb.lost = std::mem::take(&mut self.window.lost);
-        // Of epochs that have no chunk left, only the last one before the tail still counts.
-        let old = self.sb.epochs.iter().filter(|e| e.from <= chunk).count();
-        self.sb.epochs.drain(..old.saturating_sub(1));
-        self.window.step = Step::Moving { end };
+        if frees {
+            self.sb.tail = self.sb.written;
+            self.drop_epochs();
+        }
+        self.window.step = Step::Moving { end, frees };
         self.write_superblock(After::Tail);
-        if planted::on(Bug::ReuseBeforeSuperblock) {
+        if planted::on(Bug::ReuseBeforeSuperblock) && frees {
+            self.wrote(end);
             self.leave(end);
         }
     }
 
+    /// A log that began with this segment.
+    pub(super) fn tail_at(&self, segment: u64) -> Tail {
+        let at = self.segments.get((segment - self.first) as usize);
+        let (chunk, prev) = at.map_or((self.next_chunk, self.prev), |s| (s.chunk, s.prev));
+        Tail { segment, chunk, prev }
+    }
+
+    /// Of epochs that have no chunk left, only the last one before the tail still counts.
+    pub(super) fn drop_epochs(&mut self) {
+        let old = self.sb.epochs.iter().filter(|e| e.from <= self.sb.tail.chunk).count();
+        self.sb.epochs.drain(..old.saturating_sub(1));
+    }
+
+    /// The tail has moved, durably.
+    fn moved(&mut self) {
+        let Step::Moving { end, frees } = self.window.step else { return };
+        self.wrote(end);
+        if frees {
+            return self.leave(end);
+        }
+        self.counts.windows += 1;
+        mark("window.ended");
+        self.window.step = Step::Idle;
+    }
+
     /// Frees the slots before `end`, if no reader is left.
     fn leave(&mut self, end: u64) {
-        let count = (end - self.first) as usize;
-        let read = self.segments.iter().take(count).any(|s| s.pins > 0);
-        if read && !planted::on(Bug::IgnorePins) {
+        if !self.free(end) {
             mark("window.pinned");
             self.window.step = Step::Leaving { end };
             return;
         }
-        self.segments.drain(..count);
-        self.first = end;
         self.counts.windows += 1;
         mark("window.ended");
         self.window.step = Step::Idle;
+    }
+
+    /// Frees the slots before `end`; `false` while there are readers.
+    pub(super) fn free(&mut self, end: u64) -> bool {
+        let count = (end - self.first) as usize;
+        let read = self.segments.iter().take(count).any(|s| s.pins > 0);
+        if read && !planted::on(Bug::IgnorePins) {
+            return false;
+        }
+        self.segments.drain(..count);
+        self.first = end;
+        true
     }
 
     /// Begins to write the superblock, or begins again if it is being written.
@@ -596,11 +654,8 @@ impl Core {
                 After::Checkpoint => self.checkpoint.named(),
                 After::Close => self.window.closed = true,
                 After::Spent => self.spent(),
-                After::Tail => {
-                    if let Step::Moving { end } = self.window.step {
-                        self.leave(end);
-                    }
-                }
+                After::Tail => self.moved(),
+                After::Release => self.released(),
             }
         }
     }
@@ -616,9 +671,11 @@ impl Core {
     }
 
     /// Writes that the log was closed in order; [`Self::is_closed`] says when that is done. Call it
-    /// when everything is durable, and take nothing more.
-    pub fn close(&mut self) {
-        self.sb.open = false;
+    /// when everything is durable, and take nothing more. `witness` stands for what is known of the
+    /// backing store, or is 0.
+    pub fn close(&mut self, witness: u64) {
+        (self.sb.open, self.sb.witness) = (false, witness);
+        self.settle_copies();
         self.checkpoint.abort();
         self.write_superblock(After::Close);
     }

@@ -65,6 +65,8 @@ pub struct Writeback {
     zeros: VecDeque<(u64, u64)>,
     /// Blocks not written yet.
     queue: VecDeque<(u64, usize, Data)>,
+    /// Blocks with copies, which the backing store has.
+    copies: Vec<u64>,
     damaged: Vec<(u64, Data)>,
     unreadable: Vec<(u64, Range<u32>)>,
     /// Parts to read yet: segment, from which byte to which.
@@ -99,6 +101,7 @@ impl Writeback {
             blocks: BTreeMap::new(),
             zeros: zeros.into(),
             queue: VecDeque::new(),
+            copies: Vec::new(),
             damaged: Vec::new(),
             unreadable: Vec::new(),
             patient,
@@ -312,7 +315,10 @@ impl Writeback {
             return Some(Ended::Badly { unread: self.unread });
         }
         Some(Ended::Well {
-            blocks: std::mem::take(&mut self.blocks).into_keys().collect(),
+            blocks: std::mem::take(&mut self.blocks)
+                .into_keys()
+                .chain(self.copies.drain(..))
+                .collect(),
             damaged: std::mem::take(&mut self.damaged),
             unreadable: std::mem::take(&mut self.unreadable),
         })
@@ -393,6 +399,10 @@ impl Writeback {
     fn note(&mut self, segment: usize, entry: &Entry) {
         match *entry {
             Entry::Data(Data { kind: Kind::Summary, .. }) => {}
+            Entry::Data(data) if data.copy && !planted::on(Bug::WriteCopies) => {
+                mark("writeback.copy");
+                self.copies.push(data.block);
+            }
             Entry::Data(data) => {
                 if planted::on(Bug::OldestWins) {
                     self.blocks.entry(data.block).or_insert((segment, data));

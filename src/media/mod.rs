@@ -17,6 +17,7 @@ mod signature;
 mod stable_id;
 mod sysfs;
 mod transfer;
+mod witness;
 mod words;
 
 pub use arena::Arena;
@@ -30,6 +31,7 @@ pub use pool::{Frame, Pool};
 pub use ring::{Completion, Ring, Submission, Waker};
 pub use signature::Signature;
 pub use stable_id::{IdKind, StableId};
+pub use witness::witness;
 pub use words::Words;
 
 /// Bytes in a page of the machine; x86-64 and the usual aarch64 kernels have this size.

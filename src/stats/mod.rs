@@ -264,8 +264,11 @@ pub struct CacheStats {
 pub struct LogStats {
     /// Segments of the log (historic: `nr_segments`).
     pub segments: u64,
-    /// Segments that hold what the backing store lacks.
+    /// Segments that are not written back: they may hold what the backing store lacks.
     pub segments_used: u64,
+    /// Segments that are written back and still serve reads.
+    #[serde(default)]
+    pub segments_clean: u64,
     /// Number of the oldest segment that is not written back; all before it are (historic:
     /// `last_writeback_segment_id` is the one before).
     #[serde(default)]
@@ -279,6 +282,31 @@ pub struct LogStats {
     pub segment_newest: u64,
     /// Blocks that the backing store lacks (historic: `nr_dirty_cache_blocks`).
     pub blocks_dirty: u64,
+    /// Blocks that the log has and the backing store, too.
+    #[serde(default)]
+    pub blocks_clean: u64,
+    /// Of the blocks read from the log, those that the backing store has, too.
+    #[serde(default)]
+    pub reads_clean: u64,
+    /// Blocks of the backing store that were appended because they were read again and again.
+    #[serde(default)]
+    pub copies_kept: u64,
+    /// Blocks that the backing store has, and that were appended again before their segment was
+    /// freed, because they had been read.
+    #[serde(default)]
+    pub copies_kept_again: u64,
+    /// Bytes that both took.
+    #[serde(default)]
+    pub copies_bytes: u64,
+    /// Blocks that the backing store has whose segment was freed.
+    #[serde(default)]
+    pub copies_released: u64,
+    /// Blocks that could not be read from the log, and were from the backing store.
+    #[serde(default)]
+    pub copies_damaged: u64,
+    /// Whether what the log had of the backing store when the volume came up has served since.
+    #[serde(default)]
+    pub warm: bool,
     /// Memory of the index.
     pub index_bytes: u64,
     /// Blocks appended.

@@ -10,6 +10,7 @@
 //! takes them in order; none of the log's own threads takes one.
 
 use super::brake::Brake;
+use super::heat::Heat;
 use super::news::News;
 use super::pace::Pace;
 use super::packing::Packing;
@@ -34,6 +35,8 @@ const STRIPES: usize = 256;
 /// How long to wait for news before looking again.
 const WAIT: Duration = Duration::from_millis(50);
 
+/// Blocks that wait to be kept at most.
+const WANTED: usize = 1 << 16;
 /// How long a reader waits for the stripe of a payload that is being copied before looking again.
 const FILL: Duration = Duration::from_millis(1);
 
@@ -90,7 +93,7 @@ pub type Listener = Box<dyn Fn(&LogStats) + Send + Sync>;
 
 /// A log, its backing store, and their state.
 pub struct Logged {
-    core: Mutex<Core>,
+    core: Arc<Mutex<Core>>,
     /// Something was completed, or there is something to do.
     news: News,
     /// Chunks below this are durable; never ahead of the core.
@@ -112,16 +115,26 @@ pub struct Logged {
     pace: Pace,
     /// Hears what became of the backing store, when a window begins and ends.
     listener: OnceLock<Listener>,
+    /// How often blocks were read.
+    heat: Heat,
+    /// Blocks that were read twice from below the log.
+    wanted: Mutex<Vec<u64>>,
+    /// Whether anything is kept in the log that was read.
+    keeps: AtomicBool,
     /// Ends the sleep of the thread that writes what nobody waits for.
     waker: OnceLock<Waker>,
 }
 
 impl Logged {
     /// A log that was opened, with its drives.
-    pub fn new(mut core: Core, log: Arc<dyn Drive>, backing: Arc<dyn Drive>) -> Self {
-        core.wall(crate::stats::time::now());
+    pub fn new(core: Arc<Mutex<Core>>, log: Arc<dyn Drive>, backing: Arc<dyn Drive>) -> Self {
+        core.lock().wall(crate::stats::time::now());
+        let kept = core.lock().keep_bytes();
         Self {
-            core: Mutex::new(core),
+            core,
+            heat: Heat::new(kept / (BLOCK_SIZE as u64 / 2)),
+            wanted: Mutex::default(),
+            keeps: AtomicBool::new(kept > 0),
             news: News::default(),
             durable: AtomicU64::new(0),
             log,
@@ -189,7 +202,7 @@ impl Logged {
         }
     }
 
-    fn wake(&self) {
+    pub(super) fn wake(&self) {
         if let Some(waker) = self.waker.get() {
             waker.wake();
         }
@@ -241,6 +254,51 @@ impl Logged {
         let Some((_, id)) = self.identity.lock().clone() else { return Ok(()) };
         let identity = Identity::of(&*self.backing, &id)?;
         self.identify(identity, id)
+    }
+
+    /// The backing store, with its copies.
+    pub(super) fn backing(&self) -> &dyn Drive {
+        &*self.backing
+    }
+
+    pub(super) fn heat(&self) -> &Heat {
+        &self.heat
+    }
+
+    /// Up to so many blocks that were read twice from below the log.
+    pub(super) fn take_wanted(&self, most: usize) -> Vec<u64> {
+        let mut wanted = self.wanted.lock();
+        let some = wanted.len().min(most);
+        wanted.drain(..some).collect()
+    }
+
+    /// Those are still wanted.
+    pub(super) fn want(&self, mut blocks: Vec<u64>) {
+        let mut wanted = self.wanted.lock();
+        blocks.truncate(WANTED.saturating_sub(wanted.len()));
+        wanted.append(&mut blocks);
+    }
+
+    /// Percent of the log that what was read may take from now on.
+    pub fn keep(&self, percent: u64) {
+        self.core.lock().set_keep_percent(percent);
+        self.keeps.store(percent > 0, Ordering::Relaxed);
+    }
+
+    /// Blocks were read, from below the log or from it.
+    fn note_reads(&self, first: u64, count: usize, below: bool) {
+        if !self.keeps.load(Ordering::Relaxed) {
+            return;
+        }
+        for block in (first..).take(count) {
+            if matches!(self.heat.touch(block), 1 | 2)
+                && below
+                && let Some(mut wanted) = self.wanted.try_lock()
+                && wanted.len() < WANTED
+            {
+                wanted.push(block);
+            }
+        }
     }
 
     /// The core, for questions.
@@ -346,6 +404,9 @@ impl Logged {
             let count = 1 + hand.found[i + 1..].iter().take_while(shares).count();
             let blocks = &mut out[i..i + count];
             let done = self.fetch(hand, i, here, first + i as u64, blocks);
+            if done.is_ok() {
+                self.note_reads(first + i as u64, count, here == Found::Backing);
+            }
             if let (Ok(()), Err(fault)) = (&result, done) {
                 result = Err(fault);
             }

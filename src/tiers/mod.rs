@@ -3,12 +3,15 @@
 //! [`Ram`] makes the room that the store asks for, keeps memory near its payload, and refuses what
 //! does not fit; where there is a spill device, the coldest segments go there first ([`SpillTo`]).
 //! What to clean and spill is decided by [`policy`], which is pure. [`Logged`] serves blocks from a
-//! durable log before a backing store, and [`Tending`] moves them from one to the other.
+//! durable log before a backing store, and [`Tending`] moves them from one to the other; what the
+//! log has of the backing store is on a [`Shelf`].
 
 mod allowance;
 mod brake;
 mod demote;
+mod heat;
 mod hindsight;
+mod keeper;
 mod logged;
 mod news;
 mod pace;
@@ -16,6 +19,7 @@ mod packing;
 pub mod policy;
 mod ram;
 mod recompress;
+mod shelf;
 mod spill;
 mod stock;
 mod tending;
@@ -24,5 +28,6 @@ pub use demote::Unread;
 pub use logged::{Fault, LogHand, Logged};
 pub use ram::{NoSpace, Ram};
 pub use recompress::{Pass, Pressed, Recompress, RecompressCounts};
+pub use shelf::Shelf;
 pub use spill::{SpillCounts, SpillTo};
 pub use tending::{Policy, Tending};

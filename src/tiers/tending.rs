@@ -3,11 +3,13 @@
 //! Invariant: a writeback reads and writes without the core's lock; only where a window begins and
 //! ends does it hold it.
 
+use super::keeper::Keeper;
 use super::logged::{Fault, Logged};
 use super::pace::WAY;
 use crate::durable::{Command, Device, Ended, Op, Outcome, Progress, Writeback, join};
 use crate::error::{Context, Result};
 use crate::media::{Buffer, Completion, Ring, Submission, ring};
+use crate::store::codec::Algorithm;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,11 +64,17 @@ pub struct Tending {
 }
 
 impl Tending {
-    /// Starts the threads of a log. Its drive is asked through `ring`, or else by threads.
+    /// Starts the threads of a log. Its drive is asked through `ring`, or else by threads; copies
+    /// are compressed as `algorithm` says.
     ///
     /// # Errors
     /// The system gives no thread.
-    pub fn start(logged: &Arc<Logged>, policy: Policy, ring: Option<Ring>) -> Result<Self> {
+    pub fn start(
+        logged: &Arc<Logged>,
+        policy: Policy,
+        algorithm: Algorithm,
+        ring: Option<Ring>,
+    ) -> Result<Self> {
         let ring = match ring {
             Some(ring) => ring,
             None => Ring::with_threads(logged.log_drive(), DEPTH)?,
@@ -80,6 +88,8 @@ impl Tending {
         };
         let own = Arc::clone(logged);
         tending.spawn("ztier-log", move || commit(&own, ring))?;
+        let own = Arc::clone(logged);
+        tending.spawn("ztier-keeper", move || Keeper::new(&own, algorithm).run())?;
         let (logged, draining) = (Arc::clone(logged), Arc::clone(&tending.draining));
         let policy = Arc::clone(&tending.policy);
         tending.spawn("ztier-writeback", move || write_back(&logged, &draining, &policy))?;
@@ -104,11 +114,12 @@ impl Tending {
     }
 
     /// Makes everything durable, says on the log's drive that it was closed in order, and ends the
-    /// threads. Nothing may be asked of the volume any more.
+    /// threads. Nothing may be asked of the volume any more. `witness` says what is known of the
+    /// backing store then, see [`crate::durable::Core::close`].
     ///
     /// # Errors
     /// The log has failed; it is then as after a cut of power.
-    pub fn close(mut self) -> std::result::Result<(), Fault> {
+    pub fn close(mut self, witness: &dyn Fn() -> u64) -> std::result::Result<(), Fault> {
         // If the log has failed, this waits until all is in the backing store.
         let _ = self.logged.flush();
         self.logged.stop_threads();
@@ -130,7 +141,10 @@ impl Tending {
         };
         self.logged.settle(|core| end(core.is_quiet(), core.is_failed()))?;
         self.logged.renew_identity()?;
-        self.logged.core().close();
+        // What others may have in the page cache counts as written before, not after.
+        let flushed = matches!(self.logged.flush_backing(), Outcome::Done);
+        let witness = if flushed { witness() } else { 0 };
+        self.logged.core().close(witness);
         self.logged.settle(|core| end(core.is_closed(), core.is_failed()))
     }
 
@@ -169,7 +183,8 @@ fn commit(logged: &Logged, mut ring: Ring) {
                 });
                 ring.submit(Submission { id, action, at });
             }
-            if core.is_copying() { Duration::ZERO } else { TICK }
+            let more = core.is_copying() || core.is_forgetting_copies();
+            if more { Duration::ZERO } else { TICK }
         };
         if logged.is_stopping() && ring.in_flight() == 0 {
             return;

@@ -10,7 +10,9 @@ use crate::BLOCK_SIZE;
 use crate::durable::format::Superblock;
 use crate::durable::{self, Inspection, Kept, OpenError, Step};
 use crate::error::{Context, Error, Result};
-use crate::media::{Access, Drive, FileDrive, Identity, Match, Memory, Ring, Signature, StableId};
+use crate::media::{
+    Access, Drive, FileDrive, Identity, Match, Memory, Ring, Signature, StableId, witness,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -45,6 +47,30 @@ struct Claimed {
     identity: Identity,
     book: Book,
     record: Option<Record>,
+}
+
+impl Claimed {
+    /// Looks at the log. What it says of blocks that the backing store has counts only where it is
+    /// certain that nobody has written to that since the log was closed.
+    fn look(
+        &self,
+        options: &LogOptions,
+        told: &dyn Fn(Step),
+    ) -> std::result::Result<Inspection, OpenError> {
+        if options.log.keep_percent > 0 && self.is_untouched() {
+            return durable::inspect_warm(&self.log, options.accept_loss, told);
+        }
+        durable::inspect_telling(&self.log, options.accept_loss, false, told)
+    }
+
+    fn is_untouched(&self) -> bool {
+        let Ok((sb, ..)) = durable::read_superblock(&self.log) else { return false };
+        let stored = Identity::decode(&sb.identity);
+        let same = stored.is_some_and(|stored| stored.compare(&self.identity) == Match::Same);
+        // What somebody still has in the page cache is not counted before it is written.
+        let known = sb.witness != 0 && !sb.open && same && self.backing.flush().is_ok();
+        known && witness(&self.backing) == Some(sb.witness)
+    }
 }
 
 /// A volume that came up.
@@ -213,7 +239,7 @@ impl Pair {
         mut kept: Kept,
         told: &dyn Fn(Step),
     ) -> Result<Opened> {
-        let look = || durable::inspect_telling(&claimed.log, options.accept_loss, false, told);
+        let look = || claimed.look(&options, told);
         let (mut found, abandoned) = self.settle(&claimed, &kept, &look)?;
         if abandoned.is_some() {
             kept.give_up();
@@ -228,11 +254,13 @@ impl Pair {
             gave_up,
             ..Record::default()
         };
-        let (log, id) = (Arc::new(log), StableId::of(&backing));
+        let (log, id, backing) = (Arc::new(log), StableId::of(&backing), Arc::new(backing));
         let ring = Ring::new(Arc::clone(&log), DEPTH)?;
         let epoch = u64::from_le_bytes(random()?);
-        let opened = LogVolume::open_found(found, (log, Arc::new(backing)), options, epoch, kept)
+        let drives = (log as Arc<dyn Drive>, Arc::clone(&backing) as Arc<dyn Drive>);
+        let opened = LogVolume::open_found(found, drives, options, epoch, kept)
             .map_err(|e| cannot_use(&self.log, &e))?;
+        opened.witnessed(Box::new(move || witness(&backing).unwrap_or(0)));
         opened.watch(identity, id);
         opened.keep(book, record)?;
         opened.start(Some(ring))?;
@@ -311,7 +339,7 @@ impl Pair {
 
     /// Whether a log is that of the backing store, as it is.
     fn suits(&self, claimed: &Claimed, kept: &Kept, found: &Inspection) -> Result<()> {
-        let dirty = found.report.entries > 0 || !kept.is_empty();
+        let dirty = found.holds_changes() || !kept.is_empty();
         self.check(claimed, &found.superblock, dirty)?;
         match claimed.record.as_ref().filter(|r| r.uuid != found.superblock.uuid) {
             Some(record) if record.dirty => Err(self.lacks(record, "another log was given")),
@@ -398,7 +426,7 @@ impl Pair {
 }
 
 fn holds_data(found: &Inspection) -> bool {
-    found.report.entries > 0 || !found.superblock.lost.is_empty()
+    found.holds_changes() || !found.superblock.lost.is_empty()
 }
 
 fn absolute(path: &Path) -> PathBuf {

@@ -191,6 +191,8 @@ pub struct Tuning {
     pub policy: Policy,
     /// Milliseconds without a change after which what is there is made durable.
     pub commit_interval_ms: u64,
+    /// Percent of the log for what the backing store has, too.
+    pub keep_percent: u64,
 }
 
 /// A device that a daemon runs.

@@ -15,7 +15,7 @@ use crate::error::{Context, Error, Result};
 use crate::media::{Drive, Identity, Memory, Ring, StableId};
 use crate::stats::{LogStats, Stats};
 use crate::store::codec::Algorithm;
-use crate::tiers::{Fault, LogHand, Logged, Policy, Tending};
+use crate::tiers::{Fault, LogHand, Logged, Policy, Shelf, Tending};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,6 +44,9 @@ pub struct LogOptions {
     pub ram_limit_max: u64,
 }
 
+/// Says what is known of a backing store, as a number; 0: nothing.
+pub type Witness = Box<dyn Fn() -> u64 + Send>;
+
 /// A block device over a log and a backing store.
 pub struct LogVolume {
     logged: Arc<Logged>,
@@ -59,6 +62,8 @@ pub struct LogVolume {
     partial: [AtomicU64; 2],
     /// What this machine knows of the backing store, and where it keeps that.
     record: Mutex<Option<(Book, Record)>>,
+    /// Says what is known of the backing store when it is let go.
+    witness: Mutex<Option<Witness>>,
 }
 
 impl LogVolume {
@@ -103,6 +108,15 @@ impl LogVolume {
         epoch: u64,
         kept: Kept,
     ) -> std::result::Result<Arc<Self>, OpenError> {
+        let fitted = options.log.fitted(&found.superblock);
+        if found.superblock.spent {
+            // What went past it is forgotten with that mark, and no flush of the log covers it.
+            backing.flush()?;
+        }
+        let (core, report) = found.open(&*log, fitted, epoch, kept)?;
+        let blocks = core.blocks();
+        let core = Arc::new(Mutex::new(core));
+        backing = Arc::new(Shelf::new(Arc::clone(&core), Arc::clone(&log), backing));
         let mut cache = None;
         if options.ram_limit_max > 0 {
             let cached = Cached::over(backing, options.ram_limit, options.ram_limit_max);
@@ -111,13 +125,7 @@ impl LogVolume {
             backing = Arc::clone(&cached) as Arc<dyn Drive>;
             cache = Some(cached);
         }
-        let fitted = options.log.fitted(&found.superblock);
-        if found.superblock.spent {
-            // What went past it is forgotten with that mark, and no flush of the log covers it.
-            backing.flush()?;
-        }
-        let (core, report) = found.open(&*log, fitted, epoch, kept)?;
-        let (blocks, discards) = (core.blocks(), backing.zeroes_quickly());
+        let discards = backing.zeroes_quickly();
         Ok(Arc::new(Self {
             logged: Arc::new(Logged::new(core, log, backing)),
             cache,
@@ -129,6 +137,7 @@ impl LogVolume {
             report,
             partial: Default::default(),
             record: Mutex::new(None),
+            witness: Mutex::new(None),
         }))
     }
 
@@ -139,8 +148,15 @@ impl LogVolume {
     /// # Errors
     /// The system gives no thread; or the log fails before it has taken that, which stays there.
     pub fn start(&self, ring: Option<Ring>) -> Result<()> {
-        *self.tending.lock() = Some(Tending::start(&self.logged, self.options.policy, ring)?);
+        let LogOptions { policy, algorithm, .. } = self.options;
+        *self.tending.lock() = Some(Tending::start(&self.logged, policy, algorithm, ring)?);
         self.logged.recommit().context("what was in memory cannot be brought to the log")
+    }
+
+    /// Whoever says, when the volume goes down, by what it is known later that nobody has written
+    /// to the backing store.
+    pub fn witnessed(&self, witness: Witness) {
+        *self.witness.lock() = Some(witness);
     }
 
     /// Says what the superblock has of the backing store's identity: from now on it is kept true.
@@ -186,7 +202,9 @@ impl LogVolume {
     /// The log has failed.
     pub fn close(&self) -> std::result::Result<(), Fault> {
         let tending = self.tending.lock().take();
-        let closed = tending.map_or(Ok(()), Tending::close);
+        let witness = self.witness.lock().take();
+        let witness = move || witness.as_ref().map_or(0, |witness| witness());
+        let closed = tending.map_or(Ok(()), |tending| tending.close(&witness));
         if let Some((book, record)) = self.record.lock().take() {
             let stats = self.logged.core().stats();
             let now = record.after(&stats);
@@ -280,6 +298,7 @@ impl Serving for LogVolume {
 
     fn tune(&self, tuning: &Tuning) -> Result<()> {
         self.logged.core().set_idle_ms(tuning.commit_interval_ms);
+        self.logged.keep(tuning.keep_percent);
         if let Some(tending) = &*self.tending.lock() {
             tending.set_policy(tuning.policy);
         }

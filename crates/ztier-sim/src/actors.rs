@@ -415,7 +415,8 @@ impl World<'_> {
             Found::Log(reading) => Some(reading),
             Found::Backing => None,
         };
-        self.readers.push(Reader { block, reading, written, allowed: vec![value] });
+        let copy = self.volume.core.has_clean(block.into());
+        self.readers.push(Reader { block, reading, copy, written, allowed: vec![value] });
         Ok(())
     }
 
@@ -447,6 +448,14 @@ impl World<'_> {
         match self.volume.verified(reading, reading.check, payload) {
             Some(page) => {
                 let found = Value::recognise(block, page);
+                self.compare(block, &reader.allowed, found)
+            }
+            None if reader.copy => {
+                self.volume.core.drop_copy(reading, block.into());
+                let at = u64::from(block) * PAGE as u64;
+                let Some(data) = self.read_now(Side::Backing, at, PAGE)? else { return Ok(()) };
+                let page = data.as_chunks::<PAGE>().0.first();
+                let found = page.and_then(|page| Value::recognise(block, page));
                 self.compare(block, &reader.allowed, found)
             }
             None => self.lost(block, reader.written),

@@ -31,7 +31,8 @@ impl World<'_> {
                 Err(_) => self.operations().saturating_sub(operations.unsigned_abs()),
             };
             self.power.on(Some(operations));
-            let result = Volume::open_in(self.setup, &self.log, rng.bits(), false, &self.memory);
+            let opening = self.opening();
+            let result = Volume::open_in(self.setup, &self.log, rng.bits(), opening, &self.memory);
             let off = self.power.is_off();
             self.power.on(None);
             if let Some(why) = result.err().filter(|_| !off && self.fired() == fired) {
@@ -51,7 +52,7 @@ impl World<'_> {
     }
 
     /// Everything ends at once; the blocks of writers who were not answered.
-    fn die(&mut self, rng: &mut Rng) -> Vec<u32> {
+    pub(crate) fn die(&mut self, rng: &mut Rng) -> Vec<u32> {
         self.stats.kills += 1;
         let mut unanswered = Vec::new();
         for writer in std::mem::take(&mut self.writers) {

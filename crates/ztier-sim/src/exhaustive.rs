@@ -1,6 +1,6 @@
 //! Every short sequence of operations, cut at every step, with every subset of what is not flushed.
 //!
-//! Two blocks and eight operations, on a new log and on one that has just wrapped around.
+//! Two blocks and nine operations, on a new log and on one that has just wrapped around.
 //! Operations before the last run to their end; the last is cut after each of its events. Of the
 //! writes that a cut may keep, every subset is tried when there are at most [`SUBSETS_OF`] of them;
 //! of more, every subset of the last ones, with the others kept and with them dropped.
@@ -12,7 +12,7 @@ use crate::oracle;
 use crate::program::{Order, Program, Setup, Slow, Step};
 use crate::rng::Rng;
 use crate::trouble::{Kind, Trouble};
-use crate::volume::Volume;
+use crate::volume::{Opening, Volume};
 use crate::world::{Stats, World};
 use std::fmt;
 use std::str::FromStr;
@@ -23,7 +23,9 @@ use ztier::store::codec::Algorithm;
 /// Writes of which every subset is tried.
 const SUBSETS_OF: usize = 6;
 /// Operations to choose from.
-pub const OPERATIONS: u8 = 8;
+pub const OPERATIONS: u8 = 9;
+/// The one that keeps a copy of a block in the log; without it, none are kept at all.
+const COPY: u8 = 8;
 /// Events of one operation at most.
 const EVENTS_MAX: u32 = 200;
 
@@ -52,7 +54,7 @@ impl FromStr for Sequence {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no sequence: digits 0 to 7, f or w, l or r");
+        let wrong = || format!("{text:?} is no sequence: digits 0 to 8, f or w, l or r");
         let (text, order) = text.split_at_checked(text.len().wrapping_sub(1)).ok_or_else(wrong)?;
         let (text, log) = text.split_at_checked(text.len().wrapping_sub(1)).ok_or_else(wrong)?;
         let digit =
@@ -101,6 +103,7 @@ fn setup(sequence: &Sequence) -> Setup {
         depth: 16,
         writers: 1,
         filled: 0,
+        keep: if sequence.operations.contains(&COPY) { 50 } else { 0 },
         log_tearing: tearing,
         backing_tearing: tearing,
     }
@@ -144,6 +147,7 @@ fn perform(world: &mut World<'_>, operation: u8, after: Watch<'_>) -> Result<(),
         3 => Step::Discard(0, 2),
         4 => Step::Flush,
         5 => Step::Tick(1000),
+        COPY => Step::Copy(0),
         _ => {
             world.volume.core.finish_segment();
             Step::Flush
@@ -156,7 +160,11 @@ fn perform(world: &mut World<'_>, operation: u8, after: Watch<'_>) -> Result<(),
             world.step(&Step::Fill(0))?;
             after(world)?;
         }
-        4..7 => run_out(world, after)?,
+        4..=6 => run_out(world, after)?,
+        COPY => {
+            world.step(&Step::Store(0))?;
+            after(world)?;
+        }
         // The last one is filled when nothing else goes on without it.
         _ => {}
     }
@@ -191,8 +199,11 @@ fn cut_everywhere(world: &mut World<'_>, stats: &mut Stats) -> Result<(), Troubl
     let free = writes.len().min(SUBSETS_OF);
     let older = writes.len() - free;
     let others: &[bool] = if older > 0 { &[false, true] } else { &[false] };
-    for (mask, keep_older) in
-        (0..1u32 << free).flat_map(|mask| others.iter().map(move |older| (mask, *older)))
+    let openings: &[Opening] =
+        if world.setup.keep > 0 { &[Opening::Cold, Opening::Warm] } else { &[Opening::Cold] };
+    let ways = (0..1u32 << free).flat_map(|mask| others.iter().map(move |older| (mask, *older)));
+    for ((mask, keep_older), opening) in
+        ways.flat_map(|way| openings.iter().map(move |opening| (way, *opening)))
     {
         let (mut log, mut backing) = (log.durable.clone(), backing.durable.clone());
         for (i, (on_log, write)) in writes.iter().enumerate() {
@@ -209,7 +220,7 @@ fn cut_everywhere(world: &mut World<'_>, stats: &mut Stats) -> Result<(), Troubl
         let backing = SimDrive::holding("backing", backing, power);
         stats.cuts += 1;
         let which = |why: String| format!("of {} writes, {mask:#b}: {why}", writes.len());
-        let mut volume = Volume::open(world.setup, &log, u64::from(mask) + 77, false)
+        let mut volume = Volume::open(world.setup, &log, u64::from(mask) + 77, opening)
             .map_err(|why| Trouble::new(Kind::Refused, which(why.to_string())))?;
         let seen = volume.look(world.setup.blocks, &log, &backing);
         oracle::prefix(&world.history, &seen)
@@ -226,14 +237,14 @@ mod tests {
     #[test]
     fn all_sequences_are_there_once() {
         let mut names: Vec<String> = all(3).map(|sequence| sequence.to_string()).collect();
-        assert_eq!(names.len(), 4 * (8 + 64 + 512));
+        assert_eq!(names.len(), 4 * (9 + 81 + 729));
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), 4 * (8 + 64 + 512));
+        assert_eq!(names.len(), 4 * (9 + 81 + 729));
         for name in names {
             assert_eq!(name.parse::<Sequence>().map(|s| s.to_string()), Ok(name));
         }
-        for wrong in ["", "f", "fl0", "8fl", "0xl", "0fx"] {
+        for wrong in ["", "f", "fl0", "9fl", "0xl", "0fx"] {
             wrong.parse::<Sequence>().unwrap_err();
         }
     }

@@ -32,6 +32,7 @@ mod cut;
 mod drive;
 mod fault;
 mod image;
+mod keeper;
 
 mod rng;
 mod trouble;

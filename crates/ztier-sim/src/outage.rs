@@ -11,7 +11,7 @@ use crate::oracle::{self, Seen};
 use crate::program::{Cut, Side};
 use crate::rng::Rng;
 use crate::trouble::{Kind, Trouble};
-use crate::volume::Volume;
+use crate::volume::{Opening, Volume};
 use crate::world::World;
 use std::sync::Arc;
 use ztier::durable::OpenError;
@@ -33,7 +33,8 @@ impl World<'_> {
                 Err(_) => self.operations().saturating_sub(operations.unsigned_abs()),
             };
             self.power.on(Some(operations));
-            let result = Volume::open(self.setup, &self.log, rng.bits(), false);
+            let opening = self.opening();
+            let result = Volume::open(self.setup, &self.log, rng.bits(), opening);
             let off = self.power.is_off();
             self.power.on(None);
             if let Some(why) = result.err().filter(|_| !off && self.fired() == fired) {
@@ -44,6 +45,7 @@ impl World<'_> {
         self.say_log();
         self.recover(&mut rng)?;
         let seen = self.look();
+        self.check_copies(&seen)?;
         if let Some(first) = first {
             oracle::same(&first, &seen).map_err(|why| Trouble::new(Kind::Twice, why))?;
         }
@@ -70,11 +72,12 @@ impl World<'_> {
     pub(crate) fn forget(&mut self) {
         self.writers.clear();
         self.readers.clear();
+        self.copies.clear();
         self.flushes.clear();
         self.flying.clear();
     }
 
-    fn lose_power(&mut self, rng: &mut Rng) {
+    pub(crate) fn lose_power(&mut self, rng: &mut Rng) {
         self.stats.cuts += 1;
         self.memory = Memory::default();
         self.log.cut(rng, &self.setup.log_tearing);
@@ -85,11 +88,12 @@ impl World<'_> {
     /// then is old, or reported lost, and never anything that was not written.
     pub(crate) fn salvage(&mut self) -> Result<(), Trouble> {
         self.log.repair();
-        let mut volume = match Volume::open(self.setup, &self.log, self.setup.seed ^ 3, true) {
-            Ok(volume) => volume,
-            Err(OpenError::Damaged | OpenError::NoLog) => return Ok(()),
-            Err(why) => return Err(Trouble::new(Kind::Refused, format!("salvage: {why}"))),
-        };
+        let mut volume =
+            match Volume::open(self.setup, &self.log, self.setup.seed ^ 3, Opening::Lossy) {
+                Ok(volume) => volume,
+                Err(OpenError::Damaged | OpenError::NoLog) => return Ok(()),
+                Err(why) => return Err(Trouble::new(Kind::Refused, format!("salvage: {why}"))),
+            };
         let seen = volume.look(self.setup.blocks, &self.log, &self.backing);
         self.volume = volume;
         match seen.iter().position(|seen| *seen == Seen::Foreign) {
@@ -104,17 +108,19 @@ impl World<'_> {
     /// Opens the log. When a fault is in the way, it is repaired and tried again.
     pub(crate) fn recover(&mut self, rng: &mut Rng) -> Result<(), Trouble> {
         let fired = self.fired();
-        let mut result = Volume::open_in(self.setup, &self.log, rng.bits(), false, &self.memory);
+        let opening = self.opening();
+        let mut result = Volume::open_in(self.setup, &self.log, rng.bits(), opening, &self.memory);
         if result.is_err() && self.fired() > fired {
             self.stats.errors += 1;
             self.log.repair();
             self.backing.repair();
             self.inherit();
-            result = Volume::open_in(self.setup, &self.log, rng.bits(), false, &self.memory);
+            result = Volume::open_in(self.setup, &self.log, rng.bits(), opening, &self.memory);
         }
         self.note_faults(fired);
         self.volume = result.map_err(|why| self.refused(&why))?;
         self.stats.recoveries += 1;
+        self.is_bare = false;
         self.forgiven = self.fired();
         self.rescues = 0;
         self.now_ms = 0;
@@ -133,7 +139,7 @@ impl World<'_> {
     pub(crate) fn operations(&self) -> u64 {
         let log = SimDrive::holding("log", self.log.durable(), Arc::default());
         // What is wrong with it, the real one will find too.
-        let _ = Volume::open(self.setup, &log, 0, false);
+        let _ = Volume::open(self.setup, &log, 0, self.opening());
         log.power().blocking()
     }
 
@@ -148,7 +154,8 @@ impl World<'_> {
         let backing = SimDrive::holding("backing", self.backing.durable(), power);
         let mut found = Vec::new();
         for _ in 0..2 {
-            let mut volume = Volume::open(self.setup, &log, rng.bits(), false)
+            let opening = self.opening();
+            let mut volume = Volume::open(self.setup, &log, rng.bits(), opening)
                 .map_err(|why| self.refused(&why))?;
             found.push(volume.look(self.setup.blocks, &log, &backing));
             self.stats.cuts += 1;
@@ -194,7 +201,7 @@ impl World<'_> {
     }
 
     /// Whether it may hold that; the history goes on from there.
-    fn judge(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
+    pub(crate) fn judge(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
         self.judge_lost(seen)?;
         if self.lies && !self.is_secured {
             // The log has failed as well: what it had made durable has no mark behind it.
@@ -222,7 +229,7 @@ impl World<'_> {
             return Ok(());
         }
         self.finish_windows()?;
-        self.volume.core.close();
+        self.volume.core.close(0);
         self.wait("closing", |world| world.volume.core.is_closed())?;
         if self.is_troubled() {
             return Ok(());
@@ -239,6 +246,7 @@ impl World<'_> {
             return Err(Trouble::new(Kind::Refused, "a closed log is said to be open"));
         }
         let seen = self.look();
+        self.check_copies(&seen)?;
         self.judge(&seen)
     }
 

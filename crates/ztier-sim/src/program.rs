@@ -7,6 +7,7 @@
 use crate::content::Flavour;
 use crate::cut::Tearing;
 use crate::fault::{Fault, Kind};
+use crate::keeper::with_copies;
 use crate::rng::{Rng, mix};
 use std::ops::Range;
 use ztier::durable::format::{CLUSTER, data_at};
@@ -100,6 +101,8 @@ pub struct Setup {
     pub writers: usize,
     /// While somebody waits: at how many events of a thousand one of them fills his.
     pub filled: u32,
+    /// Percent of the log for copies of what the backing store has.
+    pub keep: u64,
     /// How the log behaves when the power goes.
     pub log_tearing: Tearing,
     /// How the backing store does.
@@ -160,6 +163,15 @@ pub enum Step {
     Window(u32),
     /// The log is closed in order and opened again.
     Close,
+    /// The keeper reads a block of which he would like a copy in the log.
+    Copy(u32),
+    /// The keeper gives the log a copy: this choice of those that he has.
+    Store(u32),
+    /// The keeper lets copies leave the log.
+    Leave,
+    /// Everything goes to the backing store; the log is closed, or the power goes, or the process
+    /// dies: this choice of it. Then somebody else writes a block.
+    Bare(u32, Flavour, u32),
     /// Everything goes to the backing store, which is then the volume.
     Drain,
     /// Everything that is under way ends.
@@ -199,6 +211,7 @@ impl Program {
         let with_fill =
             |step| [rng.chance(often).then(|| Step::Fill(rng.bits() as u32)), Some(step)];
         let steps = steps.into_iter().flat_map(with_fill).flatten().collect();
+        let steps = if setup.keep > 0 { with_copies(&setup, steps) } else { steps };
         Self { setup, faults, steps }
     }
 
@@ -274,6 +287,7 @@ impl Swarm {
             depth: rng.pick(&[1, 2, 4, 16, 32]),
             writers: [0, 1, 2, 4, 8][(seed / 3 % 5) as usize],
             filled: [200, 20, 2][(seed / 15 % 3) as usize],
+            keep: [0, 25, 50, 50][(mix(seed ^ 0x6b65_6570) % 4) as usize],
             log_tearing: Tearing::choose(rng),
             backing_tearing: Tearing::choose(rng),
         }

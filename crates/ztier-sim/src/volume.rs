@@ -13,7 +13,7 @@ use ztier::durable::cluster::{self, Unpacked};
 use ztier::durable::format::{CLUSTER, IDENTITY, Kind, Stamp, crc};
 use ztier::durable::{
     self, Command, Core, Fills, Found, Kept, OpenError, Options, Outcome, Reading, Refused, Report,
-    Writeback,
+    Token, Writeback,
 };
 use ztier::media::Memory;
 use ztier::store::codec::{Codec, Encoded};
@@ -26,6 +26,17 @@ pub enum Source {
     Core,
     /// The window at work.
     Writeback,
+}
+
+/// How a log is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    /// Somebody may have written to the backing store.
+    Cold,
+    /// Nobody has.
+    Warm,
+    /// Chunks that are missing are passed over.
+    Lossy,
 }
 
 /// A place in the log that is reserved, and what is to be filled in.
@@ -56,7 +67,7 @@ impl Volume {
     pub fn create(setup: &Setup, log: &SimDrive, memory: &Memory) -> Result<Self, OpenError> {
         let uuid = *b"a simulated disk";
         durable::format(log, uuid, [7; IDENTITY], u64::from(setup.blocks), setup.segment)?;
-        Self::open_in(setup, log, setup.seed, false, memory)
+        Self::open_in(setup, log, setup.seed, Opening::Cold, memory)
     }
 
     /// Opens a log after a loss of power; `epoch` is a random number.
@@ -67,9 +78,9 @@ impl Volume {
         setup: &Setup,
         log: &SimDrive,
         epoch: u64,
-        accept_loss: bool,
+        opening: Opening,
     ) -> Result<Self, OpenError> {
-        Self::open_in(setup, log, epoch, accept_loss, &Memory::default())
+        Self::open_in(setup, log, epoch, opening, &Memory::default())
     }
 
     /// The same with memory that another process may have had.
@@ -80,7 +91,7 @@ impl Volume {
         setup: &Setup,
         log: &SimDrive,
         epoch: u64,
-        accept_loss: bool,
+        opening: Opening,
         memory: &Memory,
     ) -> Result<Self, OpenError> {
         let options = Options {
@@ -90,10 +101,15 @@ impl Volume {
             checkpoint: setup.checkpoint,
             // Not a choice of its own, so that seeds mean what they meant.
             gather_part: [0, 1, 8][(setup.seed % 3) as usize],
+            keep_percent: setup.keep,
         };
         log.power().begin();
         let kept = Kept::new(memory).map_err(|e| OpenError::Memory(e.to_string()))?;
-        let (core, report) = durable::open(log, options, epoch, accept_loss, kept)?;
+        let found = match opening {
+            Opening::Warm => durable::inspect_warm(log, false, &|_| ())?,
+            other => durable::inspect(log, other == Opening::Lossy, false)?,
+        };
+        let (core, report) = found.open(log, options, epoch, kept)?;
         Ok(Self {
             core,
             report,
@@ -187,6 +203,20 @@ impl Volume {
         self.reserve_payload(u64::from(block), Kind::Lz4, vec![0; 100])
     }
 
+    /// Appends a copy of a block whose content was read when the token was taken; whether it did.
+    pub fn keep(&mut self, block: u32, token: Token, page: &Page) -> bool {
+        self.payload.resize(PAGE, 0);
+        let (len, kind) = match self.codec.encode(page, &mut self.payload) {
+            Encoded::Same(word) => {
+                let both = u64::from(word) << 32 | u64::from(word);
+                self.payload[..8].copy_from_slice(&both.to_le_bytes());
+                (8, Kind::Same)
+            }
+            Encoded::Payload(len, coding) => (len, kind_of(coding)),
+        };
+        self.core.keep(block.into(), token, kind, &self.payload[..len])
+    }
+
     /// Appends a discard.
     ///
     /// # Errors
@@ -195,9 +225,16 @@ impl Volume {
         self.core.discard(u64::from(block), u64::from(count))
     }
 
-    /// Where a block is; what is in memory is kept for [`Volume::decoded`].
+    /// Where a block is, if there is a copy then where that is; what is in memory is kept for
+    /// [`Volume::decoded`].
     pub fn locate(&mut self, block: u32) -> Found {
-        self.core.locate(u64::from(block), &mut self.payload)
+        match self.core.locate(u64::from(block), &mut self.payload) {
+            Found::Backing => {
+                let copy = self.core.locate_copy(u64::from(block), &mut self.payload);
+                copy.unwrap_or(Found::Backing)
+            }
+            found => found,
+        }
     }
 
     /// The block whose payload was found in memory; `None` when it does not decode.
@@ -279,7 +316,11 @@ impl Volume {
             self.core.locate_all(first.into(), payloads.iter_mut(), &mut found);
             let mut last = None;
             for (i, (block, here)) in (first..blocks).zip(&found).enumerate() {
-                let page = match *here {
+                let copy = match *here {
+                    Found::Backing => self.core.locate_copy(block.into(), &mut payloads[i]),
+                    _ => None,
+                };
+                let page = match copy.unwrap_or(*here) {
                     Found::Zeros => {
                         seen.push(Seen::Value(Value::Zero));
                         continue;
@@ -299,7 +340,14 @@ impl Volume {
                         self.core.release(&reading);
                         let payload = payload(&log, &reading);
                         last = Some((reading, payload));
-                        last.as_ref().and_then(|(r, p)| self.verified(r, r.check, p))
+                        let found =
+                            last.as_ref().map(|(r, p)| self.verified(r, r.check, p).is_some());
+                        if copy.is_some() && found == Some(false) {
+                            self.core.drop_copy(&reading, block.into());
+                            Some(backing.page(block as usize))
+                        } else {
+                            last.as_ref().and_then(|(r, p)| self.verified(r, r.check, p))
+                        }
                     }
                     Found::Before(check) => match &last {
                         Some((reading, payload)) => {

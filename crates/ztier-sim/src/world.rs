@@ -16,7 +16,7 @@ use crate::volume::{Source, Volume};
 use crate::writers::Writer;
 use std::cell::Cell;
 use std::sync::Arc;
-use ztier::durable::{Reading, Ticket};
+use ztier::durable::{Reading, Ticket, Token};
 use ztier::media::Memory;
 
 /// What a run has done.
@@ -88,6 +88,8 @@ pub(crate) struct Reader {
     pub block: u32,
     /// Where on the log; `None`: on the backing store.
     pub reading: Option<Reading>,
+    /// The backing store has it, too.
+    pub copy: bool,
     /// Position of the write that it has located.
     pub written: u64,
     /// What it may find.
@@ -107,6 +109,10 @@ pub struct World<'p> {
     /// Those who have reserved a place and not filled it.
     pub(crate) writers: Vec<Writer>,
     pub(crate) readers: Vec<Reader>,
+    /// What the keeper has read and not stored: a block, when, and its content.
+    pub(crate) copies: Vec<(u32, Token, Box<Page>)>,
+    /// Somebody else has written to the backing store since the log was opened.
+    pub(crate) is_bare: bool,
     /// Flushes that wait, with the position that each covers.
     pub(crate) flushes: Vec<(Ticket, u64)>,
     pub(crate) flying: Vec<Flying>,
@@ -212,6 +218,8 @@ impl<'p> World<'p> {
             history: History::new(state, 0),
             writers: Vec::new(),
             readers: Vec::new(),
+            copies: Vec::new(),
+            is_bare: false,
             flushes: Vec::new(),
             flying: Vec::new(),
             next_ticket: 0,
@@ -321,6 +329,11 @@ impl<'p> World<'p> {
                 self.tick(u64::from(*ms));
                 Ok(())
             }
+            Step::Copy(_) | Step::Store(_) | Step::Leave => {
+                self.keep(step);
+                Ok(())
+            }
+            Step::Bare(block, flavour, choice) => self.bare(*block, *flavour, *choice),
             Step::Drain => self.drain(),
             Step::Settle => self.settle(),
             Step::Close => self.close(),

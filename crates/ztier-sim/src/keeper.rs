@@ -1,0 +1,201 @@
+//! Who keeps copies of the backing store's blocks in the log, and who writes to it meanwhile.
+//!
+//! The keeper reads a block, and gives it to the log some time later: it is the log that knows
+//! whether that still is what the block holds. Nobody else writes to the backing store as long as
+//! the volume is up or its log holds changes; when it is down and the log holds none, anybody may.
+//! A log that is opened after that must not serve a byte of what it had.
+
+use crate::content::{Flavour, Value};
+use crate::drive::Request;
+use crate::image::{PAGE, Page};
+use crate::oracle::Seen;
+use crate::program::{SECURE, Setup, Step};
+use crate::rng::{Rng, mix};
+use crate::trouble::{Kind, Trouble};
+use crate::volume::Opening;
+use crate::world::World;
+use ztier::media::Drive;
+
+/// The steps, and between them those of a keeper of copies; and of somebody who writes to the
+/// backing store where he may.
+pub fn with_copies(setup: &Setup, steps: Vec<Step>) -> Vec<Step> {
+    let mut rng = Rng::new(setup.seed ^ 6);
+    let (often, bare) = (rng.pick(&[50, 200, 500]), rng.pick(&[0, 3, 10]));
+    let end = steps.len().saturating_sub(SECURE.len() + 3);
+    let (mut all, mut recent) = (Vec::with_capacity(steps.len() * 2), Vec::new());
+    for (i, step) in steps.into_iter().enumerate() {
+        if let Step::Write(block, _) | Step::Cluster(block, _) | Step::Read(block) = step {
+            recent.push(block);
+        }
+        all.push(step);
+        if i >= end {
+            continue;
+        }
+        if rng.chance(often) {
+            let old = rng.chance(600) && !recent.is_empty();
+            let near = recent.len().saturating_sub(40)..recent.len();
+            let block =
+                if old { rng.pick(&recent[near]) } else { rng.bits() as u32 % setup.blocks };
+            all.push(Step::Copy(block));
+        }
+        if rng.chance(often) {
+            all.push(Step::Store(rng.bits() as u32));
+        }
+        if rng.chance(often / 4) {
+            all.push(Step::Leave);
+        }
+        if rng.chance(bare) {
+            // What the keeper has is older than what is written back.
+            let block = rng.bits() as u32 % setup.blocks;
+            all.extend([Step::Copy(block), Step::Write(block, Flavour::Stamp(20)), Step::Drain]);
+            all.extend((0..4).map(|_| Step::Store(rng.bits() as u32)));
+        }
+        if rng.chance(bare) {
+            let old = rng.chance(700) && !recent.is_empty();
+            let block = if old { rng.pick(&recent) } else { rng.bits() as u32 % setup.blocks };
+            let flavour = rng.pick(&[Flavour::Stamp(9), Flavour::Word, Flavour::Zero]);
+            all.push(Step::Bare(block, flavour, rng.bits() as u32));
+        }
+    }
+    all
+}
+
+impl World<'_> {
+    /// How a log may be opened: for all that it cares, warm whenever nobody has written to the
+    /// backing store, and sometimes cold then, too.
+    pub(crate) fn opening(&self) -> Opening {
+        let cold = mix(self.setup.seed ^ self.stats.recoveries).is_multiple_of(4);
+        let warm = self.setup.keep > 0 && !cold;
+        if warm && !self.is_bare { Opening::Warm } else { Opening::Cold }
+    }
+
+    /// A step of the keeper.
+    pub(crate) fn keep(&mut self, step: &Step) {
+        match step {
+            Step::Copy(block) => self.copy(*block),
+            Step::Store(choice) => self.store(*choice),
+            _ => self.let_leave(),
+        }
+    }
+
+    /// The keeper reads what the backing store has of a block, if the log has no change of it.
+    fn copy(&mut self, block: u32) {
+        let core = &self.volume.core;
+        if core.lacks_copy(block.into()) || core.has_clean(block.into()) {
+            let page: Page = *self.backing.current().page(block as usize);
+            self.copies.push((block, core.token(), Box::new(page)));
+        }
+    }
+
+    /// The keeper gives the log what he has read some time ago.
+    fn store(&mut self, choice: u32) {
+        if self.copies.is_empty() {
+            return;
+        }
+        let (block, token, page) = self.copies.swap_remove(choice as usize % self.copies.len());
+        let kept = self.volume.keep(block, token, &page);
+        self.say(|| format!("a copy of {block} is {}", if kept { "kept" } else { "refused" }));
+    }
+
+    /// The keeper asks what leaves the log next, keeps some of it, and lets it leave.
+    fn let_leave(&mut self) {
+        let (mut from, mut blocks) = (Some(0), Vec::new());
+        while let Some(at) = from {
+            from = self.volume.core.leaving(at, &mut blocks);
+        }
+        for block in blocks.into_iter().filter(|block| mix(*block).is_multiple_of(2)) {
+            self.copy(block as u32);
+            self.store(u32::MAX);
+        }
+        self.volume.core.let_leave();
+    }
+
+    /// What the log has of blocks that the backing store has, too, is the same.
+    pub(crate) fn check_copies(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
+        if !self.volume.core.is_counted() {
+            return Err(Trouble::new(Kind::Read, "blocks are counted wrong"));
+        }
+        if self.lies {
+            return Ok(());
+        }
+        let backing = self.backing.current();
+        for (block, seen) in (0..).zip(seen) {
+            let there = Value::recognise(block, backing.page(block as usize));
+            if self.volume.core.has_clean(block.into()) && there.map(Seen::Value) != Some(*seen) {
+                let text = format!("the copy of {block} is {seen:?}, and there is {there:?}");
+                return Err(Trouble::new(Kind::Read, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// The volume is drained and goes down, one way or another; then somebody writes a block of the
+    /// backing store, and it comes up again.
+    pub(crate) fn bare(
+        &mut self,
+        block: u32,
+        flavour: Flavour,
+        choice: u32,
+    ) -> Result<(), Trouble> {
+        let gone = |world: &Self| world.is_troubled() || world.volume.core.is_failed();
+        if gone(self) {
+            return Ok(());
+        }
+        self.drain()?;
+        // There may be copies of what was written back.
+        while !gone(self) && !self.copies.is_empty() {
+            self.store(choice);
+        }
+        self.copy(block);
+        self.store(u32::MAX);
+        if choice.is_multiple_of(2) {
+            self.sync()?;
+            self.settle()?;
+        }
+        if gone(self) || !self.volume.core.is_clean() {
+            return Ok(());
+        }
+        let mut rng = self.choices.fork();
+        match choice / 2 % 3 {
+            0 => {
+                self.sync()?;
+                self.settle()?;
+                self.finish_windows()?;
+                self.volume.core.close(0);
+                self.wait("closing", |world| world.volume.core.is_closed())?;
+                if gone(self) {
+                    return Ok(());
+                }
+                self.settle()?;
+                self.forget();
+                self.lose_power(&mut rng);
+            }
+            1 => {
+                self.forget();
+                self.lose_power(&mut rng);
+            }
+            _ => _ = self.die(&mut rng),
+        }
+        let value = self.history.draw(block, flavour);
+        value.fill(block, &mut self.page);
+        self.say(|| format!("somebody writes {value:?} to {block}"));
+        let request = Request::write(u64::from(block) * PAGE as u64, &self.page[..]);
+        // Who is told that it failed tries again.
+        loop {
+            let ticket = self.next_ticket;
+            self.next_ticket += 1;
+            self.backing.begin(ticket, request.clone());
+            if self.backing.finish(ticket).is_ok() && Drive::flush(&self.backing).is_ok() {
+                break;
+            }
+            self.backing.repair();
+        }
+        self.history.write(block, value);
+        self.history.acknowledge(self.history.submitted());
+        self.is_bare = true;
+        self.recover(&mut rng)?;
+        let seen = self.look();
+        self.check_copies(&seen)?;
+        self.judge(&seen)
+    }
+}
