@@ -16,7 +16,6 @@ pub use system::System;
 use super::iozone::{Mode, Series, TESTS};
 use crate::data::{Kind, POOL_BYTES, Pool};
 use crate::report::{Report, Row, Target, print, say};
-use crate::sys::dirty::Dirty;
 use crate::sys::interrupt;
 use crate::workload::SEED;
 use crate::workload::scan::limit::Limit;
@@ -159,7 +158,6 @@ fn turns(
     systems: &[System],
     progress: &mut Progress,
 ) -> Result<Vec<Found>> {
-    let _dirty = Dirty::of(shape.group())?;
     let mut machines = Vec::new();
     for &system in systems {
         let machine = Machine::up(system, shape)?;

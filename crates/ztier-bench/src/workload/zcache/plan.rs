@@ -204,6 +204,10 @@ impl Plan {
                 ),
             ),
             (
+                "dirty",
+                "of each device a fifth of the memory at most (strict_limit, max_bytes)".to_owned(),
+            ),
+            (
                 "file",
                 format!("as large as the memory: {main} MiB in `nine`, {small} MiB elsewhere"),
             ),

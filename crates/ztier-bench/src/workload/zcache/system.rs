@@ -10,6 +10,7 @@ use crate::report::Report;
 use crate::rival::Disk as _;
 use crate::rival::ext4::Ext4;
 use crate::rival::ztier::Up;
+use crate::sys::dirty::Dirty;
 use crate::workload::iozone::{Figure, Place, Series, in_child};
 use crate::workload::log::Source;
 use crate::workload::scan::limit::Limit;
@@ -94,6 +95,7 @@ pub struct Machine {
 
 struct Lane {
     fs: Ext4,
+    _dirty: Dirty,
     up: Option<Up>,
     _log: Option<Source>,
     disk: Disk,
@@ -118,8 +120,9 @@ impl Lane {
             }
         };
         let device = up.as_ref().map_or(disk.path(), |up| up.path());
+        let dirty = Dirty::limited(device, shape.group())?;
         let fs = Ext4::new(device)?;
-        Ok(Self { fs, up, _log: log, disk })
+        Ok(Self { fs, _dirty: dirty, up, _log: log, disk })
     }
 
     fn pool(&self) -> Result<Option<Pool>> {
