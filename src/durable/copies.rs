@@ -376,12 +376,12 @@ impl Core {
         }
     }
 
-    /// Drops all segments that are written back, at once, because changes need their room; whether
-    /// there were any. A superblock must be durable before that is used. A reader who is in their
-    /// slots finds that it is not what he wants, and asks the backing store.
-    pub(super) fn drop_copies(&mut self) -> bool {
+    /// Drops all segments that are written back, at once, because changes need their room. A
+    /// superblock must be durable before that is used. A reader who is in their slots finds that it
+    /// is not what he wants, and asks the backing store.
+    pub(super) fn drop_copies(&mut self) {
         if self.first == self.written {
-            return false;
+            return;
         }
         self.holes.retire(self.written);
         let clean = |place: &Place| self.segment_of(place.slot) < self.written;
@@ -394,7 +394,6 @@ impl Core {
         self.segments.drain(..(self.written - self.first) as usize);
         self.first = self.written;
         self.release = Release::Idle;
-        true
     }
 
     /// The log is closed: where it has nothing but copies, it says that the backing store has all.

@@ -47,8 +47,8 @@ impl Core {
 
     fn lay_out_anew(&mut self, bytes: Vec<Arc<Buffer>>) -> Result<(), Refused> {
         let lens: Vec<u32> = self.sealed.iter().map(|sealed| sealed.header.len).collect();
-        if !self.has_room_anew(&lens) && self.drop_copies() {
-            mark("commit.copies_give_way");
+        if !self.has_room_anew(&lens) {
+            self.drop_copies();
         }
         if !self.has_room_anew(&lens) {
             // Nothing has changed: what is in memory is still found there.
