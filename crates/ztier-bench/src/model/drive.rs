@@ -237,12 +237,13 @@ impl State {
         }
     }
 
-    /// The end of a decided request, which leaves; if it was the pacer, another one is woken.
+    /// The end of a decided request, which leaves. Where nobody paces then, another one is woken:
+    /// also by one that was woken to pace and was decided before it could begin.
     fn take(&mut self, ticket: Ticket) -> Option<Nanos> {
         let Some(&Fate::Decided(end)) = self.open.get(&ticket) else { return None };
         self.open.remove(&ticket);
-        if self.pacer == Some(ticket) {
-            self.pacer = None;
+        self.pacer = self.pacer.filter(|&pacer| pacer != ticket);
+        if self.pacer.is_none() {
             let undecided = self.open.values().find_map(|fate| match fate {
                 Fate::Undecided(thread) => Some(thread),
                 Fate::Decided(_) => None,
@@ -332,5 +333,26 @@ mod tests {
         let Time::Real(queue) = &drive.time else { panic!("in real time") };
         let state = queue.state.lock();
         assert!(state.open.is_empty() && state.pacer.is_none());
+    }
+
+    #[test]
+    fn who_should_have_paced_and_leaves_at_once_wakes_the_next() {
+        let mut state = State {
+            model: Model::new(Kind::Hdd7200.into()),
+            ticket: 3,
+            done: Vec::new(),
+            open: HashMap::new(),
+            pacer: Some(1),
+        };
+        let sleeping = thread::spawn(thread::park);
+        state.open.insert(1, Fate::Decided(10));
+        state.open.insert(2, Fate::Undecided(thread::current()));
+        assert_eq!(state.take(1), Some(10));
+        // Woken to pace; somebody else's request decides this one before it gets the lock.
+        thread::park();
+        state.open.insert(2, Fate::Decided(20));
+        state.open.insert(3, Fate::Undecided(sleeping.thread().clone()));
+        assert_eq!(state.take(2), Some(20));
+        sleeping.join().unwrap();
     }
 }

@@ -4,7 +4,7 @@
 //! Invariant: only that device's limit is changed, not the machine's; what was there before is put
 //! back when the guard is dropped, because devices come again under the same name.
 
-use super::knob::Knob;
+use super::knob::{Knob, read};
 use std::path::{Path, PathBuf};
 use ztier::error::{Context, Result};
 
@@ -14,8 +14,10 @@ const PERCENT: u64 = 20;
 
 /// A changed limit.
 pub struct Dirty {
-    _strict: Knob,
+    // Put back in this order: the least is never above the most.
+    _least: Knob,
     _most: Knob,
+    _strict: Knob,
 }
 
 impl Dirty {
@@ -32,15 +34,17 @@ impl Dirty {
 
     fn at(bdi: &Path, memory: u64) -> Result<Self> {
         let file = |name: &str| -> PathBuf { bdi.join(name) };
+        // As they are, for now: setting bytes changes them.
+        let as_is = |name: &str| Knob::set(file(name), &read(&file(name))?);
+        let (least, most) = (as_is("min_ratio")?, as_is("max_ratio")?);
         let strict = Knob::set(file("strict_limit"), "1")?;
-        // As it is, for now: setting bytes changes it.
-        let before = super::knob::read(&file("max_ratio"))?;
-        let most = Knob::set(file("max_ratio"), &before)?;
         let bytes = memory / 100 * PERCENT;
-        let path = file("max_bytes");
-        std::fs::write(&path, bytes.to_string())
-            .context(format!("cannot set {} to {bytes}", path.display()))?;
-        Ok(Self { _strict: strict, _most: most })
+        // Its own share, whatever other devices write meanwhile.
+        for path in [file("max_bytes"), file("min_bytes")] {
+            std::fs::write(&path, bytes.to_string())
+                .context(format!("cannot set {} to {bytes}", path.display()))?;
+        }
+        Ok(Self { _least: least, _most: most, _strict: strict })
     }
 }
 
@@ -56,14 +60,22 @@ mod tests {
         let is = |name: &str, text: &str| {
             assert_eq!(fs::read_to_string(root.path().join(name)).unwrap(), text, "{name}");
         };
-        for (name, text) in [("strict_limit", "0"), ("max_ratio", "100"), ("max_bytes", "9")] {
+        for (name, text) in [
+            ("strict_limit", "0"),
+            ("max_ratio", "100"),
+            ("max_bytes", "9"),
+            ("min_ratio", "1"),
+            ("min_bytes", "0"),
+        ] {
             fs::write(root.path().join(name), text).unwrap();
         }
         let dirty = Dirty::at(root.path(), 1000 << 20).unwrap();
         is("strict_limit", "1");
         is("max_bytes", &(200 << 20).to_string());
+        is("min_bytes", &(200 << 20).to_string());
         drop(dirty);
         is("strict_limit", "0");
         is("max_ratio", "100");
+        is("min_ratio", "1");
     }
 }

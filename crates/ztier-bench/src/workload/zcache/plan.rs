@@ -205,7 +205,8 @@ impl Plan {
             ),
             (
                 "dirty",
-                "of each device a fifth of the memory at most (strict_limit, max_bytes)".to_owned(),
+                "of each device a fifth of the memory at most (strict_limit, max_bytes, min_bytes)"
+                    .to_owned(),
             ),
             (
                 "file",
