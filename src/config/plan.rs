@@ -337,13 +337,7 @@ impl Plan {
         check_interval(commit_interval_ms)?;
         let keep_percent = settings.log_keep.unwrap_or(quarter());
         check_keep(keep_percent)?;
-        let window = match settings.writeback_window {
-            Some(super::Amount::Percent(_)) => {
-                return Err(Error::usage("writeback-window is a number of bytes, like 64M"));
-            }
-            Some(super::Amount::Bytes(bytes)) => bytes,
-            None => 64 << 20,
-        };
+        let window = writeback_window(settings)?;
         let segment_bytes = check_segment(settings)?;
         let pair = volume::Pair {
             log: log.clone(),
@@ -505,6 +499,16 @@ pub fn check_cache_limit(limit: u64) -> Result<()> {
         .mend("give less, like 10%"));
     }
     volume::check_cache_limit(limit)
+}
+
+fn writeback_window(settings: &Settings) -> Result<u64> {
+    match settings.writeback_window {
+        Some(super::Amount::Percent(_)) => {
+            Err(Error::usage("writeback-window is a number of bytes, like 64M"))
+        }
+        Some(super::Amount::Bytes(bytes)) => Ok(bytes),
+        None => Ok(64 << 20),
+    }
 }
 
 fn absolute(path: &std::path::Path) -> Result<PathBuf> {

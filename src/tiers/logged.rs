@@ -10,6 +10,7 @@
 //! takes them in order; none of the log's own threads takes one.
 
 use super::brake::Brake;
+use super::gather::Gather;
 use super::heat::Heat;
 use super::news::News;
 use super::pace::Pace;
@@ -21,7 +22,7 @@ use crate::durable::format::{CLUSTER_MAX, Kind, Stamp, crc};
 use crate::durable::{
     Command, Core, Device, Fills, Found, Op, Outcome, Progress, Reading, Refused, join,
 };
-use crate::media::{ALIGN, Buffer, Drive, DriveError, Identity, StableId, Waker};
+use crate::media::{Buffer, Drive, DriveError, Identity, StableId, Waker};
 use crate::stats::LogStats;
 use crate::store::GROUP;
 use crate::store::codec::Algorithm;
@@ -70,7 +71,7 @@ pub struct LogHand {
     unpacked: Unpacked,
     fills: Fills,
     found: Vec<Found>,
-    buffer: Buffer,
+    gather: Gather,
     block: Box<[u8; BLOCK_SIZE]>,
 }
 
@@ -82,7 +83,7 @@ impl LogHand {
             unpacked: Unpacked::default(),
             fills: Fills::default(),
             found: Vec::with_capacity(GROUP),
-            buffer: Buffer::new((CLUSTER_MAX as usize).next_multiple_of(ALIGN) + ALIGN),
+            gather: Gather::new(CLUSTER_MAX as usize),
             block: Box::new([0; BLOCK_SIZE]),
         }
     }
@@ -372,6 +373,7 @@ impl Logged {
 
     fn locate(&self, hand: &mut LogHand, first: u64, count: usize) {
         hand.found.clear();
+        hand.gather.clear();
         let payloads = hand.packing.payloads.iter_mut().take(count).map(|p| &mut p.bytes);
         self.core.lock().locate_all(first, payloads, &mut hand.found);
     }
@@ -463,11 +465,8 @@ impl Logged {
         reading: &Reading,
         out: &mut [[u8; BLOCK_SIZE]],
     ) -> Result<(), Fault> {
-        let skip = (reading.at % ALIGN as u64) as usize;
-        let end = skip + reading.len as usize;
-        let aligned = &mut hand.buffer[..end.next_multiple_of(ALIGN)];
-        self.log.read(reading.at - skip as u64, aligned)?;
-        let (payload, first) = (&aligned[skip..end], reading.stamp.block);
+        let payload = hand.gather.payload(&*self.log, reading, &hand.found[i + 1..])?;
+        let first = reading.stamp.block;
         let sum = crc(payload);
         let checks = hand.found[i..].iter().map(|found| match found {
             Found::Before(check) => *check,

@@ -9,6 +9,7 @@
 mod allowance;
 mod brake;
 mod demote;
+mod gather;
 mod heat;
 mod hindsight;
 mod keeper;
