@@ -113,7 +113,8 @@ pub struct Up {
     /// Serve NBD on this Unix socket [default: NAME.nbd in the run directory]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     socket: Option<PathBuf>,
-    /// Threads that serve the block device, 1 to 256 [default: the number of CPUs, 2 to 16]
+    /// Threads that serve the block device, 1 to 256 [default: the number of CPUs, 2 to 16; at
+    /// least 8 for --backing alone]
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
     /// Put a volume in memory to use each time it comes up empty: `swap` makes and enables swap

@@ -24,6 +24,9 @@ pub const SMALLEST_SEGMENT: u32 = 32 << 10;
 pub const LARGEST_SEGMENT: u32 = 16 << 20;
 /// The segment that nobody asked for, in bytes.
 pub const DEFAULT_SEGMENT: u32 = 1 << 20;
+/// As many threads serve a volume at least that waits for a slow drive with each miss and write:
+/// else a few of those hold up all that is in memory.
+const WAITING_THREADS: u32 = 8;
 /// The most threads that serve one volume.
 pub const MOST_THREADS: u32 = 256;
 /// The longest time until idle data is made durable, in milliseconds: a day.
@@ -253,7 +256,7 @@ impl Plan {
         if ram_limit_bytes < range.least {
             return Err(below_minimum(ram_limit_bytes, range.least, size_bytes, segment_bytes));
         }
-        let threads = check_threads(settings)?;
+        let threads = check_threads(settings, 2)?;
         let export = export(volume, settings, kind, paths)?;
         Ok(Self {
             name: volume.to_owned(),
@@ -359,7 +362,7 @@ impl Plan {
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
             recompress: Recompress::Off,
             export: export(volume, settings, kind, paths)?,
-            threads: check_threads(settings)?,
+            threads: check_threads(settings, 2)?,
             log: Some(LogPlan {
                 sync: settings.sync.unwrap_or(false),
                 writeback_threshold_percent: percent,
@@ -400,7 +403,7 @@ impl Plan {
             algorithm: Algorithm::Lz4,
             recompress: Recompress::Off,
             export: export(volume, settings, kind, paths)?,
-            threads: check_threads(settings)?,
+            threads: check_threads(settings, WAITING_THREADS)?,
             log: None,
             backing: Some(backing),
             spill: None,
@@ -515,8 +518,9 @@ fn absolute(path: &std::path::Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|e| Error::usage(format!("{}: {e}", path.display())))
 }
 
-fn check_threads(settings: &Settings) -> Result<u32> {
-    let threads = settings.threads.unwrap_or_else(default_threads);
+/// The number of threads; `least` of them unless somebody says so.
+fn check_threads(settings: &Settings, least: u32) -> Result<u32> {
+    let threads = settings.threads.unwrap_or_else(|| default_threads(least));
     if (1..=MOST_THREADS).contains(&threads) {
         return Ok(threads);
     }
@@ -553,9 +557,9 @@ fn check_socket(path: &std::path::Path, mend: &str) -> Result<()> {
     .mend(mend))
 }
 
-fn default_threads() -> u32 {
+fn default_threads(least: u32) -> u32 {
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    u32::try_from(cpus).unwrap_or(MOST_THREADS).clamp(2, 16)
+    u32::try_from(cpus).unwrap_or(MOST_THREADS).clamp(least, 16)
 }
 
 /// Checks the size of a device in bytes.

@@ -21,7 +21,11 @@ use ztier::media::Drive;
 pub fn with_copies(setup: &Setup, steps: Vec<Step>) -> Vec<Step> {
     let mut rng = Rng::new(setup.seed ^ 6);
     let (often, bare) = (rng.pick(&[50, 200, 500]), rng.pick(&[0, 3, 10]));
-    let end = steps.len().saturating_sub(SECURE.len() + 3);
+    // The end of a program whose drives fail is left alone. All others go on, with more cuts, as
+    // they are here.
+    let fails = steps.iter().any(|step| matches!(step, Step::Repair | Step::Wear));
+    let ends = fails || !matches!(steps.last(), Some(Step::Cut(_)));
+    let end = steps.len() - if ends { steps.len().min(SECURE.len() + 3) } else { 0 };
     let (mut all, mut recent) = (Vec::with_capacity(steps.len() * 2), Vec::new());
     for (i, step) in steps.into_iter().enumerate() {
         if let Step::Write(block, _) | Step::Cluster(block, _) | Step::Read(block) = step {
