@@ -271,7 +271,13 @@ impl Ram {
         let least = store.segment_size() / worth_part;
         let emptiest = store.segments().all_spilled().max_by_key(|s| s.dead);
         let Some(chosen) = emptiest.filter(|s| s.dead >= least) else { return false };
-        let Some(mut buffer) = lower.slot.try_lock() else { return false };
+        // Who makes room for a writer has nothing better to do than to wait for the other; who holds
+        // the buffer waits for nobody but the device.
+        let buffer = match who {
+            Taker::Cleaner => Some(lower.slot.lock()),
+            Taker::Ordinary => lower.slot.try_lock(),
+        };
+        let Some(mut buffer) = buffer else { return false };
         let claimed = store.segments().claim_spilled(chosen.segment, chosen.sequence);
         let Some((victim, slot)) = claimed else { return true };
         let len = (victim.end as usize).next_multiple_of(ALIGN);

@@ -306,12 +306,17 @@ impl Ram {
         if self.lower.is_none() {
             return clean(policy::WORTH_PART) || self.seal_garbage() || self.seal_clusters();
         }
+        let compact = |part| self.can_spill() && self.compact_one(cleaner, Taker::Cleaner, part);
+        // Emptying a slot takes memory before it gives any: cleaning what is hardly worth it would
+        // use up what that takes.
+        let few = self.store.slots().free() == 0;
         self.can_spill() && clean(policy::SPILL_WORTH_PART)
+            || few && compact(policy::SLOT_WORTH_PART)
             || self.demote_one(cleaner, Taker::Cleaner)
             || clean(policy::WORTH_PART)
             || self.seal_garbage()
             || self.seal_clusters()
-            || self.can_spill() && self.compact_one(cleaner, Taker::Cleaner, policy::WORTH_PART)
+            || compact(policy::WORTH_PART)
     }
 
     /// Makes room for `bytes` of tables or buffers, which are added to what is used afterwards.
