@@ -271,7 +271,7 @@ impl Ram {
         let least = store.segment_size() / worth_part;
         let emptiest = store.segments().all_spilled().max_by_key(|s| s.dead);
         let Some(chosen) = emptiest.filter(|s| s.dead >= least) else { return false };
-        // Who makes room for a writer has nothing better to do than to wait for the other; who holds
+        // Who makes room for a writer can do nothing better than wait for the other. Whoever holds
         // the buffer waits for nobody but the device.
         let buffer = match who {
             Taker::Cleaner => Some(lower.slot.lock()),
