@@ -15,8 +15,10 @@
 //! - More is remembered, so that loops larger than the cache are seen; and what comes back because
 //!   it was remembered has two hits from the start.
 //! - That it is remembered counts only while the main queue has something to give for it: copies
-//!   there that were in use when their turn came speak against it ([`Rules::owed`]), so that a loop
+//!   there that were in use when their turn came speak against it ([`Gate`]), so that a loop
 //!   does not push itself out.
+//!
+//! [`Rules`] are numbers; [`Gate`] is those and the little that has to be known of what happened.
 //!
 //! Invariants: hits never exceed [`Rules::hits_most`], and each time a copy is appended again
 //! without moving on, it has one less, so that making room ends after so many rounds.
@@ -74,7 +76,7 @@ pub struct Rules {
     /// Whether what is read goes to the main queue while there is room for all.
     pub fills_main: bool,
     /// What each copy in the main queue that was in use counts against remembered blocks, and what
-    /// each that was not counts for them; see [`Self::owed`]. 0: nothing does.
+    /// each that was not counts for them; see [`Gate`]. 0: nothing does.
     pub used_against: u16,
     /// See `used_against`.
     pub unused_for: u16,
@@ -109,7 +111,7 @@ impl Rules {
 
     /// The same while nothing has to go for it: there is room, up to `limit_bytes`, of which the
     /// main queue has `main_bytes`.
-    pub fn place_with_room(
+    fn place_with_room(
         &self,
         came: Came,
         remembered: bool,
@@ -124,7 +126,7 @@ impl Rules {
     }
 
     /// The hits that a new copy begins with.
-    pub fn first_hits(&self, queue: Queue, remembered: bool) -> u8 {
+    fn first_hits(&self, queue: Queue, remembered: bool) -> u8 {
         if queue == Queue::Main && remembered { self.hits_of_remembered } else { 0 }
     }
 
@@ -162,7 +164,7 @@ impl Rules {
     }
 
     /// What becomes of the oldest of a queue when room is needed.
-    pub fn leave(&self, queue: Queue, hits: u8) -> Fate {
+    fn leave(&self, queue: Queue, hits: u8) -> Fate {
         match queue {
             Queue::Probation if hits >= self.hits_to_main => Fate::Again(Queue::Main, 0),
             Queue::Probation if self.ghosts_permille > 0 => Fate::Remembered,
@@ -175,7 +177,7 @@ impl Rules {
     /// taken for new ones. It grows while nearly everything there is in use when its turn comes,
     /// shrinks when something is not, and is at most twice the `blocks` that are kept, so that a
     /// queue that gets out of use gives way.
-    pub fn owed(&self, owed: u32, queue: Queue, fate: Fate, blocks: u64) -> u32 {
+    fn owed(&self, owed: u32, queue: Queue, fate: Fate, blocks: u64) -> u32 {
         let most = u32::try_from(blocks.saturating_mul(2)).unwrap_or(u32::MAX);
         match (queue, fate) {
             (Queue::Main, Fate::Again(..)) => {
@@ -187,7 +189,7 @@ impl Rules {
     }
 
     /// Whether it counts that a block which was read is remembered, and what is owed afterwards.
-    pub fn heeds(&self, owed: u32) -> (bool, u32) {
+    fn heeds(&self, owed: u32) -> (bool, u32) {
         (owed == 0, owed.saturating_sub(1))
     }
 }
@@ -203,6 +205,63 @@ impl Default for Rules {
             unused_for: 10,
             ..Self::S3_FIFO
         }
+    }
+}
+
+/// The way into a cache and out of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Gate {
+    rules: Rules,
+    /// Nothing had to go yet.
+    filling: bool,
+    /// See [`Rules::owed`].
+    owed: u32,
+}
+
+impl Gate {
+    /// That of an empty cache.
+    pub fn new(rules: Rules) -> Self {
+        Self { rules, filling: true, owed: 0 }
+    }
+
+    /// The rules.
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// There is more room than before.
+    pub fn widen(&mut self) {
+        self.filling = true;
+    }
+
+    /// Where the first copy of a block goes, and the hits that it begins with; `None`: it is not
+    /// kept. `bytes` are those of the main queue and the most that there may be; `has_room` says
+    /// whether nothing has to go for it.
+    pub fn enter(
+        &mut self,
+        came: Came,
+        mut remembered: bool,
+        bytes: (u64, u64),
+        has_room: impl FnOnce(Queue) -> bool,
+    ) -> Option<(Queue, u8)> {
+        let with_room = self.rules.place_with_room(came, remembered, bytes);
+        let queue = if self.filling && with_room.is_some_and(has_room) {
+            with_room
+        } else {
+            self.filling = false;
+            if remembered && came == Came::Missed {
+                (remembered, self.owed) = self.rules.heeds(self.owed);
+            }
+            self.rules.place(came, remembered)
+        };
+        queue.map(|queue| (queue, self.rules.first_hits(queue, remembered)))
+    }
+
+    /// What becomes of the oldest of a queue, with so many hits, of a cache of so many `blocks`.
+    pub fn leave(&mut self, queue: Queue, hits: u8, blocks: u64) -> Fate {
+        let fate = self.rules.leave(queue, hits);
+        self.owed = self.rules.owed(self.owed, queue, fate, blocks);
+        fate
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::flights::{Before, Flights, GROUP, bits};
 use super::planted::{self, Bug};
-use super::policy::{Came, Fate, Queue, Rules};
+use super::policy::{Came, Fate, Gate, Queue, Rules};
 use super::record::Header;
 use super::segments::{Segment, Segments};
 use super::table::{Place, SEGMENT_MAX, Table};
@@ -48,17 +48,13 @@ pub struct Ahead {
 /// The part.
 #[derive(Debug)]
 pub struct Shard {
-    rules: Rules,
+    gate: Gate,
     pool: Arc<Pool>,
     limit: u64,
     table: Table,
     ghosts: super::ghosts::Ghosts,
     segments: Segments,
     flights: Flights,
-    /// Nothing had to go yet.
-    filling: bool,
-    /// See [`Rules::owed`].
-    owed: u32,
     counts: Counts,
     ahead: Arc<Ahead>,
 }
@@ -74,15 +70,13 @@ impl Shard {
     pub fn new(rules: Rules, pool: Arc<Pool>, ahead: Arc<Ahead>, limit: u64) -> Self {
         let segments = Segments::new(segment_len(limit, pool.frame()));
         Self {
-            rules,
+            gate: Gate::new(rules),
             pool,
             limit,
             table: Table::default(),
             ghosts: Default::default(),
             segments,
             flights: Flights::default(),
-            filling: true,
-            owed: 0,
             counts: Counts::default(),
             ahead,
         }
@@ -146,7 +140,7 @@ impl Shard {
             self.segments.asked_for(place);
             self.ahead.used.fetch_add(1, Ordering::Relaxed);
         } else {
-            let hits = self.rules.hit(place.hits());
+            let hits = self.gate.rules().hit(place.hits());
             if hits != place.hits() {
                 self.table.set(key, place.with_hits(hits));
             }
@@ -250,21 +244,15 @@ impl Shard {
 
     /// Where the first copy of a block goes, and the hits that it begins with.
     fn place_new(&mut self, header: &Header, came: Came) -> Option<(Queue, u8)> {
-        let mut remembered = self.ghosts.take(header.key);
+        let remembered = self.ghosts.take(header.key);
         self.counts.ghosts_hit += u64::from(remembered && came == Came::Missed);
         let most = self.for_frames().saturating_sub(self.segments.len() as u64);
         let bytes = (self.segments.live(Queue::Main), most);
-        let with_room = self.rules.place_with_room(came, remembered, bytes);
-        let queue = if self.filling && with_room.is_some_and(|queue| self.has_room(queue, header)) {
-            with_room
-        } else {
-            self.filling = false;
-            if remembered && came == Came::Missed {
-                (remembered, self.owed) = self.rules.heeds(self.owed);
-            }
-            self.rules.place(came, remembered)
-        };
-        queue.map(|queue| (queue, self.rules.first_hits(queue, remembered)))
+        // A copy, so that the rest can be looked at meanwhile.
+        let mut gate = self.gate;
+        let place = gate.enter(came, remembered, bytes, |queue| self.has_room(queue, header));
+        self.gate = gate;
+        place
     }
 
     /// Whether a record fits without anything having to go.
@@ -324,7 +312,7 @@ impl Shard {
 
     fn fit_ghosts(&mut self) {
         let blocks = self.table.bytes() as usize / 8 / 8 * 7;
-        self.ghosts.resize(blocks * usize::from(self.rules.ghosts_permille) / 1000);
+        self.ghosts.resize(blocks * usize::from(self.gate.rules().ghosts_permille) / 1000);
     }
 
     /// A frame for a new segment, beside `others` bytes of one that is on its way out.
@@ -387,14 +375,13 @@ impl Shard {
     fn evict(&mut self, gone_over: &mut u32) -> bool {
         let live = |queue| self.segments.live(queue);
         let live = (live(Queue::Probation), live(Queue::Main));
-        let (queue, may_stay) = self.rules.gives_after(*gone_over, live);
+        let (queue, may_stay) = self.gate.rules().gives_after(*gone_over, live);
         let Some((id, segment)) = self.segments.take_oldest(queue) else { return false };
         let (mut at, mut left) = (0, segment.live());
         while let Some(header) = segment.header(at).filter(|_| left > 0) {
             if let Some(place) = self.named(header.key, id, at) {
-                let fate = self.rules.leave(segment.queue(), place.hits());
                 let blocks = self.table.len() as u64;
-                self.owed = self.rules.owed(self.owed, segment.queue(), fate, blocks);
+                let fate = self.gate.leave(segment.queue(), place.hits(), blocks);
                 if !may_stay || !self.stays(&segment, at, &header, fate) {
                     self.leaves(&header, fate);
                 }
@@ -460,7 +447,9 @@ impl Shard {
 
     /// Changes the limit, at once.
     pub fn set_limit(&mut self, limit: u64) {
-        self.filling |= limit > self.limit;
+        if limit > self.limit {
+            self.gate.widen();
+        }
         self.limit = limit;
         if limit == 0 {
             self.forget_all();
@@ -481,7 +470,7 @@ impl Shard {
     /// Forgets all copies, and that of what is on its way none will be kept.
     pub fn forget_all(&mut self) {
         self.flights.end_all();
-        (self.filling, self.owed) = (true, 0);
+        self.gate = Gate::new(*self.gate.rules());
         self.table = Table::default();
         self.ghosts.resize(0);
         self.segments.clear();

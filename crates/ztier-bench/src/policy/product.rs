@@ -4,7 +4,7 @@
 use super::Cache;
 use super::lists::Lists;
 use std::collections::VecDeque;
-use ztier::cache::policy::{Came, Fate, Queue, Rules};
+use ztier::cache::policy::{Came, Fate, Gate, Queue, Rules};
 
 const PROBATION: usize = 0;
 const MAIN: usize = 1;
@@ -31,24 +31,22 @@ fn queue_of(list: usize) -> Option<Queue> {
 
 /// Block by block: what each rule says happens at once.
 pub struct Blocks {
-    rules: Rules,
+    gate: Gate,
     lists: Lists<3>,
     hits: Vec<u8>,
     most: usize,
     ghosts: usize,
-    owed: u32,
 }
 
 impl Blocks {
     /// Room for `most` of so many blocks.
     pub fn new(rules: Rules, blocks: u32, most: usize) -> Self {
         Self {
-            rules,
+            gate: Gate::new(rules),
             lists: Lists::new(blocks),
             hits: vec![0; blocks as usize],
             most,
             ghosts: most * usize::from(rules.ghosts_permille) / 1000,
-            owed: 0,
         }
     }
 
@@ -57,32 +55,27 @@ impl Blocks {
     }
 
     fn bring(&mut self, block: u32, came: Came) {
-        let mut remembered = self.lists.of(block) == Some(GHOSTS);
+        let remembered = self.lists.of(block) == Some(GHOSTS);
         self.lists.take(block);
-        let place = if self.len() < self.most {
-            let bytes = (self.lists.len(MAIN) as u64, self.most as u64);
-            self.rules.place_with_room(came, remembered, bytes)
-        } else {
-            if remembered && came == Came::Missed {
-                (remembered, self.owed) = self.rules.heeds(self.owed);
-            }
-            self.rules.place(came, remembered)
-        };
-        if let Some(queue) = place {
+        let has_room = self.len() < self.most;
+        if has_room {
+            self.gate.widen();
+        }
+        let bytes = (self.lists.len(MAIN) as u64, self.most as u64);
+        if let Some((queue, hits)) = self.gate.enter(came, remembered, bytes, |_| has_room) {
             while self.len() >= self.most {
                 self.make_room();
             }
-            self.hits[block as usize] = self.rules.first_hits(queue, remembered);
+            self.hits[block as usize] = hits;
             self.lists.push(list_of(queue), block);
         }
     }
 
     fn make_room(&mut self) {
         let (probation, main) = (self.lists.len(PROBATION), self.lists.len(MAIN));
-        let queue = self.rules.gives(probation as u64, main as u64);
+        let queue = self.gate.rules().gives(probation as u64, main as u64);
         let Some(block) = self.lists.pop(list_of(queue)) else { return };
-        let fate = self.rules.leave(queue, self.hits[block as usize]);
-        self.owed = self.rules.owed(self.owed, queue, fate, self.most as u64);
+        let fate = self.gate.leave(queue, self.hits[block as usize], self.most as u64);
         match fate {
             Fate::Again(queue, hits) => {
                 self.hits[block as usize] = hits;
@@ -104,7 +97,7 @@ impl Cache for Blocks {
         let hit = self.queue(block).is_some();
         if hit {
             let hits = &mut self.hits[block as usize];
-            *hits = self.rules.hit(*hits);
+            *hits = self.gate.rules().hit(*hits);
         } else {
             self.bring(block, Came::Missed);
         }
@@ -144,7 +137,7 @@ const NOWHERE: Place = Place { segment: u32::MAX, at: 0 };
 /// appended again. What is overwritten or appended again leaves garbage, which takes room until
 /// its segment is freed.
 pub struct Segments {
-    rules: Rules,
+    gate: Gate,
     /// Blocks in a segment.
     each: usize,
     segments: Vec<Vec<u32>>,
@@ -158,9 +151,6 @@ pub struct Segments {
     hits: Vec<u8>,
     ghosts: Lists<1>,
     ghosts_most: usize,
-    owed: u32,
-    /// Nothing had to go yet.
-    filling: bool,
     most: usize,
     /// Copies that were appended again.
     copied: u64,
@@ -174,7 +164,7 @@ impl Segments {
         let each = (most / count).max(1);
         let count = (most / each).max(4);
         Self {
-            rules,
+            gate: Gate::new(rules),
             each,
             segments: vec![Vec::with_capacity(each); count],
             free: (0..count as u32).rev().collect(),
@@ -185,8 +175,6 @@ impl Segments {
             hits: vec![0; blocks as usize],
             ghosts: Lists::new(blocks),
             ghosts_most: most * usize::from(rules.ghosts_permille) / 1000,
-            owed: 0,
-            filling: true,
             most,
             copied: 0,
             came: 0,
@@ -287,7 +275,7 @@ impl Segments {
     /// Makes the oldest of a queue go, after so many for the same copy.
     fn evict(&mut self, gone_over: u32) {
         let bytes = (self.taken(PROBATION), self.taken(MAIN));
-        let (queue, may_stay) = self.rules.gives_after(gone_over, bytes);
+        let (queue, may_stay) = self.gate.rules().gives_after(gone_over, bytes);
         let asked = list_of(queue);
         // The open one is left alone while there is another.
         let list = [asked, 1 - asked].into_iter().find(|&l| self.queues[l].len() > 1);
@@ -299,8 +287,7 @@ impl Segments {
                 continue;
             }
             self.places[block as usize] = NOWHERE;
-            let fate = self.rules.leave(queue, self.hits[block as usize]);
-            self.owed = self.rules.owed(self.owed, queue, fate, self.most as u64);
+            let fate = self.gate.leave(queue, self.hits[block as usize], self.most as u64);
             match fate {
                 Fate::Again(queue, hits) if may_stay && (self.fits(queue) || self.open(queue)) => {
                     self.hits[block as usize] = hits;
@@ -332,23 +319,16 @@ impl Segments {
     }
 
     fn place_new(&mut self, block: u32, came: Came) {
-        let mut remembered = self.ghosts.of(block).is_some();
+        let remembered = self.ghosts.of(block).is_some();
         self.ghosts.take(block);
         // What the queues have when there is no more room.
         let most = (self.segments.len() + 1 - RESERVE) * self.each;
         let bytes = (self.taken(MAIN), most as u64);
-        let with_room = self.rules.place_with_room(came, remembered, bytes);
-        let place = if with_room.is_some_and(|queue| self.has_room(queue)) && self.filling {
-            with_room
-        } else {
-            self.filling = false;
-            if remembered && came == Came::Missed {
-                (remembered, self.owed) = self.rules.heeds(self.owed);
-            }
-            self.rules.place(came, remembered)
-        };
-        if let Some(queue) = place {
-            self.bring(block, queue, self.rules.first_hits(queue, remembered));
+        let mut gate = self.gate;
+        let place = gate.enter(came, remembered, bytes, |queue| self.has_room(queue));
+        self.gate = gate;
+        if let Some((queue, hits)) = place {
+            self.bring(block, queue, hits);
         }
     }
 }
@@ -358,7 +338,7 @@ impl Cache for Segments {
         let hit = self.places[block as usize] != NOWHERE;
         if hit {
             let hits = &mut self.hits[block as usize];
-            *hits = self.rules.hit(*hits);
+            *hits = self.gate.rules().hit(*hits);
         } else {
             self.place_new(block, Came::Missed);
         }
