@@ -414,8 +414,8 @@ fn neighbours_that_are_missed_are_one_read() {
     // A small hole between what is missed is read along, a large one is not.
     assert_eq!(reads(2002, 2), 1);
     assert_eq!(reads(2000, 10), 1);
-    assert_eq!(reads(3010, 30), 1);
-    assert_eq!(reads(3000, 50), 2);
+    assert_eq!(reads(3010, 60), 1);
+    assert_eq!(reads(3000, 100), 2);
     assert_eq!(cached.stats().requests_mixed, 2);
 }
 

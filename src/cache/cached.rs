@@ -11,7 +11,7 @@ use super::hands::{Hand, Hands, Most};
 use super::planted::{self, Bug};
 use super::policy::{Came, Rules};
 use super::shard::{self, Ahead, Counts, Shard};
-use super::streams::Streams;
+use super::streams::{Streams, Ticket};
 use super::table::SEGMENT_MAX;
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result as Checked};
@@ -29,8 +29,9 @@ const BLOCK: u64 = BLOCK_SIZE as u64;
 pub const RAM_LIMIT_MIN: u64 = 1 << 20;
 /// Blocks of a request that are looked up together, before any of them is read: 4 MiB.
 const WINDOW: usize = 1024;
-/// Blocks with a copy that are read along between two without.
-const HOLE: usize = 4;
+/// Blocks with a copy that are read along between two without: a disk moves so many in less than it
+/// takes to be asked again, and one whose head has passed them takes a turn.
+const HOLE: usize = 32;
 /// Bytes of a shard at least, and shards at most.
 const SHARD_MIN: u64 = 4 << 20;
 const SHARDS_MAX: u64 = 16;
@@ -400,7 +401,7 @@ impl Cached {
             missed.add(at, self.look(&mut hand, id, &piece, out));
         }
         self.hands.give(hand);
-        let ahead = self.see(first, count, missed.has(blocks.len() - 1));
+        let (ahead, ticket) = self.see(first, count, missed.has(blocks.len() - 1));
         let misses = missed.len();
         if misses == 0 {
             return Ok(false);
@@ -410,6 +411,7 @@ impl Cached {
         }
         let start = Instant::now();
         let fetched = self.fetch((first, &missed), ahead, blocks);
+        ticket.into_iter().for_each(|ticket| self.streams.lock().done(ticket));
         self.missed_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         let mut hand = if fetched.is_ok() { self.hands.take() } else { None };
         for piece in self.deal.pieces(range) {
@@ -425,16 +427,16 @@ impl Cached {
     }
 
     /// How many blocks behind those that are read should be read, too.
-    fn see(&self, first: u64, count: u64, to_fetch: bool) -> u64 {
+    fn see(&self, first: u64, count: u64, to_fetch: bool) -> (u64, Option<Ticket>) {
         let room = (self.hands.window_bytes() / BLOCK).saturating_sub(count);
         let mut streams = self.streams.lock();
         if to_fetch {
             let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
             streams.weigh(load(&self.ahead.used), load(&self.ahead.useless));
         }
-        let wanted = streams.see((first, count), to_fetch, room);
+        let (wanted, ticket) = streams.see((first, count), to_fetch, room);
         let end = (self.drive.size() / BLOCK).min(self.deal.end());
-        wanted.min(end.saturating_sub(first + count))
+        (wanted.min(end.saturating_sub(first + count)), ticket)
     }
 
     /// Gets what was missed from the drive: neighbours in one read, and with the last of them what

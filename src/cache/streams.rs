@@ -1,7 +1,9 @@
 //! Who reads one block after another, and how much to read ahead for him.
 //!
 //! Pure: told of every read, asked how many blocks more than those to fetch. Forward only, and only
-//! for who has read on without a gap several times, so that no random read is ever made longer.
+//! for who has read on without a gap several times, so that no random read is ever made longer. Who
+//! asks for the next blocks before he has got the last ones reads ahead himself, as the page cache
+//! does: more for him would be read twice, and an arm would have to go back for it.
 
 /// Streams that are known at the same time.
 const STREAMS: usize = 8;
@@ -22,8 +24,18 @@ struct Stream {
     next: u64,
     reads: u32,
     window: u64,
-    /// When it was last seen.
+    /// When it was last seen, and when it began.
     seen: u64,
+    born: u64,
+    /// Reads that are being fetched.
+    waiting: u32,
+}
+
+/// A read that is being fetched, to be told when it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    at: usize,
+    born: u64,
 }
 
 /// All that are known.
@@ -54,36 +66,53 @@ impl Streams {
     }
 
     /// `count` blocks are read from `first` on. If the last of them has to be fetched
-    /// (`to_fetch`), says how many behind it should be, too: at most `most`.
-    pub fn see(&mut self, (first, count): (u64, u64), to_fetch: bool, most: u64) -> u64 {
+    /// (`to_fetch`), says how many behind it should be, too: at most `most`; and [`Streams::done`]
+    /// is to be called.
+    pub fn see(
+        &mut self,
+        (first, count): (u64, u64),
+        to_fetch: bool,
+        most: u64,
+    ) -> (u64, Option<Ticket>) {
         self.clock += 1;
         let end = first + count;
-        let at = self.known.iter().position(|stream| stream.reads > 0 && stream.next == first);
-        let Some(at) = at else {
-            self.begin(first, end);
-            return 0;
-        };
+        let known = self.known.iter().position(|stream| stream.reads > 0 && stream.next == first);
+        let at = known.unwrap_or_else(|| self.begin(first));
         // Requests of one stream that came in another order.
         let later = self.known.iter().position(|stream| stream.reads > 0 && stream.start == end);
-        let later = later.filter(|later| *later != at);
+        let later = later.filter(|later| known.is_some() && *later != at);
         let next = later.map_or(end, |later| std::mem::take(&mut self.known[later]).next);
         let stream = &mut self.known[at];
         (stream.next, stream.seen) = (next, self.clock);
-        stream.reads = stream.reads.saturating_add(1);
+        stream.reads = if stream.waiting > 0 { 1 } else { stream.reads.saturating_add(1) };
+        if !to_fetch {
+            return (0, None);
+        }
+        stream.waiting += 1;
+        let ticket = Ticket { at, born: stream.born };
         let is_long = stream.reads >= READS && end - stream.start >= self.least;
-        if !is_long || !to_fetch || next != end {
-            return 0;
+        if !is_long || next != end {
+            return (0, Some(ticket));
         }
         let window = stream.window.clamp(FIRST, most.max(FIRST)).min(self.most);
         stream.window = window * 2;
-        if window > most { 0 } else { window }
+        (if window > most { 0 } else { window }, Some(ticket))
     }
 
-    fn begin(&mut self, start: u64, next: u64) {
-        let oldest = self.known.iter_mut().min_by_key(|stream| stream.seen);
-        if let Some(stream) = oldest {
-            *stream = Stream { start, next, reads: 1, window: FIRST, seen: self.clock };
+    /// What was fetched is there.
+    pub fn done(&mut self, ticket: Ticket) {
+        let stream = &mut self.known[ticket.at];
+        // It may be another one by now.
+        if stream.born == ticket.born {
+            stream.waiting = stream.waiting.saturating_sub(1);
         }
+    }
+
+    /// Puts a new stream in the place of the one that was not seen for longest.
+    fn begin(&mut self, start: u64) -> usize {
+        let oldest = (0..STREAMS).min_by_key(|at| self.known[*at].seen).unwrap_or(0);
+        self.known[oldest] = Stream { start, window: FIRST, born: self.clock, ..Stream::default() };
+        oldest
     }
 
     /// Told how many blocks were of use so far, and how many were not: all windows get smaller
@@ -109,23 +138,30 @@ mod tests {
 
     const MOST: u64 = 256;
 
+    /// A read whose blocks are there before the next one begins.
+    fn see(streams: &mut Streams, blocks: (u64, u64), to_fetch: bool, most: u64) -> u64 {
+        let (ahead, ticket) = streams.see(blocks, to_fetch, most);
+        ticket.into_iter().for_each(|ticket| streams.done(ticket));
+        ahead
+    }
+
     #[test]
     fn a_stream_gets_more_and_more_up_to_a_bound() {
         let mut streams = Streams::default();
         let mut at = 1000;
         let mut windows = Vec::new();
         for _ in 0..10 {
-            let ahead = streams.see((at, 4), true, MOST);
+            let ahead = see(&mut streams, (at, 4), true, MOST);
             windows.push(ahead);
             at += 4;
             // What was read ahead is found.
             for _ in 0..ahead / 4 {
-                assert_eq!(streams.see((at, 4), false, MOST), 0);
+                assert_eq!(see(&mut streams, (at, 4), false, MOST), 0);
                 at += 4;
             }
         }
         assert_eq!(windows, [0, 0, 0, 16, 32, 64, 128, 256, 256, 256]);
-        assert_eq!(streams.see((at, 4), true, 8), 0, "no room for as much as makes sense");
+        assert_eq!(see(&mut streams, (at, 4), true, 8), 0, "no room for as much as makes sense");
     }
 
     #[test]
@@ -135,11 +171,12 @@ mod tests {
         let mut ahead = 0;
         for request in [0, 10_000, 30_000, 20_000] {
             for part in (0..256).step_by(16) {
-                ahead += streams.see((request + part, 16), true, MOST);
+                ahead += see(&mut streams, (request + part, 16), true, MOST);
             }
         }
         assert_eq!(ahead, 0);
-        let all = (0..1024).step_by(16).map(|part| streams.see((50_000 + part, 16), true, MOST));
+        let all =
+            (0..1024).step_by(16).map(|part| see(&mut streams, (50_000 + part, 16), true, MOST));
         assert!(all.sum::<u64>() > 0);
     }
 
@@ -148,7 +185,7 @@ mod tests {
         let mut streams = Streams::default();
         let ahead: Vec<u64> = [0, 64, 32, 96, 160, 128, 192]
             .into_iter()
-            .map(|first| streams.see((first, 32), true, MOST))
+            .map(|first| see(&mut streams, (first, 32), true, MOST))
             .collect();
         assert_eq!(ahead[..3], [0; 3]);
         assert!(ahead.iter().sum::<u64>() > 0, "{ahead:?}");
@@ -160,7 +197,7 @@ mod tests {
         let mut fetched = [0; 4];
         for round in 0..20 {
             for (n, fetched) in fetched.iter_mut().enumerate() {
-                *fetched += streams.see((n as u64 * 100_000 + round, 1), true, MOST);
+                *fetched += see(&mut streams, (n as u64 * 100_000 + round, 1), true, MOST);
             }
         }
         assert!(fetched.iter().all(|n| *n > 100), "{fetched:?}");
@@ -169,15 +206,39 @@ mod tests {
         let mut x = 9u64;
         for _ in 0..100_000 {
             x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            assert_eq!(streams.see(((x >> 33) % 100_000, 1), true, MOST), 0);
+            assert_eq!(see(&mut streams, ((x >> 33) % 100_000, 1), true, MOST), 0);
         }
+    }
+
+    #[test]
+    fn who_asks_before_he_has_got_reads_ahead_himself() {
+        let mut streams = Streams::default();
+        let (_, mut last) = streams.see((0, 32), true, MOST);
+        for n in 1..20 {
+            let (ahead, ticket) = streams.see((n * 32, 32), true, MOST);
+            assert_eq!(ahead, 0);
+            last.into_iter().for_each(|ticket| streams.done(ticket));
+            last = ticket;
+        }
+        last.into_iter().for_each(|ticket| streams.done(ticket));
+        let more: u64 = (20..30).map(|n| see(&mut streams, (n * 32, 32), true, MOST)).sum();
+        assert!(more > 0, "he has stopped doing so");
+        // What is told late of a stream that is no longer known changes no other.
+        let (_, ticket) = streams.see((1 << 30, 1), true, MOST);
+        for n in 0..STREAMS as u64 {
+            see(&mut streams, (n << 20, 1), true, MOST);
+        }
+        let (_, own) = streams.see((5 << 20, 1), true, MOST);
+        ticket.into_iter().for_each(|ticket| streams.done(ticket));
+        let at = own.map_or(0, |own| own.at);
+        assert_eq!(streams.known[at].waiting, 1);
     }
 
     #[test]
     fn who_reads_ahead_in_vain_reads_less() {
         let mut streams = Streams::default();
         let run = |streams: &mut Streams, from: u64| {
-            (0..20).map(|i| streams.see((from + i, 1), true, MOST)).max()
+            (0..20).map(|i| see(streams, (from + i, 1), true, MOST)).max()
         };
         assert_eq!(run(&mut streams, 0), Some(MOST));
         for n in 1..20 {

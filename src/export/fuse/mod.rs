@@ -61,6 +61,8 @@ pub struct FuseLoop {
     link: Option<PathBuf>,
     loop_device: Option<PathBuf>,
     mounted: Mounted,
+    /// Whether requests may wait for a drive.
+    waits: bool,
     stopped: bool,
 }
 
@@ -102,6 +104,7 @@ impl FuseLoop {
             }
             _ => {}
         }
+        let waits = device.waits();
         let served = BlockFile::new(device, &options.name);
         let mounted = match Mounted::new(served, &point, options.threads) {
             Ok(mounted) => mounted,
@@ -118,6 +121,7 @@ impl FuseLoop {
             link: None,
             loop_device: None,
             mounted,
+            waits,
             stopped: false,
         };
         if let Some(link) = link
@@ -148,7 +152,7 @@ impl FuseLoop {
         .context(format!("cannot open {}", self.file.display()))?;
         let device = attach::attach(&file, &self.file, BLOCK_SIZE as u32)?;
         self.loop_device = Some(device.clone());
-        queue::tune(&device);
+        queue::tune(&device, self.waits);
         link::make(&device, &link)?;
         self.link = Some(link);
         Ok(())

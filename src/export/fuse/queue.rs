@@ -5,18 +5,14 @@
 use super::attach;
 use std::path::Path;
 
-/// File in `/sys/block/loopN/queue`, and what it is set to.
-const SETTINGS: [(&str, &str); 2] = [
-    // The kernel's default for loop devices, but udev rules of distributions choose others.
-    ("scheduler", "none"),
-    // In KiB. Requests of 128 KiB, the default, wait for FUSE too often when read in order.
-    ("read_ahead_kb", "1024"),
-];
-
-/// Tunes the queue of the loop device `device`.
-pub(super) fn tune(device: &Path) {
+/// Tunes the queue of the loop device `device`; `waits`: requests may wait for a drive.
+pub(super) fn tune(device: &Path, waits: bool) {
     let dir = attach::sys(device).join("queue");
-    for (file, value) in SETTINGS {
-        let _ = std::fs::write(dir.join(file), value);
+    // The kernel's default for loop devices, but udev rules of distributions choose others.
+    let _ = std::fs::write(dir.join("scheduler"), "none");
+    // In KiB. Requests of 128 KiB, the default, wait for FUSE too often when read in order. But as
+    // much is read around each page that a mapped file lacks, which a slow drive makes dear.
+    if !waits {
+        let _ = std::fs::write(dir.join("read_ahead_kb"), "1024");
     }
 }

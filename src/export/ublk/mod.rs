@@ -268,7 +268,7 @@ impl Ublk {
             return Err(Error::failure(format!("cannot start {}: {e}", shown.display())));
         }
         node::make_missing_block(info.id)?;
-        node::tune(info.id);
+        node::tune(info.id, device.waits());
         Ok(crew)
     }
 

@@ -73,16 +73,19 @@ pub(super) fn claim(device: &Path) -> rustix::io::Result<OwnedFd> {
 
 /// Sets the block device up. Best effort: without one of the files the device is slower, nothing
 /// else. Files in `queue` stop all requests for as long as the kernel takes to see that none is
-/// under way, also when they change nothing.
-pub(super) fn tune(id: u32) {
+/// under way, also when they change nothing. `waits`: requests may wait for a drive; then no more is
+/// read ahead than the kernel does by itself (`docs/fuse.md` has the figures).
+pub(super) fn tune(id: u32, waits: bool) {
     let device = sys_of_block(id);
     let scheduler = device.join("queue/scheduler");
     // With one queue the kernel would choose another, and udev rules of distributions do.
     if !fs::read_to_string(&scheduler).is_ok_and(|text| text.contains("[none]")) {
         let _ = fs::write(scheduler, "none");
     }
-    let _ = fs::write(device.join("bdi/read_ahead_kb"), READ_AHEAD)
-        .or_else(|_| fs::write(device.join("queue/read_ahead_kb"), READ_AHEAD));
+    if !waits {
+        let _ = fs::write(device.join("bdi/read_ahead_kb"), READ_AHEAD)
+            .or_else(|_| fs::write(device.join("queue/read_ahead_kb"), READ_AHEAD));
+    }
 }
 
 #[cfg(test)]

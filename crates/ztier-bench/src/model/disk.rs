@@ -10,7 +10,7 @@
 //! arrive meanwhile find nothing newer to flush and complete with it. Waiting makes a request more
 //! urgent, so none waits for ever.
 
-use super::geometry::Geometry;
+use super::geometry::{Geometry, Place};
 use super::params::DiskParams;
 use super::{Done, Nanos, Request, Ticket, transfer};
 use std::collections::VecDeque;
@@ -255,23 +255,33 @@ impl Disk {
     }
 
     /// How long from now until the arm can begin with it, and when that is. It began earlier if it
-    /// is what is being read ahead.
+    /// is within what is being read ahead.
     fn reach(&self, candidate: Candidate) -> (Nanos, Nanos) {
         let (extent, write) = self.extent(candidate);
         let now = self.clock;
+        let place = self.geometry.place(extent.at);
         let follows = extent.at == self.arm.end;
-        if follows && !write && self.arm.read {
-            let place = self.geometry.place(extent.at);
-            let ahead = self.p.ahead * self.p.turn / place.bytes;
-            let switch = self.geometry.seek(self.arm.track, place.track, false);
-            return (0, self.arm.free.max(now.saturating_sub(ahead)) + switch);
-        }
         let streams = follows && now == self.arm.free && write != self.arm.read;
         let start = if streams { now } else { now + self.p.decide };
-        let place = self.geometry.place(extent.at);
         let there = start + self.geometry.seek(self.arm.track, place.track, write);
-        let begin = there + self.geometry.rotation(there, place);
-        (begin - now, begin)
+        let mut begin = there + self.geometry.rotation(there, place);
+        if !write && let Some(ahead) = self.comes_by(extent.at, place) {
+            begin = begin.min(ahead);
+        }
+        (begin.saturating_sub(now), begin)
+    }
+
+    /// When a byte comes by, if the arm reads on from where it is.
+    fn comes_by(&self, at: u64, place: Place) -> Option<Nanos> {
+        let gap = at.checked_sub(self.arm.end)?;
+        if !self.arm.read || gap >= self.p.ahead {
+            return None;
+        }
+        let (time, track) = self.geometry.transfer(self.arm.end, gap);
+        // It stops when it has read enough.
+        let kept = (self.p.ahead - gap) * self.p.turn / place.bytes;
+        let there = (self.arm.free + time).max(self.clock.saturating_sub(kept));
+        Some(there + self.geometry.seek(track, place.track, false))
     }
 
     /// The arm goes there and transfers.
@@ -357,6 +367,10 @@ mod tests {
         assert!((99_000_000..101_000_000).contains(&rate), "{rate}");
         let idle = now + 100 * MS;
         assert!(model.serve(idle, read(100 * len)) - idle < 100 * US, "from the cache");
+        // A little further on, which has been read, too.
+        let idle = idle + MS;
+        let past = model.serve(idle, read(100 * len + len / 2)) - idle;
+        assert!(past < 100 * US, "over a gap: {past}");
         let late = model.serve(idle, read(50 * len)) - idle;
         assert!(late > MS, "elsewhere: {late}");
     }
