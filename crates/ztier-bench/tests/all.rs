@@ -34,6 +34,7 @@ fn a_run_leaves_figures_logs_and_a_report_and_is_not_repeated() {
         serde_json::from_str(&fs::read_to_string(dir.join("policy.json")).unwrap()).unwrap();
     // A ratio of the table stands in all three, with every digit in the CSV.
     let (name, value) = figures["ratios"].as_object().unwrap().iter().next().unwrap();
+    let value = value.as_f64().unwrap();
     let text = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
     let (html, markdown, csv) = (text("report.html"), text("report.md"), text("report.csv"));
     assert!(csv.contains(&format!("here,policy,ratios,,{name},{value},")), "{name}");

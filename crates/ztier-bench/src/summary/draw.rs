@@ -1,8 +1,8 @@
 //! Lines as an SVG that stands in a page: its colours are the page's, in light and in dark.
 //!
-//! Invariants: text is only at the scales, each label where it can't touch the next; a point that
-//! was not measured is left out, and no line is drawn over it; a scale begins at 0, or is
-//! logarithmic and said to be.
+//! Invariants: text is only at the scales, each label where it can't touch the next; only what was
+//! measured is a point, and a line joins the points of one system; a scale begins at 0, or is
+//! logarithmic and said to be; sources have colours of their own, and ours the same everywhere.
 
 use super::model::{Line, Lines};
 use crate::report::{escaped, round_up, short};
@@ -23,6 +23,8 @@ const FAR: f64 = 30.0;
 const POINTS: usize = 40;
 /// Lines across a scale that begins at 0.
 const TICKS: u32 = 4;
+/// Colours of systems; those of the sources come behind them.
+const SOURCES: usize = 6;
 /// Kinds of points, so that colour is not all that tells lines apart.
 const SHAPES: usize = 4;
 
@@ -112,10 +114,11 @@ pub fn svg(lines: &Lines, legend: &[Line]) -> String {
         TOP + PLOT.1 + 32.0,
         escaped(&lines.across)
     );
-    for (i, line) in lines.lines.iter().enumerate() {
-        let source = legend.get(i).is_some_and(|line| line.source);
-        let points = line.iter().enumerate().map(|(n, value)| Some((x(n), y((*value)?))));
-        let _ = writeln!(text, "<g class=\"{}\">{}</g>", class(i, source), drawn(i, points));
+    let styles = styles(legend);
+    for (line, style) in lines.lines.iter().zip(&styles) {
+        let points = line.iter().enumerate().filter_map(|(n, value)| Some((x(n), y((*value)?))));
+        let points: Vec<(f64, f64)> = points.collect();
+        let _ = writeln!(text, "<g class=\"{}\">{}</g>", style.class, drawn(style.mark, &points));
     }
     text + "</svg>"
 }
@@ -128,39 +131,47 @@ fn step(places: &[String]) -> usize {
     (needed / each).ceil().max(1.0) as usize
 }
 
-/// What a page's style knows a line by.
-pub fn class(line: usize, source: bool) -> String {
-    format!("s{}{}", line % 8, if source { " source" } else { "" })
+/// How a line looks.
+pub struct Style {
+    /// What the page's style knows it by.
+    pub class: String,
+    /// The kind of its points.
+    pub mark: usize,
 }
 
-/// A line with its points, interrupted where there is none.
-fn drawn(line: usize, points: impl ExactSizeIterator<Item = Option<(f64, f64)>>) -> String {
-    let few = points.len() <= POINTS;
-    let (mut path, mut marks, mut pen) = (String::new(), String::new(), 'M');
-    let mut all = points.peekable();
-    while let Some(point) = all.next() {
-        let Some((x, y)) = point else {
-            pen = 'M';
-            continue;
-        };
-        let _ = write!(path, "{pen}{x:.1} {y:.1}");
-        // A point without neighbours would not be seen.
-        let alone = pen == 'M' && !matches!(all.peek(), Some(Some(_)));
-        if few || alone {
-            marks += &mark(line, x, y);
+/// How the lines of a legend look.
+pub fn styles(legend: &[Line]) -> Vec<Style> {
+    let mut counts = [0, 0];
+    let style = |line: &Line| {
+        let count = &mut counts[usize::from(line.source)];
+        let mark = *count;
+        *count += 1;
+        Style { class: class(mark, line.source), mark }
+    };
+    legend.iter().map(style).collect()
+}
+
+/// What the page's style knows the `n`th line or bar of the sources or of others by.
+pub fn class(n: usize, source: bool) -> String {
+    if source { format!("s{} source", SOURCES + n % 2) } else { format!("s{}", n % SOURCES) }
+}
+
+/// A line with its points.
+fn drawn(kind: usize, points: &[(f64, f64)]) -> String {
+    let (mut path, mut marks) = (String::new(), String::new());
+    for (n, &(x, y)) in points.iter().enumerate() {
+        let _ = write!(path, "{}{x:.1} {y:.1}", if n == 0 { 'M' } else { 'L' });
+        if points.len() <= POINTS {
+            marks += &mark(kind, x, y);
         }
-        pen = 'L';
     }
-    if path.is_empty() {
-        String::new()
-    } else {
-        format!("<path class=\"line\" d=\"{path}\"/>{marks}")
-    }
+    let line = format!("<path class=\"line\" d=\"{path}\"/>{marks}");
+    if path.is_empty() { path } else { line }
 }
 
-/// A point of a line.
-pub fn mark(line: usize, x: f64, y: f64) -> String {
-    let path = match line % SHAPES {
+/// A point of a line, of one of several kinds.
+pub fn mark(kind: usize, x: f64, y: f64) -> String {
+    let path = match kind % SHAPES {
         0 => return format!("<circle class=\"mark\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>"),
         1 => format!("M{:.1} {:.1}h5.4v5.4h-5.4z", x - 2.7, y - 2.7),
         2 => format!("M{x:.1} {:.1}l3.4 6h-6.8z", y - 3.7),
@@ -178,6 +189,10 @@ pub fn quoted(text: &str) -> String {
 mod tests {
     use super::*;
 
+    fn legend(source: bool) -> Vec<Line> {
+        vec![Line { name: "a".into(), source }]
+    }
+
     fn lines(values: &[Option<f64>]) -> Lines {
         Lines {
             title: "a < \"b\"".into(),
@@ -188,11 +203,11 @@ mod tests {
     }
 
     #[test]
-    fn points_are_where_they_belong_and_gaps_stay() {
-        let svg = svg(&lines(&[Some(0.0), None, Some(4.0), Some(2.0)]), &[]);
+    fn points_are_where_they_belong_and_none_is_invented() {
+        let svg = svg(&lines(&[Some(0.0), None, Some(4.0), Some(2.0)]), &legend(false));
         assert!(svg.contains("aria-label=\"a &lt; &quot;b&quot;\""), "{svg}");
         // The scale ends at 4.
-        assert!(svg.contains("d=\"M85.5 166.0M235.5 10.0L310.5 88.0\""), "{svg}");
+        assert!(svg.contains("d=\"M85.5 166.0L235.5 10.0L310.5 88.0\""), "{svg}");
         assert_eq!(svg.matches("<circle").count(), 3);
         assert_eq!(svg.matches("<g ").count(), svg.matches("</g>").count());
     }
@@ -221,8 +236,8 @@ mod tests {
     #[test]
     fn many_points_are_a_line_alone() {
         let many: Vec<Option<f64>> = (0..100).map(|n| (n != 50).then_some(f64::from(n))).collect();
-        let svg = svg(&lines(&many), &[Line { name: "a".into(), source: true }]);
+        let svg = svg(&lines(&many), &legend(true));
         assert_eq!(svg.matches("class=\"mark\"").count(), 0);
-        assert!(svg.contains("class=\"s0 source\""));
+        assert!(svg.contains("class=\"s6 source\""));
     }
 }

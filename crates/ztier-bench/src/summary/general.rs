@@ -79,7 +79,7 @@ pub fn other_ratios(table: &Table, known: &[Wanted]) -> Option<Item> {
     (!grid.rows.is_empty()).then(item)
 }
 
-/// The figures of a section: a table, a chart a case, and a line where a figure is a course in time.
+/// The figures of a section: a table, a chart a case, and lines where a figure is a course in time.
 pub fn figures(table: &Table, section: &str, title: &str) -> Vec<Item> {
     let rows: Vec<&Row> = table.figures(section).collect();
     if rows.is_empty() {

@@ -2,7 +2,7 @@
 //!
 //! Invariants: all text is escaped; what may be wider than the page scrolls in a box of its own.
 
-use super::draw::{class, is_logarithmic, mark, quoted, svg};
+use super::draw::{class, is_logarithmic, mark, quoted, styles, svg};
 use super::model::{Bars, Cell, Chart, Charts, Document, Grid, Item, Line, Section, number};
 use crate::report::escaped;
 use std::fmt::Write as _;
@@ -102,13 +102,13 @@ fn charts(group: &Charts) -> String {
     let mut text = format!("<p class=\"about\">{}</p>\n", marked(&group.caption));
     if !group.legend.is_empty() {
         text += "<ul class=\"legend\">\n";
-        for (n, Line { name, source }) in group.legend.iter().enumerate() {
+        for (Line { name, .. }, style) in group.legend.iter().zip(styles(&group.legend)) {
             let _ = writeln!(
                 text,
                 "<li><svg viewBox=\"0 0 30 12\" aria-hidden=\"true\"><g class=\"{}\">\
                  <path class=\"line\" d=\"M1 6h28\"/>{}</g></svg>{}</li>",
-                class(n, *source),
-                mark(n, 15.0, 6.0),
+                style.class,
+                mark(style.mark, 15.0, 6.0),
                 escaped(name)
             );
         }
@@ -154,7 +154,7 @@ fn bars(all: &Bars) -> String {
             "<li class=\"{}\"><span class=\"name\">{}</span> \
              <span class=\"value\">{}</span>{note}\
              <span class=\"bar\"><i style=\"width:{percent:.1}%\"></i></span></li>",
-            class(line, bar.source),
+            class(if bar.source { 0 } else { line }, bar.source),
             escaped(&bar.name),
             number(bar.value)
         );

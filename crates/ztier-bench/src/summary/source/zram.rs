@@ -1,5 +1,5 @@
-//! zram: IOzone's tests on ext4 while the page cache is dropped, and what else a compressed RAM disk
-//! is measured by.
+//! zram: IOzone's tests on ext4 while the page cache is dropped, and what else a compressed RAM
+//! disk is measured by.
 
 use super::{Given, Source, figure, iozone};
 use crate::report::Target::{AtLeast, AtMost, None as No};
