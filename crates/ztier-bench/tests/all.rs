@@ -44,7 +44,7 @@ fn a_run_leaves_figures_logs_and_a_report_and_is_not_repeated() {
     }
     assert!(text("policy.log").starts_with("$ ztier-bench policy --quick --json "));
 
-    let ended = bench(work.path(), &["all", "--only", "policy", "--resume", "one"]).end();
+    let ended = bench(work.path(), &["all", "--resume", "one"]).end();
     assert!(ended.status.success(), "{}", ended.stderr);
     assert!(ended.stderr.contains("0 of 1 tables to run"), "{}", ended.stderr);
     assert_eq!(run_of(&dir)["parts"], run["parts"]);
@@ -76,7 +76,7 @@ fn an_interrupted_run_says_how_to_go_on_and_does() {
     assert!(fs::File::open(found.join("policy.log")).unwrap().try_lock().is_ok());
 
     // Without a name: the newest.
-    let ended = bench(work.path(), &["all", "--resume", "--only", "policy"]).end();
+    let ended = bench(work.path(), &["all", "--resume"]).end();
     assert!(ended.status.success(), "{}", ended.stderr);
     assert!(ended.stderr.contains("1 of 1 tables to run"), "{}", ended.stderr);
     assert_eq!(state(&run_of(&found), 0), "done");
@@ -95,11 +95,11 @@ fn a_table_that_fails_is_named_and_its_reason_is_kept() {
         })
     };
     let run = serde_json::json!({
-        "format": 1, "begun": "2026-01-01T00:00:00Z", "quick": true, "command": "", "build": build,
+        "format": 1, "begun": "2026-01-01T00:00:00Z", "quick": true, "commands": [], "build": build,
         "machine": {}, "versions": {}, "parts": [part("policy")],
     });
     fs::write(dir.join("run.json"), run.to_string()).unwrap();
-    let ended = bench(work.path(), &["all", "--resume", "one", "--only", "policy"]).end();
+    let ended = bench(work.path(), &["all", "--resume", "one"]).end();
     assert_eq!(ended.status.code(), Some(1));
     assert!(
         ended.stderr.contains("failed: policy; the report and logs in one"),

@@ -85,7 +85,11 @@ impl Choice {
                     let text = format!("{} is not a quick run", folder.path().display());
                     return Err(Error::usage(text).mend("leave --quick out, or begin a new run"));
                 }
-                run.renew(&self.entries(run.quick)?, &build);
+                let mut entries = self.entries(run.quick)?;
+                if self.only.is_empty() {
+                    entries.retain(|entry| run.parts.iter().any(|part| part.name == entry.name));
+                }
+                run.renew(&entries, &build);
                 (folder, run)
             }
             None => {
@@ -95,7 +99,7 @@ impl Choice {
                 (Folder::create(self.dir.clone().unwrap_or_else(usual))?, run)
             }
         };
-        self.command.clone_into(&mut run.command);
+        run.commands.push(self.command.clone());
         run.machine = about::the_machine();
         run.versions = about::versions();
         Ok((folder, run))

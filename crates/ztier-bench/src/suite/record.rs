@@ -98,8 +98,8 @@ pub struct Run {
     pub begun: String,
     /// Whether it is the short form.
     pub quick: bool,
-    /// What was typed.
-    pub command: String,
+    /// What was typed: to begin it, and to go on each time.
+    pub commands: Vec<String>,
     /// The program: its version, the commit, and sums of its files.
     pub build: String,
     /// CPUs, memory and kernel.
@@ -117,7 +117,7 @@ impl Run {
             format: FORMAT,
             begun,
             quick,
-            command: String::new(),
+            commands: Vec::new(),
             build,
             machine: Value::Null,
             versions: BTreeMap::new(),

@@ -159,7 +159,10 @@ fn made_with(given: Given<'_>) -> Section {
     });
     inside.for_each(|(part, text)| say(&format!("{part}, in a virtual machine"), text));
     let head = ["part", "command", "how it ended", "took", "others’ work before, % of a CPU"];
-    let mut commands = Grid::new(format!("Commands; all of them by `{}`", run.command), &head);
+    let mut typed = run.commands.clone();
+    typed.dedup();
+    let mut commands =
+        Grid::new(format!("Commands; all of them by `{}`", typed.join("`, `")), &head);
     for part in &run.parts {
         commands.rows.push(vec![
             Cell::text(&part.name),
@@ -189,5 +192,39 @@ fn ended(part: &Part) -> String {
     match &part.reason {
         Some(why) => format!("{state}: {why}"),
         None => state.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::report::Report;
+    use crate::suite::plan::entries;
+
+    #[test]
+    fn targets_are_counted_and_what_was_not_measured_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::of(dir.path().into());
+        let entries: Vec<_> = entries(true).iter().filter(|entry| entry.name == "scan").collect();
+        let run = Run::new(String::new(), true, String::new(), &entries);
+        let mut report = Report::new("scan");
+        report.ratio("vs_disk_swap", 1.6, Target::AtLeast(1.5));
+        report.ratio("swap_in_p99_vs_median", 3.1, Target::AtMost(3.0));
+        // What the table says counts: over this export, no target.
+        report.ratio("vs_kernel_zram", 0.5, Target::None);
+        std::fs::write(folder.file("scan", "json"), report.json().unwrap()).unwrap();
+        let tables = Tables::load(&folder, &run);
+        let overview = overview(Given { run: &run, tables: &tables });
+        let [Item::Grid(counts), Item::Grid(main)] = &overview.items[..] else { panic!() };
+        let of = |grid: &Grid, row: usize| {
+            grid.rows[row].iter().map(Cell::shown).collect::<Vec<_>>().join("|")
+        };
+        assert_eq!(of(counts, 1), "Compressed swap|10|1|1|8");
+        let first = main.rows.iter().position(|row| row[0] == Cell::text("Compressed swap"));
+        let first = first.unwrap();
+        assert_eq!(of(main, first), "Compressed swap|time on disk swap ÷ ours|1.50|1.60|≥ 1.5|met");
+        assert!(of(main, first + 1).ends_with("|–|–|≥ 10|not measured"), "{:?}", main.rows);
+        assert!(of(main, first + 2).ends_with("|3.10|≤ 3|short"));
     }
 }
