@@ -3,7 +3,9 @@
 use super::{Given, Source, iozone};
 use crate::report::Target::AtLeast;
 use crate::summary::found::Table;
-use crate::summary::general::{Wanted, conditions, figures, other_ratios, verdict, wanted};
+use crate::summary::general::{
+    Wanted, conditions, figures, other_ratios, shortfall, verdict, wanted,
+};
 use crate::summary::model::{Cell, Chart, Charts, Figure, Grid, Item, Line, Lines};
 use crate::summary::series::{Speeds, charts, cpu, gather};
 use crate::workload::iozone::TESTS;
@@ -55,26 +57,51 @@ const STATED: [(f64, f64); 9] = [
 
 fn items(given: Given<'_>) -> Vec<Item> {
     let table = given.tables.get("zcache");
-    let mut items = vec![Item::Grid(averages(table))];
-    let (without, with) = theirs();
     let found = table.map_or(Vec::new(), |table| gather(table, NINE));
-    items.push(lines(
-        "Throughput by the size of records, IOzone’s pattern",
-        [&without, &with],
-        &found,
-    ));
-    let Some(table) = table else { return items };
-    items.push(Item::Grid(cpu(&found.iter().collect::<Vec<_>>())));
-    for section in table.sections().into_iter().filter(|section| section.starts_with("nine, ")) {
+    let (without, with) = theirs();
+    let caption = "Throughput by the size of records, IOzone’s pattern";
+    let mut items = vec![Item::Grid(averages(table)), lines(caption, [&without, &with], &found)];
+    if let Some(table) = table {
+        items.push(Item::Grid(cpu(&found.iter().collect::<Vec<_>>())));
+        items.extend(other_data(table));
+        items.extend(sweep(table));
+        items.push(verbatim(&without, &with, &found));
+        items.extend(other_ratios(table, &MAIN));
+        items.extend(conditions(table));
+    }
+    items.push(Item::Heading("What a hit and a miss cost".into()));
+    items.extend(shortfall(given.run, "cache"));
+    if let Some(table) = given.tables.get("cache") {
+        let sections = table.sections().into_iter();
+        items.extend(sections.flat_map(|section| figures(table, section, section)));
+        items.extend(other_ratios(table, &[]));
+        items.extend(conditions(table));
+    }
+    items.push(Item::Heading("Which copies are kept".into()));
+    items.extend(shortfall(given.run, "policy"));
+    if let Some(table) = given.tables.get("policy") {
+        items.extend(table.sections().into_iter().filter_map(|section| policies(table, section)));
+        items.extend(other_ratios(table, &[]));
+    }
+    items
+}
+
+/// The tests with data that shrinks less.
+fn other_data(table: &Table) -> Vec<Item> {
+    let mut items = Vec::new();
+    for section in table.sections() {
+        let Some(data) = section.strip_prefix("nine, ") else { continue };
         let speeds = gather(table, section);
         if section != NINE && !speeds.is_empty() {
-            let title = format!("Throughput by the size of records, data {}", &section[6..]);
-            items.push(Item::Heading(title.clone()));
+            let title = format!("Throughput by the size of records, data {data}");
             items.push(lines(&title, [], &speeds));
         }
     }
-    items.extend(sweep(table));
-    let verbatim = |speeds: &Speeds| {
+    items
+}
+
+fn verbatim(without: &Speeds, with: &Speeds, found: &[Speeds]) -> Item {
+    let ours = |speeds: &Speeds| {
         let title = format!("{}, file of {} MiB, {}", speeds.system, speeds.file_mib, speeds.about);
         Item::Verbatim(title, speeds.verbatim())
     };
@@ -82,19 +109,40 @@ fn items(given: Given<'_>) -> Vec<Item> {
         Item::Verbatim("The source, without zcache".into(), without.verbatim()),
         Item::Verbatim("The source, with zcache".into(), with.verbatim()),
     ];
-    all.extend(found.iter().map(verbatim));
-    items.push(Item::More("All of it as IOzone prints it, KiB/s".into(), all));
-    items.extend(other_ratios(table, &MAIN));
-    items.extend(conditions(table));
-    for (part, title) in [("cache", "A hit and a miss"), ("policy", "Which copies are kept")] {
-        let Some(table) = given.tables.get(part) else { continue };
-        for section in table.sections() {
-            items.extend(figures(table, section, &format!("{title}: {section}")));
+    all.extend(found.iter().map(ours));
+    Item::More("All of it as IOzone prints it, KiB/s".into(), all)
+}
+
+/// A chart a trace: hits by the size of the cache, a line a policy.
+fn policies(table: &Table, section: &str) -> Option<Item> {
+    let systems = table.systems(section);
+    let mut traces: Vec<(&str, Vec<&str>)> = Vec::new();
+    for row in table.figures(section).filter(|row| row.unit == "%") {
+        let Some((trace, size)) = row.case.rsplit_once(", ") else { continue };
+        match traces.iter_mut().find(|(other, _)| *other == trace) {
+            Some((_, sizes)) if sizes.contains(&size) => {}
+            Some((_, sizes)) => sizes.push(size),
+            None => traces.push((trace, vec![size])),
         }
-        items.extend(other_ratios(table, &[]));
-        items.extend(conditions(table));
     }
-    items
+    let chart = |(trace, sizes): (&str, Vec<&str>)| {
+        let hits = |system: &&str| {
+            let at = |size: &&str| table.value(section, system, &format!("{trace}, {size}"));
+            sizes.iter().map(at).collect()
+        };
+        Chart::Lines(Lines {
+            title: format!("{trace}, hits in %"),
+            across: "size of the cache, part of the blocks".into(),
+            places: sizes.iter().map(|&size| size.to_owned()).collect(),
+            lines: systems.iter().map(hits).collect(),
+        })
+    };
+    let charts: Vec<Chart> = traces.into_iter().map(chart).collect();
+    let legend = systems.iter().map(|&name| Line { name: name.into(), source: false }).collect();
+    let caption = format!("Hits by the size of the cache, a line a policy: {section}");
+    let charts =
+        (!charts.is_empty()).then_some(Charts { caption: caption.clone(), legend, charts });
+    charts.map(|charts| Item::More(caption, vec![Item::Charts(charts)]))
 }
 
 fn theirs() -> (Speeds, Speeds) {
