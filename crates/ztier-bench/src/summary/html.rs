@@ -87,6 +87,7 @@ fn grid(grid: &Grid) -> String {
             let class = match cell {
                 Cell::Verdict(true) => " class=\"met\"",
                 Cell::Verdict(false) => " class=\"short\"",
+                Cell::Title(_) => " class=\"title\"",
                 Cell::Number(_) | Cell::None if *number => " class=\"n\"",
                 Cell::Text(text) if text.chars().count() > LONG => " class=\"w\"",
                 _ => "",

@@ -43,6 +43,7 @@ fn grid(grid: &Grid) -> String {
     for row in &grid.rows {
         let cell = |cell: &Cell| match cell {
             Cell::Verdict(false) => "**short**".to_owned(),
+            Cell::Title(text) => format!("**{}**", escaped(text)),
             other => escaped(&other.shown()),
         };
         text += &line(row.iter().map(cell).collect());

@@ -17,7 +17,7 @@ mod source;
 use crate::report::Target;
 use crate::suite::{Folder, Part, Run, State, words};
 use found::Tables;
-use model::{Cell, Document, Grid, Item, Section};
+use model::{Cell, Document, Grid, Item, Section, title};
 use source::Given;
 use std::path::PathBuf;
 use ztier::error::Result;
@@ -85,11 +85,11 @@ fn lead(run: &Run) -> Vec<String> {
 fn overview(given: Given<'_>) -> Section {
     let head = ["document", "targets", "met", "short", "not measured"];
     let mut counts = Grid::new("Targets", &head);
-    let head = ["", "ratio", "source", "here", "target", "verdict"];
+    let head = ["ratio", "source", "here", "target", "verdict"];
     let mut main = Grid::new("Every ratio that has a target", &head);
     for source in &source::ALL {
         let (mut met, mut short, mut absent) = (0, 0, 0);
-        let mut title = Cell::text(source.title);
+        main.rows.push(title(source.title, head.len()));
         let all = source.main.iter().flat_map(|(part, all)| all.iter().map(move |one| (part, one)));
         for (part, one) in all {
             let table = given.tables.get(part);
@@ -108,7 +108,6 @@ fn overview(given: Given<'_>) -> Section {
                 _ => absent += 1,
             }
             main.rows.push(vec![
-                std::mem::replace(&mut title, Cell::text("")),
                 Cell::text(match part.strip_suffix("-vm") {
                     Some(_) => format!("{}; in a virtual machine, by ublk", one.what),
                     None => one.what.to_owned(),
@@ -221,9 +220,9 @@ mod tests {
             grid.rows[row].iter().map(Cell::shown).collect::<Vec<_>>().join("|")
         };
         assert_eq!(of(counts, 1), "Compressed swap|10|1|1|8");
-        let first = main.rows.iter().position(|row| row[0] == Cell::text("Compressed swap"));
-        let first = first.unwrap();
-        assert_eq!(of(main, first), "Compressed swap|time on disk swap ÷ ours|1.50|1.60|≥ 1.5|met");
+        let title = |row: &Vec<Cell>| row[0] == Cell::Title("Compressed swap".into());
+        let first = main.rows.iter().position(title).unwrap() + 1;
+        assert_eq!(of(main, first), "time on disk swap ÷ ours|1.50|1.60|≥ 1.5|met");
         assert!(of(main, first + 1).ends_with("|–|–|≥ 10|not measured"), "{:?}", main.rows);
         assert!(of(main, first + 2).ends_with("|3.10|≤ 3|short"));
     }

@@ -69,6 +69,8 @@ impl Grid {
 pub enum Cell {
     /// Words.
     Text(String),
+    /// What the rows below have in common.
+    Title(String),
     /// A number, with as many digits as mean something.
     Number(f64),
     /// Whether a target was met.
@@ -91,13 +93,19 @@ impl Cell {
     /// What stands there.
     pub fn shown(&self) -> String {
         match self {
-            Self::Text(text) => text.clone(),
+            Self::Text(text) | Self::Title(text) => text.clone(),
             Self::Number(value) => number(*value),
             Self::Verdict(true) => "met".into(),
             Self::Verdict(false) => "short".into(),
             Self::None => "–".into(),
         }
     }
+}
+
+/// A row that names what the rows below have in common, in a table of so many columns.
+pub fn title(text: &str, columns: usize) -> Vec<Cell> {
+    let rest = std::iter::repeat_n(Cell::text(""), columns.saturating_sub(1));
+    std::iter::once(Cell::Title(text.to_owned())).chain(rest).collect()
 }
 
 /// Three digits that mean something, and all of those before the point.

@@ -24,23 +24,43 @@ const PART: &str = "004 dm-lc";
 const ROWS: &str = "rows";
 
 const MAIN: [Wanted; 10] = [
-    wanted("randwrite_vs_ssd_seq", "row D ÷ row C", AtLeast(0.97), Some(0.97)),
-    wanted("randwrite_32k_vs_ssd_seq", "row E ÷ row C", AtLeast(0.9), Some(0.69)),
+    wanted(
+        "randwrite_vs_ssd_seq",
+        "row D, segments of 1 MiB ÷ row C, the SSD in order",
+        AtLeast(0.97),
+        Some(0.97),
+    ),
+    wanted(
+        "randwrite_32k_vs_ssd_seq",
+        "row E, segments of 32 KiB ÷ row C",
+        AtLeast(0.9),
+        Some(0.69),
+    ),
     wanted("randwrite_compressible_vs_ssd_seq", "row D, data of 2:1 ÷ row C", AtLeast(1.5), None),
-    wanted("maxssd_vs_memcpy_crc", "row F ÷ memory", AtLeast(0.5), None),
+    wanted("maxssd_vs_memcpy_crc", "row F, an SSD that costs nothing ÷ memory", AtLeast(0.5), None),
     wanted("sync_write_vs_raw_16", "16 writers who flush ÷ the drive alone", AtLeast(2.0), None),
-    wanted("full_log_vs_sorted_backing", "a full log ÷ sorted writes", AtLeast(0.9), None),
+    wanted(
+        "full_log_vs_sorted_backing",
+        "a full log ÷ sorted writes of the backing store",
+        AtLeast(0.9),
+        None,
+    ),
     wanted("write_amplification", "bytes written ÷ asked", AtMost(1.05), None),
-    wanted("write_amplification_synced", "… with a flush each", AtMost(2.1), None),
-    wanted("recovery_s_per_100gib", "opening 100 GiB, seconds of a processor", AtMost(1.0), None),
+    wanted("write_amplification_synced", "bytes written ÷ asked, a flush each", AtMost(2.1), None),
+    wanted(
+        "recovery_s_per_100gib",
+        "opening 100 GiB, seconds of a processor (a quick run has small logs only)",
+        AtMost(1.0),
+        None,
+    ),
     wanted("sqlite_vs_backing", "SQLite commits ÷ the backing store", No, None),
 ];
 /// The same in a virtual machine, by ublk.
 const INSIDE: [Wanted; 4] = [
-    wanted("randwrite_vs_dm_writecache", "4 KiB random writes", AtLeast(1.2), None),
-    wanted("randwrite_vs_bcache", "the same", AtLeast(1.5), None),
-    wanted("fsync_vs_dm_writecache", "8 writers who flush", AtLeast(1.0), None),
-    wanted("fsync_vs_bcache", "the same", AtLeast(1.0), None),
+    wanted("randwrite_vs_dm_writecache", "4 KiB random writes ÷ dm-writecache", AtLeast(1.2), None),
+    wanted("randwrite_vs_bcache", "4 KiB random writes ÷ bcache", AtLeast(1.5), None),
+    wanted("fsync_vs_dm_writecache", "8 writers who flush ÷ dm-writecache", AtLeast(1.0), None),
+    wanted("fsync_vs_bcache", "8 writers who flush ÷ bcache", AtLeast(1.0), None),
 ];
 /// Its table, 10^6 bytes a second.
 const STATED: [(&str, &str, f64); 6] = [

@@ -28,9 +28,19 @@ const MAIN: [Wanted; 9] = [
     wanted("vs_kernel_zram", "time on kernel zram, lz4 ÷ ours", AtLeast(0.9), None),
     wanted("vs_zswap", "time on zswap ÷ ours", No, None),
     wanted("vs_modelled_disk", "a pass on a modelled disk of 7200 rpm ÷ ours", AtLeast(10.0), None),
-    wanted("swap_in_p99_vs_median", "99 of 100 reads ÷ half of them", AtMost(3.0), None),
+    wanted(
+        "swap_in_p99_vs_median",
+        "reads of a page: time that 99 of 100 take at most ÷ half of them",
+        AtMost(3.0),
+        None,
+    ),
     wanted("spill_vs_disk_swap", "time on disk swap ÷ ours, half spilled", AtLeast(3.0), None),
-    wanted("spill_vs_modelled_disk", "the same on the modelled disk", AtLeast(3.0), None),
+    wanted(
+        "spill_vs_modelled_disk",
+        "a pass on the modelled disk ÷ ours, half spilled",
+        AtLeast(3.0),
+        None,
+    ),
     wanted(
         "spill_bytes_vs_uncompressed",
         "bytes spilled ÷ the same pages as they are",
@@ -43,7 +53,12 @@ const MAIN: [Wanted; 9] = [
 const INSIDE: [Wanted; 3] = [
     wanted("vs_disk_swap", "time on disk swap ÷ ours", AtLeast(1.5), None),
     wanted("vs_kernel_zram", "time on kernel zram, lz4 ÷ ours", AtLeast(1.0), None),
-    wanted("swap_in_p99_vs_median", "99 of 100 reads ÷ half of them", AtMost(3.0), None),
+    wanted(
+        "swap_in_p99_vs_median",
+        "reads of a page: time that 99 of 100 take at most ÷ half of them",
+        AtMost(3.0),
+        None,
+    ),
 ];
 /// Real, user and system time of each run, in seconds.
 const DISK: [[f64; 3]; 5] = [

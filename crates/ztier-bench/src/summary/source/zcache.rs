@@ -32,14 +32,14 @@ const LOG: &str = "with ztier and a log";
 /// With ztier ÷ without, averages over sizes of records.
 const MAIN: [Wanted; 10] = [
     wanted("write", "write, with ÷ without", AtLeast(1.02), Some(1.02)),
-    wanted("rewrite", "rewrite", AtLeast(2.52), Some(2.52)),
-    wanted("read", "read", AtLeast(2.41), Some(2.41)),
-    wanted("reread", "reread", AtLeast(2.42), Some(2.42)),
-    wanted("random_read", "random read", AtLeast(3.06), Some(3.06)),
-    wanted("random_write", "random write", AtLeast(1.84), Some(1.84)),
-    wanted("backward_read", "backward read", AtLeast(2.82), Some(2.82)),
-    wanted("record_rewrite", "record rewrite", AtLeast(1.4), Some(1.4)),
-    wanted("stride_read", "stride read", AtLeast(3.47), Some(3.47)),
+    wanted("rewrite", "rewrite, with ÷ without", AtLeast(2.52), Some(2.52)),
+    wanted("read", "read, with ÷ without", AtLeast(2.41), Some(2.41)),
+    wanted("reread", "reread, with ÷ without", AtLeast(2.42), Some(2.42)),
+    wanted("random_read", "random read, with ÷ without", AtLeast(3.06), Some(3.06)),
+    wanted("random_write", "random write, with ÷ without", AtLeast(1.84), Some(1.84)),
+    wanted("backward_read", "backward read, with ÷ without", AtLeast(2.82), Some(2.82)),
+    wanted("record_rewrite", "record rewrite, with ÷ without", AtLeast(1.4), Some(1.4)),
+    wanted("stride_read", "stride read, with ÷ without", AtLeast(3.47), Some(3.47)),
     wanted("random_write_with_log", "random write, with a log ÷ without", AtLeast(10.0), None),
 ];
 /// Averages as the source states them, KB a second.

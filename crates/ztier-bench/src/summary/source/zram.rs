@@ -36,10 +36,15 @@ const MAIN: [Wanted; 13] = [
         AtLeast(2.0),
         None,
     ),
-    wanted("engine_randwrite_vs_kernel_zram", "4 KiB random writes", AtLeast(1.2), None),
+    wanted(
+        "engine_randwrite_vs_kernel_zram",
+        "4 KiB random writes in process ÷ kernel zram",
+        AtLeast(1.2),
+        None,
+    ),
     wanted(
         "engine_randwrite_aged_vs_kernel_zram",
-        "the same after three rounds of overwriting, at the limit",
+        "4 KiB random writes after three rounds of overwriting, at the limit ÷ kernel zram",
         AtLeast(1.0),
         None,
     ),
@@ -49,11 +54,31 @@ const MAIN: [Wanted; 13] = [
         AtLeast(1.0),
         None,
     ),
-    wanted("data_per_mem_aged", "… overwritten three times", AtLeast(1.05), None),
-    wanted("data_per_mem_after_trim", "… 40 % of it discarded", AtLeast(1.4), None),
-    wanted("data_per_mem_cold", "… files, cold and recompressed", AtLeast(1.25), None),
+    wanted(
+        "data_per_mem_aged",
+        "data in the same memory ÷ kernel zram’s: overwritten three times",
+        AtLeast(1.05),
+        None,
+    ),
+    wanted(
+        "data_per_mem_after_trim",
+        "data in the same memory ÷ kernel zram’s: 40 % discarded",
+        AtLeast(1.4),
+        None,
+    ),
+    wanted(
+        "data_per_mem_cold",
+        "data in the same memory ÷ kernel zram’s: files, cold, recompressed",
+        AtLeast(1.25),
+        None,
+    ),
     wanted("mem_over_payload_quiet", "memory ÷ compressed payload, quiet", AtMost(1.1), None),
-    wanted("mem_over_payload_under_load", "… while overwriting", AtMost(1.25), None),
+    wanted(
+        "mem_over_payload_under_load",
+        "memory ÷ compressed payload, while overwriting",
+        AtMost(1.25),
+        None,
+    ),
     wanted("export_efficiency", "device ÷ plain memory behind the same export", AtLeast(0.8), None),
     wanted("iozone_geomean_vs_kernel_zram", "IOzone, all tests ÷ kernel zram", No, None),
     wanted("iozone_geomean_vs_ramdisk", "IOzone, all tests ÷ a RAM disk", No, None),
@@ -62,11 +87,31 @@ const MAIN: [Wanted; 13] = [
 
 /// The same in a virtual machine, by ublk.
 const INSIDE: [Wanted; 5] = [
-    wanted("device_randread_vs_kernel_zram", "4 KiB random reads", AtLeast(0.5), None),
-    wanted("device_randwrite_vs_kernel_zram", "4 KiB random writes", AtLeast(0.5), None),
-    wanted("device_seq_read_vs_kernel_zram", "1 MiB reads in order", AtLeast(1.0), None),
-    wanted("device_seq_write_vs_kernel_zram", "1 MiB writes in order", AtLeast(1.0), None),
-    wanted("iozone_geomean_vs_kernel_zram", "IOzone, all tests", AtLeast(0.8), None),
+    wanted(
+        "device_randread_vs_kernel_zram",
+        "4 KiB random reads ÷ kernel zram",
+        AtLeast(0.5),
+        None,
+    ),
+    wanted(
+        "device_randwrite_vs_kernel_zram",
+        "4 KiB random writes ÷ kernel zram",
+        AtLeast(0.5),
+        None,
+    ),
+    wanted(
+        "device_seq_read_vs_kernel_zram",
+        "1 MiB reads in order ÷ kernel zram",
+        AtLeast(1.0),
+        None,
+    ),
+    wanted(
+        "device_seq_write_vs_kernel_zram",
+        "1 MiB writes in order ÷ kernel zram",
+        AtLeast(1.0),
+        None,
+    ),
+    wanted("iozone_geomean_vs_kernel_zram", "IOzone, all tests ÷ kernel zram", AtLeast(0.8), None),
 ];
 
 fn items(given: Given<'_>) -> Vec<Item> {
