@@ -35,17 +35,17 @@ const fn entry(name: &'static str, args: &'static str, typical_s: f64) -> Entry 
 }
 
 const QUICK: [Entry; 11] = [
-    entry("models", "models", 10.0),
-    entry("policy", "policy --quick", 5.0),
+    entry("models", "models", 3.0),
+    entry("policy", "policy --quick", 4.0),
     entry("cache", "cache --quick", 20.0),
     entry("zram", "zram --quick --keep-going", 80.0),
-    entry("scan", "scan --quick", 120.0),
-    entry("zcache", "zcache --quick", 60.0),
-    entry("worst-case", "worst-case --quick", 180.0),
-    entry("log", "log --quick --keep-going", 90.0),
-    entry("zram-vm", "zram --vm --quick --only devices", 60.0),
+    entry("scan", "scan --quick", 35.0),
+    entry("zcache", "zcache --quick", 105.0),
+    entry("worst-case", "worst-case --quick", 190.0),
+    entry("log", "log --quick --keep-going", 110.0),
+    entry("zram-vm", "zram --vm --quick --keep-going --only devices,iozone", 90.0),
     entry("log-vm", "log --vm --quick --keep-going", 60.0),
-    entry("scan-vm", "scan --vm --quick", 120.0),
+    entry("scan-vm", "scan --vm --quick --only ztier,zram-lz4,disk,spill", 120.0),
 ];
 
 const FULL: [Entry; 11] = [
