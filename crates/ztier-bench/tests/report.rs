@@ -54,6 +54,7 @@ fn browse(browser: &Path, work: &Path, dark: bool, args: &[String], page: &Path)
         .arg(format!("file://{}", page.display()))
         // Also its settings and caches go away with the test.
         .env("HOME", work)
+        .env("TMPDIR", work)
         .env("XDG_CONFIG_HOME", work)
         .env("XDG_CACHE_HOME", work);
     let ended = Running::start(command, work).end();

@@ -26,10 +26,6 @@ pub struct AllArgs {
     /// Go on with a run (the newest in bench-results/, if none is named): what ended well, by the
     /// same build with the same arguments, is not run again.
     #[arg(long, value_name = "DIR", num_args = 0..=1)]
-    #[allow(
-        clippy::option_option,
-        reason = "clap's type for an option whose value may be left out"
-    )]
     resume: Option<Option<PathBuf>>,
     /// Also print what the tables print, which their logs have in any case.
     #[arg(long, short)]

@@ -1,8 +1,6 @@
-//! What a run was made with: this program, the machine, versions of the rivals.
+//! What a run was made with: this program, the system, versions of the rivals.
 
-use crate::report::machine;
 use crate::sys::command::{exists, run_any};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -41,11 +39,6 @@ pub fn build() -> Result<String> {
     let commit = std::env::var(COMMIT).ok().filter(|commit| !commit.is_empty());
     let commit = commit.map_or(String::new(), |commit| format!(", commit {commit}"));
     Ok(format!("ztier {}{commit}, programs {sum:08x}", env!("CARGO_PKG_VERSION")))
-}
-
-/// CPUs, memory, kernel.
-pub fn the_machine() -> Value {
-    machine()
 }
 
 /// The system and its programs; what is not there is said to be missing.

@@ -14,6 +14,7 @@ mod record;
 pub use left::words;
 pub use record::{Folder, Part, Run, State};
 
+use crate::report::machine;
 use crate::sys::cpu::Stopwatch;
 use crate::sys::interrupt;
 use child::Child;
@@ -100,7 +101,7 @@ impl Choice {
             }
         };
         run.commands.push(self.command.clone());
-        run.machine = about::the_machine();
+        run.machine = machine();
         run.versions = about::versions();
         Ok((folder, run))
     }

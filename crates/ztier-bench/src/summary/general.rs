@@ -116,14 +116,14 @@ pub fn figures(table: &Table, section: &str, title: &str) -> Vec<Item> {
         };
         (of.len() > 1).then(|| Chart::Bars(bars()))
     });
-    let mut charts: Vec<Chart> = bars.collect();
+    let charts: Vec<Chart> = bars.collect();
     let mut items = vec![Item::Heading(title.to_owned())];
-    let courses = courses(&rows);
     if !charts.is_empty() {
-        let charts = std::mem::take(&mut charts);
-        items.push(Item::Charts(Charts { caption: title.into(), legend: Vec::new(), charts }));
+        // The heading says what they show.
+        let caption = String::new();
+        items.push(Item::Charts(Charts { caption, legend: Vec::new(), charts }));
     }
-    items.extend(courses.into_iter().map(Item::Charts));
+    items.extend(courses(&rows).into_iter().map(Item::Charts));
     items.push(Item::More(format!("{title}: all figures"), vec![Item::Grid(grid)]));
     items
 }

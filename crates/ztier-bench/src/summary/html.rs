@@ -100,7 +100,10 @@ fn grid(grid: &Grid) -> String {
 }
 
 fn charts(group: &Charts) -> String {
-    let mut text = format!("<p class=\"about\">{}</p>\n", marked(&group.caption));
+    let mut text = match &group.caption[..] {
+        "" => String::new(),
+        caption => format!("<p class=\"about\">{}</p>\n", marked(caption)),
+    };
     if !group.legend.is_empty() {
         text += "<ul class=\"legend\">\n";
         for (Line { name, .. }, style) in group.legend.iter().zip(styles(&group.legend)) {
@@ -115,7 +118,7 @@ fn charts(group: &Charts) -> String {
         }
         text += "</ul>\n";
     }
-    let _ = writeln!(text, "<div class=\"charts\" aria-label=\"{}\">", quoted(&group.caption));
+    text += "<div class=\"charts\">\n";
     for chart in &group.charts {
         text += "<figure>";
         match chart {

@@ -133,7 +133,7 @@ pub fn number(value: f64) -> String {
 /// Charts beside each other.
 #[derive(Clone, Debug, Default)]
 pub struct Charts {
-    /// What they show together.
+    /// What they show together; empty where a heading says it.
     pub caption: String,
     /// What lines mean; empty for bars, which say it themselves.
     pub legend: Vec<Line>,

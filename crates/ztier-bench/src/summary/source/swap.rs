@@ -30,7 +30,7 @@ const MAIN: [Wanted; 9] = [
     wanted("vs_modelled_disk", "a pass on a modelled disk of 7200 rpm ÷ ours", AtLeast(10.0), None),
     wanted(
         "swap_in_p99_vs_median",
-        "reads of a page: time that 99 of 100 take at most ÷ half of them",
+        "reads: time that 99 of 100 take at most ÷ the median",
         AtMost(3.0),
         None,
     ),
@@ -55,7 +55,7 @@ const INSIDE: [Wanted; 3] = [
     wanted("vs_kernel_zram", "time on kernel zram, lz4 ÷ ours", AtLeast(1.0), None),
     wanted(
         "swap_in_p99_vs_median",
-        "reads of a page: time that 99 of 100 take at most ÷ half of them",
+        "reads: time that 99 of 100 take at most ÷ the median",
         AtMost(3.0),
         None,
     ),
