@@ -1,5 +1,6 @@
 //! The command line: which table, how much of it, where the figures go.
 
+mod all;
 mod cached;
 mod scan;
 mod worst;
@@ -8,7 +9,7 @@ mod zcache;
 use crate::data::Kind;
 use crate::model;
 use crate::policy;
-use crate::report::{Report, print, say, warn};
+use crate::report::{Output, Report, print, say, warn};
 use crate::rival::System;
 use crate::sys::cpu::Stopwatch;
 use crate::sys::interrupt;
@@ -19,7 +20,7 @@ use crate::workload::{
     stress,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use ztier::config::size;
@@ -39,6 +40,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Every table, one after the other, and a report of all of them: HTML, Markdown, CSV.
+    All(all::AllArgs),
+    /// The report of a run of `all`, made anew of its figures.
+    Report(all::ReportArgs),
     /// The compressed RAM disk: IOzone, sequential and in-process rows against kernel zram and
     /// others.
     Zram(ZramArgs),
@@ -85,12 +90,8 @@ struct ZramArgs {
     /// Instead of measuring: a short form of the stress, one 1 GiB and one 2 GiB file.
     #[arg(long, conflicts_with = "stress")]
     stress_quick: bool,
-    /// Write all figures as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write all figures as CSV.
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
     /// Only these sections (all by default).
     #[arg(long, value_name = "SECTION", value_delimiter = ',')]
     only: Vec<Section>,
@@ -158,12 +159,8 @@ struct LogArgs {
     /// Go on with the other sections when one fails; the exit status is still 1.
     #[arg(long)]
     keep_going: bool,
-    /// Write all figures as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write all figures as CSV.
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     machine: MachineArgs,
 }
@@ -186,12 +183,8 @@ struct ModelsArgs {
     /// Drives to describe, such as sim:hdd-7200 or sim:ssd-840pro:16G (by default all).
     #[arg(long, value_name = "DRIVE", value_delimiter = ',')]
     drive: Vec<model::Name>,
-    /// Write all figures as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write all figures as CSV.
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Args)]
@@ -202,12 +195,8 @@ struct PolicyArgs {
     /// Instead of comparing: record the traces of real work anew, into files in DIR (needs root).
     #[arg(long, value_name = "DIR", conflicts_with = "quick")]
     record: Option<PathBuf>,
-    /// Write all figures as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write all figures as CSV.
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Args)]
@@ -287,6 +276,8 @@ fn warn_error(e: &Error) {
 
 fn run(command: Command) -> Result<()> {
     match command {
+        Command::All(args) => args.run(),
+        Command::Report(args) => args.run(),
         Command::Zram(args) => zram(args),
         Command::Soak(args) => {
             let time = Duration::try_from_secs_f64(args.minutes * 60.0)
@@ -343,7 +334,7 @@ fn zram(args: ZramArgs) -> Result<()> {
     };
     let (keep_going, wanted) = (args.keep_going, sections.iter().map(|s| (name_of(s), *s)));
     let failed = each(wanted.collect(), keep_going, &mut context, Section::run);
-    finish(&context.report, args.json.as_deref(), args.csv.as_deref(), &failed)
+    finish(&context.report, &args.output, &failed)
 }
 
 /// The same table in a machine of our own.
@@ -368,8 +359,7 @@ fn zram_in_machine(args: &ZramArgs) -> Result<()> {
         modules: "fuse loop ublk_drv zram",
         prepare: "",
         counted: args.machine.instructions,
-        json: args.json.as_deref(),
-        csv: args.csv.as_deref(),
+        output: &args.output,
         svg: None,
     };
     machine.run()
@@ -392,8 +382,7 @@ fn log_in_machine(args: &LogArgs) -> Result<()> {
         modules: "fuse loop ublk_drv dm-writecache bcache",
         prepare: "",
         counted: args.machine.instructions,
-        json: args.json.as_deref(),
-        csv: args.csv.as_deref(),
+        output: &args.output,
         svg: None,
     };
     machine.run()
@@ -429,15 +418,10 @@ fn each<S>(
     failed
 }
 
-fn finish(
-    report: &Report,
-    json: Option<&Path>,
-    csv: Option<&Path>,
-    failed: &[String],
-) -> Result<()> {
+fn finish(report: &Report, output: &Output, failed: &[String]) -> Result<()> {
     print("\n== ratios (medians of this run)");
     print(&report.ratio_table());
-    report.save(json, csv)?;
+    report.save(output)?;
     if failed.is_empty() {
         Ok(())
     } else {
@@ -478,7 +462,7 @@ fn durable_log(args: LogArgs) -> Result<()> {
     let wanted = sections.iter().map(|s| (name_of(s), *s)).collect();
     let failed =
         each(wanted, args.keep_going, &mut context, |section, c| section.run(c, &choice, &drives));
-    finish(&context.report, args.json.as_deref(), args.csv.as_deref(), &failed)
+    finish(&context.report, &args.output, &failed)
 }
 
 fn drive_models(args: ModelsArgs) -> Result<()> {
@@ -494,7 +478,7 @@ fn drive_models(args: ModelsArgs) -> Result<()> {
     print("\n== ratios");
     print(&report.ratio_table());
     // What was found before a failure is still saved.
-    report.save(args.json.as_deref(), args.csv.as_deref())?;
+    report.save(&args.output)?;
     done
 }
 
@@ -504,7 +488,7 @@ fn replays(args: PolicyArgs) -> Result<()> {
     }
     let mut report = Report::new("policy");
     policy::run(&mut report, &policy::Choice { quick: args.quick })?;
-    finish(&report, args.json.as_deref(), args.csv.as_deref(), &[])
+    finish(&report, &args.output, &[])
 }
 
 /// Others' work on this machine makes every figure worse than it is.
@@ -524,12 +508,27 @@ fn warn_if_busy() -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::suite::plan;
     use clap::CommandFactory;
+
+    #[test]
+    fn parts_of_a_run_of_everything_are_tables() {
+        for quick in [true, false] {
+            for entry in plan::entries(quick) {
+                let line = format!("ztier-bench {} --json a --csv b", entry.args);
+                assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
+            }
+        }
+    }
 
     #[test]
     fn the_command_line_is_consistent_and_takes_what_is_documented() {
         Cli::command().debug_assert();
         for line in [
+            "all --quick --only zram,scan --skip scan --verbose --dir results",
+            "all --resume",
+            "all --resume bench-results/one --skip log-vm",
+            "report bench-results/one",
             "zram --quick --only engine,memory --json a --csv b --keep-going",
             "zram --stress 5 --data iozone,2:1,files --mode mmap,plain",
             "zram --stress-quick",
@@ -559,6 +558,9 @@ mod tests {
             assert!(Cli::try_parse_from(words).is_ok(), "{line}");
         }
         for line in [
+            "all --only nothing",
+            "all --dir a --resume b",
+            "report",
             "zram --stress 0",
             "zram --only nothing",
             "zram --data zeros",

@@ -1,8 +1,8 @@
 //! Workloads, rivals and reports: one table a source document.
 //!
-//! The modules stand in the order in which a run passes them: the command line, the workloads that
-//! measure, what they measure, models of drives that are not there, the data they write, and the
-//! report. `sys` is what they all need.
+//! The modules stand in the order in which a run passes them: the command line, all tables in one
+//! go, the workloads that measure, what they measure, models of drives that are not there, the data
+//! they write, the report of a table, and that of all of them. `sys` is what they all need.
 
 use std::process::ExitCode;
 
@@ -12,6 +12,8 @@ mod model;
 mod policy;
 mod report;
 mod rival;
+mod suite;
+mod summary;
 mod sys;
 mod vm;
 mod workload;

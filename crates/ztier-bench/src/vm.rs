@@ -4,7 +4,7 @@
 //! The CPUs are emulated, which costs all systems, each in its own way: only ratios mean anything,
 //! and those less than on real CPUs.
 
-use crate::report::{print, say};
+use crate::report::{Output, print, say};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
@@ -38,10 +38,8 @@ pub struct Inside<'a> {
     pub prepare: &'a str,
     /// Count instructions: one CPU, whose clock goes on by a nanosecond with each.
     pub counted: bool,
-    /// Where figures go, as `--json` and `--csv`.
-    pub json: Option<&'a Path>,
-    /// See `json`.
-    pub csv: Option<&'a Path>,
+    /// Where figures go.
+    pub output: &'a Output,
     /// Where the picture goes of a table that makes one.
     pub svg: Option<&'a Path>,
 }
@@ -86,7 +84,8 @@ impl Inside<'_> {
             self.svg.map_or(String::new(), |_| format!(" --svg {FIGURES}.svg"))
         );
         let status = machine.begin(&script)?.follow(LIMIT, std::io::stdout())?;
-        for (path, end) in [(self.json, "json"), (self.csv, "csv"), (self.svg, "svg")] {
+        let (json, csv) = (self.output.json.as_deref(), self.output.csv.as_deref());
+        for (path, end) in [(json, "json"), (csv, "csv"), (self.svg, "svg")] {
             let Some(path) = path else { continue };
             let figures = machine.get(&format!("{FIGURES}.{end}"), LIMIT)?;
             std::fs::write(path, figures).context(format!("cannot write {}", path.display()))?;

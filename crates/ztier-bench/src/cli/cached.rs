@@ -2,10 +2,9 @@
 
 use super::warn_if_busy;
 use crate::data::Kind;
-use crate::report::{Report, print};
+use crate::report::{Output, Report, print};
 use crate::workload::cached;
 use clap::Args;
-use std::path::PathBuf;
 use ztier::error::Result;
 
 #[derive(Args)]
@@ -16,12 +15,8 @@ pub struct CacheArgs {
     /// Data on the drive: 2:1 (the default), mix-2:1, runs-2:1, files or iozone.
     #[arg(long, value_name = "DATA", default_value = "2:1")]
     data: Kind,
-    /// Write all figures as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write all figures as CSV.
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// Runs the command.
@@ -32,6 +27,6 @@ pub fn run(args: &CacheArgs) -> Result<()> {
     print("\n== ratios");
     print(&report.ratio_table());
     // What was found before a failure is still saved.
-    report.save(args.json.as_deref(), args.csv.as_deref())?;
+    report.save(&args.output)?;
     done
 }

@@ -1,7 +1,7 @@
 //! `ztier-bench scan`, and the load that it starts.
 
 use super::{MachineArgs, finish, name_of, warn_if_busy};
-use crate::report::{Report, print};
+use crate::report::{Output, Report, print};
 use crate::vm::Inside;
 use crate::workload::log::REAL_DIR;
 use crate::workload::scan::load::{self, Load};
@@ -49,12 +49,8 @@ pub struct ScanArgs {
     /// each, in this order, that holds nothing. They are overwritten.
     #[arg(long, value_name = "DIR|DEVICE,…", value_delimiter = ',', default_value = REAL_DIR)]
     disk: Vec<PathBuf>,
-    /// Write all figures as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write all figures as CSV.
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
     #[command(flatten)]
     machine: MachineArgs,
 }
@@ -103,7 +99,7 @@ impl ScanArgs {
             report.missing("scan", "all", &e);
             Ok::<_, Error>(vec!["scan".to_owned()])
         })?;
-        finish(&report, self.json.as_deref(), self.csv.as_deref(), &failed)
+        finish(&report, &self.output, &failed)
     }
 
     /// In a machine as small as the source's.
@@ -136,8 +132,7 @@ impl ScanArgs {
             modules: "fuse loop ublk_drv zram",
             prepare: PREPARE,
             counted: self.machine.instructions,
-            json: self.json.as_deref(),
-            csv: self.csv.as_deref(),
+            output: &self.output,
             svg: None,
         };
         machine.run()

@@ -1,7 +1,7 @@
 //! `ztier-bench worst-case`, and the program that does nothing beside its load.
 
 use super::{finish, name_of};
-use crate::report::Report;
+use crate::report::{Output, Report};
 use crate::vm::Inside;
 use crate::workload::worst::{self, Choice, System};
 use clap::Args;
@@ -46,12 +46,8 @@ pub struct WorstArgs {
     /// Write a picture: a panel a test and file size.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Write all figures as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write all figures as CSV.
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
     /// In a virtual machine, as always.
     #[arg(long)]
     vm: bool,
@@ -88,7 +84,7 @@ impl WorstArgs {
             report.missing("worst-case", "all", &e);
             Ok::<_, Error>(vec!["worst-case".to_owned()])
         })?;
-        finish(&report, self.json.as_deref(), self.csv.as_deref(), &failed)
+        finish(&report, &self.output, &failed)
     }
 
     fn in_machine(&self, memory: u32) -> Result<()> {
@@ -118,8 +114,7 @@ impl WorstArgs {
             modules: "fuse loop ublk_drv ext4",
             prepare: PREPARE,
             counted: false,
-            json: self.json.as_deref(),
-            csv: self.csv.as_deref(),
+            output: &self.output,
             svg: self.svg.as_deref(),
         };
         machine.run()

@@ -2,7 +2,7 @@
 
 use super::{finish, warn_if_busy};
 use crate::data::Kind;
-use crate::report::Report;
+use crate::report::{Output, Report};
 use crate::workload::zcache::{self, Choice, Section, System};
 use clap::Args;
 use std::path::PathBuf;
@@ -44,12 +44,8 @@ pub struct ZcacheArgs {
     /// Write pictures: FILE, and FILE with `sweep` in its name.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Write all figures as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write all figures as CSV.
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 impl ZcacheArgs {
@@ -81,6 +77,6 @@ impl ZcacheArgs {
             report.missing("zcache", "all", &e);
             Ok::<_, Error>(vec!["zcache".to_owned()])
         })?;
-        finish(&report, self.json.as_deref(), self.csv.as_deref(), &failed)
+        finish(&report, &self.output, &failed)
     }
 }

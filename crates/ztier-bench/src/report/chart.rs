@@ -103,7 +103,7 @@ impl Panel {
                 "<line x1=\"0\" y1=\"{at:.1}\" x2=\"{wide}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>\
                  <text x=\"-6\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
                 at + 4.0,
-                number(value)
+                short(value)
             );
         }
         // Not so many that they run into each other.
@@ -157,7 +157,7 @@ fn colour(line: usize) -> &'static str {
 }
 
 /// The next of 1, 2, 2.5, 5 and their tens and tenths.
-fn round_up(value: f64) -> f64 {
+pub fn round_up(value: f64) -> f64 {
     if value <= 0.0 {
         return 1.0;
     }
@@ -167,8 +167,8 @@ fn round_up(value: f64) -> f64 {
     fits.unwrap_or(10.0 * power)
 }
 
-/// Short: 1.5, 20, 3k, 2M.
-fn number(value: f64) -> String {
+/// A number in few letters: 1.5, 20, 12k, 2M.
+pub fn short(value: f64) -> String {
     let (value, unit) = match value {
         v if v >= 1e6 => (v / 1e6, "M"),
         v if v >= 1e4 => (v / 1e3, "k"),
@@ -179,7 +179,8 @@ fn number(value: f64) -> String {
     format!("{text}{unit}")
 }
 
-fn escaped(text: &str) -> String {
+/// Text between tags.
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
@@ -217,9 +218,9 @@ mod tests {
             (0.03, "0.05"),
             (6.0, "10"),
         ] {
-            assert_eq!(number(round_up(value)), expected, "{value}");
+            assert_eq!(short(round_up(value)), expected, "{value}");
         }
-        assert_eq!(number(12_500.0), "12.5k");
-        assert_eq!(number(2e6), "2M");
+        assert_eq!(short(12_500.0), "12.5k");
+        assert_eq!(short(2e6), "2M");
     }
 }

@@ -9,16 +9,17 @@ mod machine;
 mod stats;
 mod table;
 
-pub use chart::{Chart, Panel};
-pub use layout::{Column, IozoneTable};
+pub use chart::{Chart, Panel, escaped, round_up, short};
+pub use layout::{Column, IozoneTable, csv_field};
 pub use machine::{available_bytes, describe as machine};
 pub use stats::{geomean, median, slope};
 pub use table::{Table, bars};
 
-use serde::Serialize;
+use clap::Args;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use ztier::error::{Context, Result};
 
 /// Prints a line of progress to standard error.
@@ -65,8 +66,20 @@ pub struct Row {
     pub missing: Option<String>,
 }
 
-/// How a ratio is held against its target.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Where the figures of a table go, besides standard output.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Output {
+    /// Write all figures as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write all figures as CSV.
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+}
+
+/// How a ratio is held against its target; in JSON `{"at_least": 2.0}`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Target {
     /// At least this.
     AtLeast(f64),
@@ -87,7 +100,8 @@ impl Target {
         }
     }
 
-    fn met(self, value: f64) -> bool {
+    /// Whether a ratio is what it should be; always so without a target.
+    pub fn met(self, value: f64) -> bool {
         match self {
             Self::AtLeast(t) => value >= t,
             Self::AtMost(t) => value <= t,
@@ -126,7 +140,8 @@ pub struct Report {
     ratios: BTreeMap<String, (f64, Target)>,
 }
 
-/// The file format: `{"table", "machine", "rows", "ratios", "targets"}`.
+/// The file format: `{"table", "machine", "rows", "ratios", "targets", "goals"}`. `goals` says of
+/// each target on which side of it a ratio should be.
 #[derive(Serialize)]
 struct Json<'a> {
     table: &'a str,
@@ -134,6 +149,7 @@ struct Json<'a> {
     rows: &'a [Row],
     ratios: BTreeMap<&'a str, f64>,
     targets: BTreeMap<&'a str, f64>,
+    goals: BTreeMap<&'a str, Target>,
 }
 
 impl Report {
@@ -206,16 +222,19 @@ impl Report {
 
     /// The JSON text.
     pub fn json(&self) -> Result<String> {
-        let target = |(name, (_, target)): (&'_ String, &(f64, Target))| {
-            target.number().map(|t| (name.clone(), t))
-        };
-        let targets: BTreeMap<String, f64> = self.ratios.iter().filter_map(target).collect();
+        let goals = self.ratios.iter().filter(|(_, (_, target))| *target != Target::None);
+        let goals: BTreeMap<&str, Target> =
+            goals.map(|(name, (_, target))| (name.as_str(), *target)).collect();
         let json = Json {
             table: self.table,
             machine: machine(),
             rows: &self.rows,
             ratios: self.ratios.iter().map(|(name, (value, _))| (name.as_str(), *value)).collect(),
-            targets: targets.iter().map(|(name, t)| (name.as_str(), *t)).collect(),
+            targets: goals
+                .iter()
+                .filter_map(|(name, goal)| Some((*name, goal.number()?)))
+                .collect(),
+            goals,
         };
         serde_json::to_string_pretty(&json).context("cannot make JSON")
     }
@@ -247,14 +266,17 @@ impl Report {
     }
 
     /// Writes the files that were asked for.
-    pub fn save(&self, json: Option<&Path>, csv: Option<&Path>) -> Result<()> {
+    ///
+    /// # Errors
+    /// One of them can't be written.
+    pub fn save(&self, output: &Output) -> Result<()> {
         let write = |path: &Path, text: String| {
             std::fs::write(path, text).context(format!("cannot write {}", path.display()))
         };
-        if let Some(path) = json {
+        if let Some(path) = &output.json {
             write(path, self.json()? + "\n")?;
         }
-        if let Some(path) = csv {
+        if let Some(path) = &output.csv {
             write(path, self.csv())?;
         }
         Ok(())
@@ -285,15 +307,17 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_five_keys_and_no_invented_numbers() {
+    fn json_has_the_six_keys_and_no_invented_numbers() {
         let json: serde_json::Value = serde_json::from_str(&sample().json().unwrap()).unwrap();
         let keys: Vec<_> = json.as_object().unwrap().keys().cloned().collect();
-        assert_eq!(keys, ["machine", "ratios", "rows", "table", "targets"]);
+        assert_eq!(keys, ["goals", "machine", "ratios", "rows", "table", "targets"]);
         assert_eq!(json["rows"][0]["value"], 2.0);
         assert_eq!(json["rows"][1]["missing"], "nbdkit is not installed");
         assert!(json["rows"][1].get("value").is_none());
         assert_eq!(json["ratios"], serde_json::json!({"a": 1.5, "b": 1.05, "c": 0.5}));
         assert_eq!(json["targets"], serde_json::json!({"a": 2.0, "b": 1.1}));
+        let goals = serde_json::json!({"a": {"at_least": 2.0}, "b": {"at_most": 1.1}});
+        assert_eq!(json["goals"], goals);
     }
 
     #[test]

@@ -32,6 +32,12 @@ pub struct Output {
 }
 
 impl Output {
+    /// The first line that the program wrote, on either of its outputs.
+    pub fn first_line(&self) -> String {
+        let lines = self.stdout.lines().chain(self.stderr.lines());
+        lines.map(str::trim).find(|line| !line.is_empty()).unwrap_or_default().to_owned()
+    }
+
     /// The line that explains a failure best: the last that the program wrote, or how it ended.
     fn complaint(&self) -> String {
         let last =

@@ -16,6 +16,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Instant;
 use ztier::error::{Context, Error, Result};
 
@@ -100,6 +101,27 @@ impl fmt::Display for Series {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (file, record) = (self.file_bytes >> 20, self.record_bytes >> 10);
         write!(f, "{file} MiB, records of {record} KiB, {}, {}", self.mode, self.kind)
+    }
+}
+
+/// As it is displayed; what a text does not say is as [`Series::new`] has it.
+impl FromStr for Series {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let parsed = || {
+            let mut parts = text.split(", ");
+            let file: u64 = parts.next()?.strip_suffix(" MiB")?.parse().ok()?;
+            let record = parts.next()?.strip_prefix("records of ")?.strip_suffix(" KiB")?;
+            let record: usize = record.parse().ok()?;
+            let mode = <Mode as ValueEnum>::from_str(parts.next()?, false).ok()?;
+            let kind = parts.next()?.parse().ok()?;
+            let (file, record) = (file.checked_mul(1 << 20)?, record.checked_mul(1 << 10)?);
+            parts.next().is_none().then_some((file, record, mode, kind))
+        };
+        let (file, record, mode, kind) =
+            parsed().ok_or_else(|| Error::failure(format!("{text:?} names no series")))?;
+        Self::new(file, record, mode, kind)
     }
 }
 

@@ -1,0 +1,132 @@
+//! A table as a process of its own.
+//!
+//! Invariants: its output goes to its log, which it holds locked as long as it lives, also when
+//! whoever started it is gone; it has a process group of its own, so that a ^C reaches only the
+//! run, which ends all of the group in order.
+
+use crate::report::warn;
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+use ztier::error::{Context, Error, Result};
+
+/// How long a table may take to undo what it has made: file systems on slow drives are unmounted.
+const GRACE: Duration = Duration::from_secs(90);
+/// What is kept of a line that does not end.
+const LINE_MAX: usize = 1 << 16;
+
+/// A table that is at work; dropping it ends it.
+pub struct Child {
+    name: String,
+    child: std::process::Child,
+    log: File,
+    line: Vec<u8>,
+    last: String,
+    show: bool,
+}
+
+impl Child {
+    /// Starts this program with other arguments; with `show` its output is repeated here.
+    ///
+    /// # Errors
+    /// It can't be started; its log can't be written, or is held by a table that goes on since an
+    /// earlier run was killed.
+    pub fn start(name: &str, args: &[String], log: &Path, show: bool) -> Result<Self> {
+        let what = || format!("cannot write {}", log.display());
+        let mut output = File::options().create(true).append(true).open(log).context(what())?;
+        output.try_lock().map_err(|_| {
+            Error::failure(format!("{name} still works for a run that was killed"))
+                .mend(format!("wait until it has ended; it writes {}", log.display()))
+        })?;
+        output.set_len(0).context(what())?;
+        writeln!(output, "$ ztier-bench {}", args.join(" ")).context(what())?;
+        let own = std::env::current_exe().context("cannot find out where this program is")?;
+        let child = Command::new(own)
+            .args(args)
+            .stdin(Stdio::null())
+            .stderr(output.try_clone().context("cannot duplicate a file")?)
+            .stdout(output)
+            .process_group(0)
+            .spawn()
+            .context(format!("cannot start {name}"))?;
+        let log = File::open(log).context(format!("cannot read {}", log.display()))?;
+        let name = name.to_owned();
+        Ok(Self { name, child, log, line: Vec::new(), last: String::new(), show })
+    }
+
+    /// Reads what it has said meanwhile; how it ended, if it has.
+    ///
+    /// # Errors
+    /// Its log can't be read.
+    pub fn look(&mut self) -> Result<Option<ExitStatus>> {
+        // First this, so that nothing is missed which it said before it ended.
+        let ended = self.child.try_wait().context(format!("cannot wait for {}", self.name))?;
+        let mut new = Vec::new();
+        self.log.read_to_end(&mut new).context(format!("cannot read the log of {}", self.name))?;
+        if self.show {
+            let _ = std::io::stdout().write_all(&new);
+        }
+        self.line.extend_from_slice(&new);
+        if let Some(end) = self.line.iter().rposition(|&byte| byte == b'\n') {
+            let whole = String::from_utf8_lossy(&self.line[..end]).into_owned();
+            if let Some(last) = whole.lines().rev().find(|line| !line.trim().is_empty()) {
+                last.trim().clone_into(&mut self.last);
+            }
+            self.line.drain(..=end);
+        }
+        self.line.truncate(LINE_MAX);
+        Ok(ended)
+    }
+
+    /// The last line that it has said.
+    pub fn last(&self) -> &str {
+        &self.last
+    }
+
+    /// Lets it end, and everything that it has started.
+    pub fn end(&mut self) {
+        let group = Pid::from_child(&self.child);
+        // It is not reaped before it has ended, so its group is still its own.
+        for signal in [Signal::TERM, Signal::KILL] {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            let _ = kill_process_group(group, signal);
+            let end = Instant::now() + GRACE;
+            while Instant::now() < end {
+                if !matches!(self.child.try_wait(), Ok(None)) {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            warn(&format!("{} does not end within {} s", self.name, GRACE.as_secs()));
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_log_that_somebody_holds_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("zram.log");
+        let held = File::create(&log).unwrap();
+        held.lock().unwrap();
+        let error = Child::start("zram", &[], &log, false).err().unwrap().to_string();
+        assert!(error.contains("zram still works"), "{error}");
+        assert_eq!(std::fs::read(&log).unwrap(), b"");
+    }
+}

@@ -1,0 +1,84 @@
+//! What a run of everything consists of: tables, their arguments, how long each takes about.
+//!
+//! Invariant: all of the quick plan should take 15 minutes at most on a machine with two processors
+//! and nothing else at work; what it leaves out for that is in the arguments, which the report
+//! prints.
+
+/// Names of all parts, in the order in which they run.
+pub const NAMES: [&str; 11] = [
+    "models",
+    "policy",
+    "cache",
+    "zram",
+    "scan",
+    "zcache",
+    "worst-case",
+    "log",
+    "zram-vm",
+    "log-vm",
+    "scan-vm",
+];
+
+/// A table with its arguments.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// What it is called here and in the names of its files.
+    pub name: &'static str,
+    /// Arguments of this program, separated by blanks.
+    pub args: &'static str,
+    /// Seconds that it takes on a machine with two processors and nothing else at work: as measured
+    /// in the quick plan, but for virtual machines; those and the full plan are judged by parts.
+    pub typical_s: f64,
+}
+
+const fn entry(name: &'static str, args: &'static str, typical_s: f64) -> Entry {
+    Entry { name, args, typical_s }
+}
+
+const QUICK: [Entry; 11] = [
+    entry("models", "models", 3.0),
+    entry("policy", "policy --quick", 4.0),
+    entry("cache", "cache --quick", 20.0),
+    entry("zram", "zram --quick --keep-going", 80.0),
+    entry("scan", "scan --quick", 35.0),
+    entry("zcache", "zcache --quick", 105.0),
+    entry("worst-case", "worst-case --quick --only disk,fixed,auto --files 192", 265.0),
+    entry("log", "log --quick --keep-going", 110.0),
+    entry("zram-vm", "zram --vm --quick --keep-going --only devices,iozone", 90.0),
+    entry("log-vm", "log --vm --quick --keep-going", 60.0),
+    entry("scan-vm", "scan --vm --quick --only ztier,zram-lz4,disk --runs 1", 55.0),
+];
+
+const FULL: [Entry; 11] = [
+    entry("models", "models", 10.0),
+    entry("policy", "policy", 15.0),
+    entry("cache", "cache", 60.0),
+    entry("zram", "zram --keep-going", 2400.0),
+    entry("scan", "scan", 3300.0),
+    entry("zcache", "zcache", 3600.0),
+    entry("worst-case", "worst-case", 3600.0),
+    entry("log", "log --keep-going", 3000.0),
+    entry("zram-vm", "zram --vm --keep-going", 900.0),
+    entry("log-vm", "log --vm --keep-going", 600.0),
+    entry("scan-vm", "scan --vm", 1800.0),
+];
+
+/// All parts, in their order.
+pub fn entries(quick: bool) -> &'static [Entry] {
+    if quick { &QUICK } else { &FULL }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_plans_have_each_part_once_and_the_quick_one_fits_its_time() {
+        for quick in [true, false] {
+            let names: Vec<&str> = entries(quick).iter().map(|entry| entry.name).collect();
+            assert_eq!(names, NAMES);
+        }
+        let all: f64 = QUICK.iter().map(|entry| entry.typical_s).sum();
+        assert!(all <= 900.0, "{all}");
+    }
+}

@@ -1,0 +1,243 @@
+//! Lines as an SVG that stands in a page: its colours are the page's, in light and in dark.
+//!
+//! Invariants: text is only at the scales, each label where it can't touch the next; only what was
+//! measured is a point, and a line joins the points of one system; a scale begins at 0, or is
+//! logarithmic and said to be; sources have colours of their own, and ours the same everywhere.
+
+use super::model::{Line, Lines};
+use crate::report::{escaped, round_up, short};
+use std::fmt::Write as _;
+
+/// The picture and its plot, in its own units; a page scales it.
+const WIDE: f64 = 360.0;
+const HIGH: f64 = 204.0;
+const LEFT: f64 = 48.0;
+const TOP: f64 = 10.0;
+const PLOT: (f64, f64) = (300.0, 156.0);
+/// Units that a letter of a label takes at most, and between two labels.
+const LETTER: f64 = 7.0;
+const APART: f64 = 8.0;
+/// Values so far apart are on a logarithmic scale.
+const FAR: f64 = 30.0;
+/// Points so close together are a line alone.
+const POINTS: usize = 40;
+/// Lines across a scale that begins at 0.
+const TICKS: u32 = 4;
+/// Colours of systems; those of the sources come behind them.
+const SOURCES: usize = 6;
+/// Kinds of points, so that colour is not all that tells lines apart.
+const SHAPES: usize = 4;
+
+/// Where values are, from bottom to top.
+struct Scale {
+    low: f64,
+    high: f64,
+    logarithmic: bool,
+    ticks: Vec<f64>,
+}
+
+impl Scale {
+    fn of(values: &[f64]) -> Self {
+        let most = values.iter().copied().fold(0.0, f64::max);
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        if least > 0.0 && most / least > FAR {
+            let (low, high) = (least.log10().floor(), most.log10().ceil());
+            let steps: &[f64] = if high - low > 2.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+            let (low, high) = (10f64.powf(low), 10f64.powf(high));
+            let mut ticks = Vec::new();
+            let mut power = low;
+            while power <= high * 1.001 {
+                let within = steps.iter().map(|step| step * power).filter(|t| *t <= high * 1.001);
+                ticks.extend(within);
+                power *= 10.0;
+            }
+            return Self { low, high, logarithmic: true, ticks };
+        }
+        let step = round_up(most / f64::from(TICKS));
+        let ticks = (0..=TICKS).map(|tick| step * f64::from(tick)).collect();
+        Self { low: 0.0, high: step * f64::from(TICKS), logarithmic: false, ticks }
+    }
+
+    /// From 0 at the bottom to 1.
+    fn part(&self, value: f64) -> f64 {
+        if self.logarithmic {
+            (value / self.low).log10() / (self.high / self.low).log10()
+        } else {
+            (value - self.low) / (self.high - self.low)
+        }
+    }
+}
+
+/// Whether the values of a chart are so far apart that its scale is logarithmic.
+pub fn is_logarithmic(lines: &Lines) -> bool {
+    Scale::of(&values(lines)).logarithmic
+}
+
+fn values(lines: &Lines) -> Vec<f64> {
+    lines.lines.iter().flatten().flatten().copied().filter(|value| value.is_finite()).collect()
+}
+
+/// The picture.
+pub fn svg(lines: &Lines, legend: &[Line]) -> String {
+    let scale = Scale::of(&values(lines));
+    let x = |n: usize| LEFT + PLOT.0 * (n as f64 + 0.5) / lines.places.len().max(1) as f64;
+    let y = |value: f64| TOP + PLOT.1 * (1.0 - scale.part(value));
+    let mut text = format!(
+        "<svg viewBox=\"0 0 {WIDE} {HIGH}\" role=\"img\" aria-label=\"{}\">\n",
+        quoted(&lines.title)
+    );
+    for &tick in &scale.ticks {
+        let at = y(tick);
+        let _ = writeln!(
+            text,
+            "<path class=\"grid\" d=\"M{LEFT} {at:.1}h{}\"/>\
+             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            PLOT.0,
+            LEFT - 6.0,
+            at + 4.0,
+            short(tick)
+        );
+    }
+    for (n, place) in lines.places.iter().enumerate().step_by(step(&lines.places)) {
+        let _ = writeln!(
+            text,
+            "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            x(n),
+            TOP + PLOT.1 + 15.0,
+            escaped(place)
+        );
+    }
+    let _ = writeln!(
+        text,
+        "<text class=\"axis\" x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+        LEFT + PLOT.0 / 2.0,
+        TOP + PLOT.1 + 32.0,
+        escaped(&lines.across)
+    );
+    let styles = styles(legend);
+    for (line, style) in lines.lines.iter().zip(&styles) {
+        let points = line.iter().enumerate().filter_map(|(n, value)| Some((x(n), y((*value)?))));
+        let points: Vec<(f64, f64)> = points.collect();
+        let _ = writeln!(text, "<g class=\"{}\">{}</g>", style.class, drawn(style.mark, &points));
+    }
+    text + "</svg>"
+}
+
+/// How many places there are from one label to the next, so that they do not touch.
+fn step(places: &[String]) -> usize {
+    let letters = places.iter().map(|place| place.chars().count()).max().unwrap_or(1);
+    let needed = letters as f64 * LETTER + APART;
+    let each = PLOT.0 / places.len().max(1) as f64;
+    (needed / each).ceil().max(1.0) as usize
+}
+
+/// How a line looks.
+pub struct Style {
+    /// What the page's style knows it by.
+    pub class: String,
+    /// The kind of its points.
+    pub mark: usize,
+}
+
+/// How the lines of a legend look.
+pub fn styles(legend: &[Line]) -> Vec<Style> {
+    let mut counts = [0, 0];
+    let style = |line: &Line| {
+        let count = &mut counts[usize::from(line.source)];
+        let mark = *count;
+        *count += 1;
+        Style { class: class(mark, line.source), mark }
+    };
+    legend.iter().map(style).collect()
+}
+
+/// What the page's style knows the `n`th line or bar of the sources or of others by.
+pub fn class(n: usize, source: bool) -> String {
+    if source { format!("s{} source", SOURCES + n % 2) } else { format!("s{}", n % SOURCES) }
+}
+
+/// A line with its points.
+fn drawn(kind: usize, points: &[(f64, f64)]) -> String {
+    let (mut path, mut marks) = (String::new(), String::new());
+    for (n, &(x, y)) in points.iter().enumerate() {
+        let _ = write!(path, "{}{x:.1} {y:.1}", if n == 0 { 'M' } else { 'L' });
+        if points.len() <= POINTS {
+            marks += &mark(kind, x, y);
+        }
+    }
+    let line = format!("<path class=\"line\" d=\"{path}\"/>{marks}");
+    if path.is_empty() { path } else { line }
+}
+
+/// A point of a line, of one of several kinds.
+pub fn mark(kind: usize, x: f64, y: f64) -> String {
+    let path = match kind % SHAPES {
+        0 => return format!("<circle class=\"mark\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>"),
+        1 => format!("M{:.1} {:.1}h5.4v5.4h-5.4z", x - 2.7, y - 2.7),
+        2 => format!("M{x:.1} {:.1}l3.4 6h-6.8z", y - 3.7),
+        _ => format!("M{x:.1} {:.1}l3.7 3.7l-3.7 3.7l-3.7-3.7z", y - 3.7),
+    };
+    format!("<path class=\"mark\" d=\"{path}\"/>")
+}
+
+/// Text within an attribute.
+pub fn quoted(text: &str) -> String {
+    escaped(text).replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn legend(source: bool) -> Vec<Line> {
+        vec![Line { name: "a".into(), source }]
+    }
+
+    fn lines(values: &[Option<f64>]) -> Lines {
+        Lines {
+            title: "a < \"b\"".into(),
+            across: "x".into(),
+            places: (0..values.len()).map(|n| n.to_string()).collect(),
+            lines: vec![values.to_vec()],
+        }
+    }
+
+    #[test]
+    fn points_are_where_they_belong_and_none_is_invented() {
+        let svg = svg(&lines(&[Some(0.0), None, Some(4.0), Some(2.0)]), &legend(false));
+        assert!(svg.contains("aria-label=\"a &lt; &quot;b&quot;\""), "{svg}");
+        // The scale ends at 4.
+        assert!(svg.contains("d=\"M85.5 166.0L235.5 10.0L310.5 88.0\""), "{svg}");
+        assert_eq!(svg.matches("<circle").count(), 3);
+        assert_eq!(svg.matches("<g ").count(), svg.matches("</g>").count());
+    }
+
+    #[test]
+    fn values_that_are_far_apart_are_on_a_logarithmic_scale() {
+        let far = lines(&[Some(3.0), Some(2000.0)]);
+        assert!(is_logarithmic(&far) && !is_logarithmic(&lines(&[Some(3.0), Some(80.0)])));
+        // 0 has no place on one.
+        assert!(!is_logarithmic(&lines(&[Some(0.0), Some(2000.0)])));
+        let scale = Scale::of(&[3.0, 2000.0]);
+        assert_eq!(scale.ticks, [1.0, 10.0, 100.0, 1000.0, 10_000.0]);
+        assert!((scale.part(100.0) - 0.5).abs() < 1e-9);
+        assert_eq!(Scale::of(&[2.0, 70.0]).ticks, [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]);
+    }
+
+    #[test]
+    fn labels_stay_apart() {
+        let places = |n: usize, text: &str| vec![text.to_owned(); n];
+        assert_eq!(step(&places(9, "16M")), 1);
+        assert_eq!(step(&places(13, "512K")), 2);
+        assert_eq!(step(&places(300, "300")), 29);
+        assert_eq!(step(&[]), 1);
+    }
+
+    #[test]
+    fn many_points_are_a_line_alone() {
+        let many: Vec<Option<f64>> = (0..100).map(|n| (n != 50).then_some(f64::from(n))).collect();
+        let svg = svg(&lines(&many), &legend(true));
+        assert_eq!(svg.matches("class=\"mark\"").count(), 0);
+        assert!(svg.contains("class=\"s6 source\""));
+    }
+}

@@ -1,0 +1,173 @@
+//! The figures that tables have left in the directory of a run, as they are read back.
+//!
+//! Invariant: a file that is not there or that is not whole is no figures, and never an error: a
+//! report says what there is.
+
+use crate::report::{Target, median};
+use crate::suite::{Folder, Run};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// One figure of one system, the reason why there is none, or a note.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Row {
+    /// Section of the table.
+    pub section: String,
+    /// What was measured.
+    pub system: String,
+    /// The test; of a note, its text.
+    #[serde(default)]
+    pub case: String,
+    /// The median of `runs`.
+    #[serde(default)]
+    pub value: Option<f64>,
+    /// Unit of `value` and `runs`.
+    #[serde(default)]
+    pub unit: String,
+    /// Each run.
+    #[serde(default)]
+    pub runs: Vec<f64>,
+    /// User and system time of what measures, percent of one CPU.
+    #[serde(default)]
+    pub cpu_own_percent: Option<f64>,
+    /// Busy time of the machine, percent of one CPU.
+    #[serde(default)]
+    pub cpu_machine_percent: Option<f64>,
+    /// Why there is no figure.
+    #[serde(default)]
+    pub missing: Option<String>,
+}
+
+impl Row {
+    /// Half of the way from the lowest run to the highest in percent of their middle, and CPU use,
+    /// as far as they are known.
+    pub fn note(&self) -> String {
+        let mut all = Vec::new();
+        let low = self.runs.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = self.runs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        if self.runs.len() > 1 && high + low > 0.0 {
+            let spread = 100.0 * (high - low) / (high + low);
+            all.push(format!("±{spread:.0} % of {} runs", self.runs.len()));
+        }
+        if let Some(own) = self.cpu_own_percent {
+            all.push(format!("CPU {own:.0} %"));
+        }
+        if let Some(machine) = self.cpu_machine_percent {
+            all.push(format!("machine {machine:.0} %"));
+        }
+        all.join(", ")
+    }
+}
+
+/// What a table has found.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Table {
+    /// The machine that it ran on.
+    #[serde(default)]
+    pub machine: Value,
+    /// Its figures, in order.
+    #[serde(default)]
+    pub rows: Vec<Row>,
+    /// Its ratios.
+    #[serde(default)]
+    pub ratios: BTreeMap<String, f64>,
+    /// What they are held against.
+    #[serde(default)]
+    pub goals: BTreeMap<String, Target>,
+}
+
+impl Table {
+    /// Names of the sections, in order.
+    pub fn sections(&self) -> Vec<&str> {
+        let mut all: Vec<&str> = Vec::new();
+        for row in &self.rows {
+            if !all.contains(&row.section.as_str()) {
+                all.push(&row.section);
+            }
+        }
+        all
+    }
+
+    /// Systems with figures in a section, in order.
+    pub fn systems<'a>(&'a self, section: &'a str) -> Vec<&'a str> {
+        let mut all: Vec<&str> = Vec::new();
+        for row in self.figures(section) {
+            if !all.contains(&row.system.as_str()) {
+                all.push(&row.system);
+            }
+        }
+        all
+    }
+
+    /// Figures of a section.
+    pub fn figures<'a>(&'a self, section: &'a str) -> impl Iterator<Item = &'a Row> {
+        self.rows.iter().filter(move |row| row.section == section && row.value.is_some())
+    }
+
+    /// A figure of a section; of several, the median.
+    pub fn value(&self, section: &str, system: &str, case: &str) -> Option<f64> {
+        let fits = |row: &&Row| row.system == system && row.case == case;
+        let values: Vec<f64> =
+            self.figures(section).filter(fits).filter_map(|row| row.value).collect();
+        (!values.is_empty()).then(|| median(&values))
+    }
+
+    /// What a ratio is held against.
+    pub fn goal(&self, name: &str) -> Target {
+        self.goals.get(name).copied().unwrap_or(Target::None)
+    }
+}
+
+/// The tables of a run, by the names of its parts.
+#[derive(Clone, Debug, Default)]
+pub struct Tables(BTreeMap<String, Table>);
+
+impl Tables {
+    /// Those that have left figures.
+    pub fn load(folder: &Folder, run: &Run) -> Self {
+        let table = |name: &String| {
+            let text = std::fs::read_to_string(folder.file(name, "json")).ok()?;
+            Some((name.clone(), serde_json::from_str(&text).ok()?))
+        };
+        Self(run.parts.iter().filter_map(|part| table(&part.name)).collect())
+    }
+
+    /// A part's figures.
+    pub fn get(&self, part: &str) -> Option<&Table> {
+        self.0.get(part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_a_table_writes_is_read_back() {
+        use crate::report::{Report, Row as Written};
+        let mut report = Report::new("zram");
+        for run in [3.0, 5.0] {
+            report.silent_row(Written {
+                section: "engine".into(),
+                system: "ztier".into(),
+                case: "random read".into(),
+                unit: "IOPS",
+                runs: vec![run],
+                cpu_own_percent: Some(99.6),
+                ..Written::default()
+            });
+        }
+        report.missing("engine", "kernel zram", "no root");
+        report.ratio("a", 1.5, Target::AtLeast(2.0));
+        report.ratio("b", 1.5, Target::None);
+        let table: Table = serde_json::from_str(&report.json().unwrap()).unwrap();
+        assert_eq!(table.sections(), ["engine"]);
+        assert_eq!(table.value("engine", "ztier", "random read"), Some(4.0));
+        assert_eq!(table.value("engine", "ztier", "else"), None);
+        assert_eq!((table.goal("a"), table.goal("b")), (Target::AtLeast(2.0), Target::None));
+        assert_eq!(table.rows[0].note(), "CPU 100 %");
+        assert_eq!(table.rows[2].missing.as_deref(), Some("no root"));
+    }
+}

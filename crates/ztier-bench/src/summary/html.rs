@@ -1,0 +1,227 @@
+//! A report as one HTML file that needs nothing else: no script, nothing fetched.
+//!
+//! Invariants: all text is escaped; what may be wider than the page scrolls in a box of its own.
+
+use super::draw::{class, is_logarithmic, mark, quoted, styles, svg};
+use super::model::{Bars, Cell, Chart, Charts, Document, Grid, Item, Line, Section, number};
+use crate::report::escaped;
+use std::fmt::Write as _;
+
+const STYLE: &str = include_str!("style.css");
+/// Cells with so many letters are kept from becoming a column of single words.
+const LONG: usize = 24;
+
+/// The text of the file.
+pub fn page(document: &Document) -> String {
+    let title = escaped(&document.title);
+    let mut text = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>\n"
+    );
+    for line in &document.lead {
+        let _ = writeln!(text, "<p>{}</p>", marked(line));
+    }
+    text += "</header>\n<nav aria-label=\"Sections\"><ul>\n";
+    for Section { id, title, .. } in &document.sections {
+        let _ = writeln!(text, "<li><a href=\"#{}\">{}</a></li>", quoted(id), escaped(title));
+    }
+    text += "</ul></nav>\n<main>\n";
+    for section in &document.sections {
+        let (id, title) = (quoted(&section.id), escaped(&section.title));
+        let _ = writeln!(text, "<section>\n<h2 id=\"{id}\">{title}</h2>");
+        section.items.iter().for_each(|one| text += &item(one));
+        text += "</section>\n";
+    }
+    text + "</main>\n</body>\n</html>\n"
+}
+
+fn item(item: &Item) -> String {
+    match item {
+        Item::Text(text) => format!("<p>{}</p>\n", marked(text)),
+        Item::Heading(text) => format!("<h3>{}</h3>\n", marked(text)),
+        Item::Grid(table) => grid(table),
+        Item::Charts(group) => charts(group),
+        Item::Verbatim(title, text) => {
+            let (name, title) = (quoted(title), escaped(title));
+            let text = escaped(text);
+            format!("<p>{title}</p>\n{}<pre>{text}</pre></div>\n", scroll(&name))
+        }
+        Item::Notes(notes) => {
+            let note = |(about, text): &(String, String)| {
+                format!("<dt>{}</dt><dd>{}</dd>\n", marked(about), marked(text))
+            };
+            format!("<dl>\n{}</dl>\n", notes.iter().map(note).collect::<String>())
+        }
+        Item::More(title, items) => {
+            let inside: String = items.iter().map(self::item).collect();
+            format!("<details><summary>{}</summary>\n{inside}</details>\n", marked(title))
+        }
+    }
+}
+
+/// A box that scrolls by itself, also by keys.
+fn scroll(name: &str) -> String {
+    format!("<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{name}\">")
+}
+
+fn grid(grid: &Grid) -> String {
+    let numbers: Vec<bool> = (0..grid.head.len())
+        .map(|column| {
+            let of = |row: &Vec<Cell>| matches!(row.get(column), Some(Cell::Number(_)));
+            grid.rows.iter().any(of)
+        })
+        .collect();
+    let mut text = scroll(&quoted(&grid.caption));
+    let _ = write!(text, "<table>\n<caption>{}</caption>\n<tr>", marked(&grid.caption));
+    for (head, number) in grid.head.iter().zip(&numbers) {
+        let class = if *number { " class=\"n\"" } else { "" };
+        let _ = write!(text, "<th scope=\"col\"{class}>{}</th>", marked(head));
+    }
+    text += "</tr>\n";
+    for row in &grid.rows {
+        text += "<tr>";
+        for (cell, number) in row.iter().zip(&numbers) {
+            let shown = cell.shown();
+            let class = match cell {
+                Cell::Verdict(true) => " class=\"met\"",
+                Cell::Verdict(false) => " class=\"short\"",
+                Cell::Title(_) => " class=\"title\"",
+                Cell::Number(_) | Cell::None if *number => " class=\"n\"",
+                Cell::Text(text) if text.chars().count() > LONG => " class=\"w\"",
+                _ => "",
+            };
+            let _ = write!(text, "<td{class}>{}</td>", marked(&shown));
+        }
+        text += "</tr>\n";
+    }
+    text + "</table></div>\n"
+}
+
+fn charts(group: &Charts) -> String {
+    let mut text = match &group.caption[..] {
+        "" => String::new(),
+        caption => format!("<p class=\"about\">{}</p>\n", marked(caption)),
+    };
+    if !group.legend.is_empty() {
+        text += "<ul class=\"legend\">\n";
+        for (Line { name, .. }, style) in group.legend.iter().zip(styles(&group.legend)) {
+            let _ = writeln!(
+                text,
+                "<li><svg viewBox=\"0 0 30 12\" aria-hidden=\"true\"><g class=\"{}\">\
+                 <path class=\"line\" d=\"M1 6h28\"/>{}</g></svg>{}</li>",
+                style.class,
+                mark(style.mark, 15.0, 6.0),
+                escaped(name)
+            );
+        }
+        text += "</ul>\n";
+    }
+    text += "<div class=\"charts\">\n";
+    for chart in &group.charts {
+        text += "<figure>";
+        match chart {
+            Chart::Lines(lines) => {
+                let note = if is_logarithmic(lines) { "logarithmic scale" } else { "" };
+                text += &caption(&lines.title, note);
+                text += &svg(lines, &group.legend);
+            }
+            Chart::Bars(all) => {
+                text += &caption(&all.title, &all.unit);
+                text += &bars(all);
+            }
+        }
+        text += "</figure>\n";
+    }
+    text + "</div>\n"
+}
+
+fn caption(title: &str, note: &str) -> String {
+    let note = if note.is_empty() { String::new() } else { format!(" <small>{note}</small>") };
+    format!("<figcaption>{}{note}</figcaption>\n", marked(title))
+}
+
+/// Bars on one scale that begins at 0, each below its name and value.
+fn bars(all: &Bars) -> String {
+    let most = all.bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
+    let mut text = String::from("<ul class=\"bars\">\n");
+    let mut line = 0;
+    for bar in &all.bars {
+        let percent = (100.0 * bar.value / most).clamp(0.0, 100.0);
+        let note = match &bar.note[..] {
+            "" => String::new(),
+            note => format!(" <small>{}</small>", escaped(note)),
+        };
+        let _ = writeln!(
+            text,
+            "<li class=\"{}\"><span class=\"name\">{}</span> \
+             <span class=\"value\">{}</span>{note}\
+             <span class=\"bar\"><i style=\"width:{percent:.1}%\"></i></span></li>",
+            class(if bar.source { 0 } else { line }, bar.source),
+            escaped(&bar.name),
+            number(bar.value)
+        );
+        line += usize::from(!bar.source);
+    }
+    text + "</ul>\n"
+}
+
+/// Text with `code` in it.
+fn marked(text: &str) -> String {
+    let mut out = String::new();
+    for (n, part) in text.split('`').enumerate() {
+        let part = escaped(part);
+        // Where nothing ends it, a mark is no mark.
+        if n % 2 == 1 && text.matches('`').count().is_multiple_of(2) {
+            let _ = write!(out, "<code>{part}</code>");
+        } else {
+            out += &part;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_others_can_not_become_markup() {
+        let evil = "<script>\"&`x`".to_owned();
+        let mut grid = Grid::new(evil.clone(), &["<b>"]);
+        grid.rows.push(vec![Cell::text(&evil)]);
+        let bars = Bars {
+            title: evil.clone(),
+            unit: String::new(),
+            bars: vec![super::super::model::Bar { name: evil.clone(), ..Default::default() }],
+        };
+        let group = Charts {
+            caption: evil.clone(),
+            legend: vec![Line { name: evil.clone(), source: true }],
+            charts: vec![Chart::Bars(bars)],
+        };
+        let items = vec![
+            Item::Text(evil.clone()),
+            Item::Grid(grid),
+            Item::Charts(group),
+            Item::Verbatim(evil.clone(), evil.clone()),
+            Item::Notes(vec![(evil.clone(), evil.clone())]),
+            Item::More(evil.clone(), vec![Item::Heading(evil.clone())]),
+        ];
+        let section = Section { id: "a\"".into(), title: evil.clone(), items };
+        let document = Document { title: evil, sections: vec![section], ..Document::default() };
+        let page = page(&document);
+        assert!(!page.contains("<script") && !page.contains("<b>"), "{page}");
+        assert!(page.contains("&lt;script&gt;\"&amp;<code>x</code>"), "{page}");
+        assert!(page.contains("id=\"a&quot;\""));
+    }
+
+    #[test]
+    fn the_page_fetches_nothing() {
+        let page = page(&Document::default());
+        for what in ["http:", "https:", "<link", "<script", "@import", "url("] {
+            assert!(!page.contains(what), "{what}");
+        }
+    }
+}

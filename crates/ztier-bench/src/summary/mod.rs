@@ -1,0 +1,229 @@
+//! The report of a run: for each source document its figures, ours and the rivals', as HTML,
+//! Markdown and CSV.
+//!
+//! Invariant: it is made of the files in the run's directory and of nothing else, so it can be made
+//! anew at any time; nothing is measured here.
+
+mod csv;
+mod draw;
+mod found;
+mod general;
+mod html;
+mod markdown;
+mod model;
+mod series;
+mod source;
+
+use crate::report::Target;
+use crate::suite::{Folder, Part, Run, State, words};
+use found::Tables;
+use model::{Cell, Document, Grid, Item, Section, title};
+use source::Given;
+use std::path::PathBuf;
+use ztier::error::Result;
+
+/// Writes all of it into the run's directory; where the HTML is.
+///
+/// # Errors
+/// A file can't be written.
+pub fn write(folder: &Folder, run: &Run) -> Result<PathBuf> {
+    let tables = Tables::load(folder, run);
+    let document = document(run, &tables);
+    folder.replace("report.md", markdown::text(&document).as_bytes())?;
+    folder.replace("report.csv", csv::text(&document).as_bytes())?;
+    folder.replace("report.html", html::page(&document).as_bytes())?;
+    Ok(folder.file("report", "html"))
+}
+
+/// What the report says.
+fn document(run: &Run, tables: &Tables) -> Document {
+    let given = Given { run, tables };
+    let mut sections = vec![overview(given)];
+    sections.extend(source::ALL.iter().map(|source| source.section(given)));
+    sections.push(missing(given));
+    sections.push(made_with(given));
+    let mut figures: Vec<model::Figure> = source::ALL.iter().flat_map(|s| (s.figures)()).collect();
+    for part in &run.parts {
+        let table = tables.get(&part.name);
+        figures.extend(table.into_iter().flat_map(|table| general::listed(&part.name, table)));
+    }
+    Document {
+        title: "ztier beside its sources and rivals".into(),
+        lead: lead(run),
+        sections,
+        figures,
+    }
+}
+
+fn lead(run: &Run) -> Vec<String> {
+    let took: f64 = run.parts.iter().filter_map(|part| part.seconds).sum();
+    let form = if run.quick { "A quick run" } else { "A full run" };
+    let mut lead = vec![format!(
+        "{form} of `./bench all`, begun {}, {} of measuring, by {}.",
+        run.begun,
+        words(took),
+        run.build
+    )];
+    if run.quick {
+        lead.push(
+            "Quick means little data, few sizes of records and mostly one run of each: its ratios \
+             scatter, and what a small volume keeps ready weighs more. The commands at the end \
+             say what was measured."
+                .into(),
+        );
+    }
+    lead.push(
+        "Rivals ran in turn with ours, in the same run. Ratios are what counts; absolute figures \
+         depend on the machine. Figures of the sources are as they state them, from machines of \
+         2009 to 2013. What could not be measured is named, and never a number."
+            .into(),
+    );
+    lead
+}
+
+/// The main table: every ratio that has a target, and how many were met.
+fn overview(given: Given<'_>) -> Section {
+    let head = ["document", "targets", "met", "short", "not measured"];
+    let mut counts = Grid::new("Targets", &head);
+    let head = ["ratio", "source", "here", "target", "verdict"];
+    let mut main = Grid::new("Every ratio that has a target", &head);
+    for source in &source::ALL {
+        let (mut met, mut short, mut absent) = (0, 0, 0);
+        main.rows.push(title(source.title, head.len()));
+        let all = source.main.iter().flat_map(|(part, all)| all.iter().map(move |one| (part, one)));
+        for (part, one) in all {
+            let table = given.tables.get(part);
+            let found = table.and_then(|table| table.ratios.get(one.name).copied());
+            let target = match (found, table) {
+                (Some(_), Some(table)) => table.goal(one.name),
+                _ => one.target,
+            };
+            if target == Target::None {
+                continue;
+            }
+            let verdict = general::verdict(found, target);
+            match verdict {
+                Cell::Verdict(true) => met += 1,
+                Cell::Verdict(false) => short += 1,
+                _ => absent += 1,
+            }
+            main.rows.push(vec![
+                Cell::text(match part.strip_suffix("-vm") {
+                    Some(_) => format!("{}; in a virtual machine, by ublk", one.what),
+                    None => one.what.to_owned(),
+                }),
+                Cell::maybe(one.source),
+                Cell::maybe(found),
+                Cell::text(target.short()),
+                if found.is_some() { verdict } else { Cell::text("not measured") },
+            ]);
+        }
+        let counted = [met + short + absent, met, short, absent];
+        let cells = counted.map(|count: u32| Cell::text(count.to_string()));
+        counts.rows.push(std::iter::once(Cell::text(source.title)).chain(cells).collect());
+    }
+    let items = vec![Item::Grid(counts), Item::Grid(main)];
+    Section { id: "overview".into(), title: "Overview".into(), items }
+}
+
+fn missing(given: Given<'_>) -> Section {
+    let notes = general::missing(given.run, given.tables);
+    let items = if notes.is_empty() {
+        vec![Item::Text("Everything was measured.".into())]
+    } else {
+        vec![Item::Notes(notes)]
+    };
+    Section { id: "missing".into(), title: "What could not be measured".into(), items }
+}
+
+/// The machine, versions, the exact commands.
+fn made_with(given: Given<'_>) -> Section {
+    let run = given.run;
+    let mut machine = Grid::new("Machine and versions", &["", ""]);
+    let mut say = |what: &str, text: String| {
+        machine.rows.push(vec![Cell::text(what), Cell::text(text)]);
+    };
+    say("ztier", run.build.clone());
+    for (what, value) in run.machine.as_object().into_iter().flatten() {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        say(&what.replace('_', " "), text);
+    }
+    run.versions.iter().for_each(|(what, version)| say(what, version.clone()));
+    let inside = run.parts.iter().filter_map(|part| {
+        let machine = &given.tables.get(&part.name)?.machine;
+        let (kernel, own) = (machine.get("kernel")?.as_str()?, run.machine.get("kernel"));
+        let cpu = machine.get("cpu_model").and_then(|model| model.as_str()).unwrap_or("unknown");
+        (own.and_then(|own| own.as_str()) != Some(kernel))
+            .then(|| (part.name.clone(), format!("Linux {kernel}, {cpu}")))
+    });
+    inside.for_each(|(part, text)| say(&format!("{part}, in a virtual machine"), text));
+    let head = ["part", "command", "how it ended", "took", "others’ work before, % of a CPU"];
+    let mut typed = run.commands.clone();
+    typed.dedup();
+    let mut commands =
+        Grid::new(format!("Commands; all of them by `{}`", typed.join("`, `")), &head);
+    for part in &run.parts {
+        commands.rows.push(vec![
+            Cell::text(&part.name),
+            Cell::text(format!("`{}`", command(part))),
+            Cell::text(ended(part)),
+            Cell::text(part.seconds.map_or(String::new(), words)),
+            part.busy_percent.map_or(Cell::None, |busy| Cell::text(format!("{busy:.0}"))),
+        ]);
+    }
+    let items = vec![Item::Grid(machine), Item::Grid(commands)];
+    Section { id: "made-with".into(), title: "Machine, versions, commands".into(), items }
+}
+
+fn command(part: &Part) -> String {
+    let (args, name) = (part.args.join(" "), &part.name);
+    format!("./bench {args} --json {name}.json --csv {name}.csv")
+}
+
+fn ended(part: &Part) -> String {
+    let state = match part.state {
+        State::Waiting => "has not run",
+        State::Running => "cut off",
+        State::Done => "well",
+        State::Failed => "failed",
+        State::Absent => "not possible here",
+    };
+    match &part.reason {
+        Some(why) => format!("{state}: {why}"),
+        None => state.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::report::Report;
+    use crate::suite::plan::entries;
+
+    #[test]
+    fn targets_are_counted_and_what_was_not_measured_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::of(dir.path().into());
+        let entries: Vec<_> = entries(true).iter().filter(|entry| entry.name == "scan").collect();
+        let run = Run::new(String::new(), true, String::new(), &entries);
+        let mut report = Report::new("scan");
+        report.ratio("vs_disk_swap", 1.6, Target::AtLeast(1.5));
+        report.ratio("swap_in_p99_vs_median", 3.1, Target::AtMost(3.0));
+        // What the table says counts: over this export, no target.
+        report.ratio("vs_kernel_zram", 0.5, Target::None);
+        std::fs::write(folder.file("scan", "json"), report.json().unwrap()).unwrap();
+        let tables = Tables::load(&folder, &run);
+        let overview = overview(Given { run: &run, tables: &tables });
+        let [Item::Grid(counts), Item::Grid(main)] = &overview.items[..] else { panic!() };
+        let of = |grid: &Grid, row: usize| {
+            grid.rows[row].iter().map(Cell::shown).collect::<Vec<_>>().join("|")
+        };
+        assert_eq!(of(counts, 1), "Compressed swap|10|1|1|8");
+        let title = |row: &Vec<Cell>| row[0] == Cell::Title("Compressed swap".into());
+        let first = main.rows.iter().position(title).unwrap() + 1;
+        assert_eq!(of(main, first), "time on disk swap ÷ ours|1.50|1.60|≥ 1.5|met");
+        assert!(of(main, first + 1).ends_with("|–|–|≥ 10|not measured"), "{:?}", main.rows);
+        assert!(of(main, first + 2).ends_with("|3.10|≤ 3|short"));
+    }
+}
