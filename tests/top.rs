@@ -8,9 +8,12 @@ mod support {
     pub mod sandbox;
 }
 
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs::File;
+use std::mem::MaybeUninit;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use support::disk::Disk;
 use support::pty::Pty;
@@ -110,6 +113,26 @@ fn volumes_are_shown_chosen_and_put_in_order() {
     eventually("the terminal is given back", || !pty.is_taken());
     assert_eq!(pty.modes(), before);
     sandbox.ztier(&["restart", "wc"]).ok();
+}
+
+#[test]
+fn a_log_that_opens_says_how_far_it_is() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.run_dir()).unwrap();
+    std::fs::set_permissions(sandbox.run_dir(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
+    let what = WatchFlags::CREATE | WatchFlags::DELETE;
+    inotify::add_watch(&watch, sandbox.run_dir(), what).unwrap();
+    volumes(&sandbox);
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut events = inotify::Reader::new(&watch, &mut buffer);
+    let mut seen = Vec::new();
+    while let Ok(event) = events.next() {
+        if event.file_name().is_some_and(|name| name.to_bytes() == b"wc.step") {
+            seen.push(event.events());
+        }
+    }
+    assert_eq!(seen, [ReadFlags::CREATE, ReadFlags::DELETE]);
 }
 
 #[test]
