@@ -14,9 +14,6 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
 
-/// How much is read at once.
-const CHUNK: usize = 64 << 10;
-
 /// A question that was asked. Dropping it hangs up.
 #[derive(Debug)]
 pub struct Question {
@@ -66,26 +63,20 @@ impl Question {
     /// # Errors
     /// The daemon's own error, or that it has hung up or said something else.
     pub fn answer<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
-        loop {
-            let begin = self.received.len();
-            self.received.resize(begin + CHUNK, 0);
-            let read = self.stream.read(&mut self.received[begin..]);
-            self.received.truncate(begin + *read.as_ref().unwrap_or(&0));
-            match read {
-                Ok(0) => return Err(Error::failure("the daemon hung up before it had answered")),
-                Ok(_) => {}
-                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(e) => return Err(e).context("control socket"),
-            }
-            if let Some(end) = self.received[begin..].iter().position(|byte| *byte == b'\n') {
-                return understand(&self.received[..begin + end]).map(Some);
-            }
-            if self.received.len() > LONGEST_REPLY {
-                return Err(Error::failure(format!(
-                    "a control message is longer than {LONGEST_REPLY} bytes"
-                )));
-            }
+        let begin = self.received.len();
+        let read = (&self.stream).take(LONGEST_REPLY as u64 + 1).read_to_end(&mut self.received);
+        if let Some(end) = self.received[begin..].iter().position(|byte| *byte == b'\n') {
+            return understand(&self.received[..begin + end]).map(Some);
+        }
+        if self.received.len() > LONGEST_REPLY {
+            return Err(Error::failure(format!(
+                "a control message is longer than {LONGEST_REPLY} bytes"
+            )));
+        }
+        match read {
+            Ok(_) => Err(Error::failure("the daemon hung up before it had answered")),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(e).context("control socket"),
         }
     }
 }

@@ -153,6 +153,8 @@ fn head(status: &str, kind: &str, length: usize, more: &str) -> String {
 /// Sends an answer, and lets the client take all of it before the connection ends.
 fn answer(stream: &mut TcpStream, head: &str, body: &str) -> io::Result<()> {
     let deadline = Instant::now() + RECEIVING;
+    // The end of a long answer is not to wait for somebody to confirm what came before.
+    stream.set_nodelay(true)?;
     for part in [head, body] {
         let mut rest = part.as_bytes();
         while !rest.is_empty() {

@@ -103,6 +103,19 @@ impl Family<'_> {
         if value == Number::Absent {
             return;
         }
+        if self.head(suffix, labels) == ',' {
+            self.text.push('}');
+        }
+        self.text.push(' ');
+        let _ = match value {
+            Number::Whole(n) => writeln!(self.text, "{n}"),
+            Number::Real(n) => writeln!(self.text, "{n}"),
+            Number::Absent => Ok(()),
+        };
+    }
+
+    /// A name and its labels. Returns what comes before one more.
+    fn head(&mut self, suffix: &str, labels: &[(&str, &str)]) -> char {
         self.text.push_str(self.name);
         self.text.push_str(suffix);
         let mut open = '{';
@@ -114,33 +127,30 @@ impl Family<'_> {
             escape(self.text, value, true);
             self.text.push('"');
         }
-        if open == ',' {
-            self.text.push('}');
-        }
-        self.text.push(' ');
-        let _ = match value {
-            Number::Whole(n) => writeln!(self.text, "{n}"),
-            Number::Real(n) => writeln!(self.text, "{n}"),
-            Number::Absent => Ok(()),
-        };
+        open
     }
 
     /// A histogram: cumulative buckets, sum and count.
     pub fn histogram(&mut self, labels: &[(&str, &str)], of: &Distribution) {
-        let mut all: Vec<(&str, &str)> = labels.to_vec();
+        // Most lines are buckets, which differ in the last label alone.
+        let begin = self.text.len();
+        let open = self.head("_bucket", labels);
+        let head = self.text.split_off(begin);
+        let mut bucket = |le: &str, count: u64| {
+            self.text.push_str(&head);
+            self.text.push(open);
+            let _ = writeln!(self.text, "le=\"{le}\"}} {count}");
+        };
         let mut finer = of.buckets.iter().peekable();
         let mut below = 0;
         for (bound, le) in BOUNDS.iter() {
             while let Some((_, count)) = finer.next_if(|(upper, _)| upper <= bound) {
                 below += count;
             }
-            all.push(("le", le));
-            self.part("_bucket", &all, below);
-            all.pop();
+            bucket(le, below);
         }
         let count = below + finer.map(|(_, count)| count).sum::<u64>();
-        all.push(("le", "+Inf"));
-        self.part("_bucket", &all, count);
+        bucket("+Inf", count);
         self.part("_sum", labels, seconds(of.sum_ns));
         self.part("_count", labels, count);
     }
