@@ -5,6 +5,8 @@
 
 pub mod cli;
 
+pub mod metrics;
+
 pub mod daemon;
 
 pub mod config;

@@ -281,7 +281,9 @@ fn up_as_json() {
 fn help_manual_and_completions() {
     let sandbox = Sandbox::new();
     let help = sandbox.ztier(&["--help"]).ok();
-    for command in ["up", "down", "list", "status", "stats", "set", "doctor", "estimate"] {
+    for command in
+        ["up", "down", "list", "status", "stats", "top", "metrics", "set", "doctor", "estimate"]
+    {
         assert!(help.contains(&format!("\n  {command} ")), "{command} is missing in {help}");
         sandbox.ztier(&[command, "--help"]).ok();
     }
@@ -293,8 +295,12 @@ fn help_manual_and_completions() {
     sandbox.ztier(&["man", &pages.display().to_string()]).ok();
     let page = fs::read_to_string(pages.join("ztier-up.1")).unwrap();
     assert!(page.contains("ram\\-limit"), "{page}");
+    for (page, part) in [("ztier-top.1", "interval"), ("ztier-metrics.1", "listen")] {
+        assert!(fs::read_to_string(pages.join(page)).unwrap().contains(part), "{page}");
+    }
     for shell in ["bash", "zsh", "fish"] {
-        assert!(sandbox.ztier(&["completions", shell]).ok().contains("estimate"));
+        let script = sandbox.ztier(&["completions", shell]).ok();
+        assert!(["estimate", "top", "metrics"].iter().all(|word| script.contains(word)));
     }
 }
 

@@ -5,8 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The layers, top first. A layer uses itself and those below it.
-const LAYERS: [&[&str]; 10] = [
+const LAYERS: [&[&str]; 11] = [
     &["cli"],
+    &["metrics"],
     &["daemon"],
     &["control", "config", "limit"],
     &["export"],

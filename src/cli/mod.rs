@@ -11,6 +11,7 @@ mod estimate;
 mod list;
 mod log;
 mod meter;
+mod metrics;
 mod output;
 mod pages;
 mod restart;
@@ -20,6 +21,7 @@ mod set;
 mod stats;
 mod status;
 mod swap;
+mod top;
 mod udev;
 mod up;
 
@@ -52,6 +54,8 @@ enum Command {
     List(list::List),
     Status(status::Status),
     Stats(stats::Stats),
+    Top(top::Top),
+    Metrics(metrics::Metrics),
     Set(set::Set),
     Swapon(swap::On),
     Swapoff(swap::Off),
@@ -112,6 +116,8 @@ pub fn main() -> ExitCode {
         Command::List(list) => list.run(),
         Command::Status(status) => status.run(),
         Command::Stats(stats) => stats.run(),
+        Command::Top(top) => top.run(),
+        Command::Metrics(metrics) => metrics.run(),
         Command::Set(set) => set.run(),
         Command::Swapon(on) => on.run(),
         Command::Swapoff(off) => off.run(),

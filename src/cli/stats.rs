@@ -4,17 +4,20 @@ use super::{PATIENCE, client, output};
 use crate::config::Paths;
 use crate::config::size::human;
 use crate::control::Request;
+use crate::daemon::survey::{Seen, Volumes};
 use crate::error::Result;
+use crate::metrics::{self, Scrape};
 use crate::stats::{self, layout};
 use clap::{Args, ValueEnum};
+use std::time::Instant;
 
 /// Print the counters of a volume
 #[derive(Args)]
 pub struct Stats {
     /// Name of the volume
     name: String,
-    /// How to print them: for people, as JSON, or in the layout of /proc/ramzswap, of
-    /// `zramconfig --stats`, or of a zram device's mm_stat, io_stat and bd_stat
+    /// How to print them: for people, as JSON, for Prometheus, or in the layout of /proc/ramzswap,
+    /// of `zramconfig --stats`, or of a zram device's mm_stat, io_stat and bd_stat
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
 }
@@ -26,21 +29,32 @@ enum Format {
     Ramzswap,
     Zramconfig,
     Zram,
+    Prometheus,
 }
 
 impl Stats {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
         let paths = Paths::of_this_user()?;
-        let stats: stats::Stats = client(&paths, &self.name)?.ask(&Request::Stats, PATIENCE)?;
+        let ask = || client(&paths, &self.name)?.ask::<stats::Stats>(&Request::Stats, PATIENCE);
         match self.format {
-            Format::Table => output::print(&table(&stats)),
-            Format::Json => output::json(&stats),
-            Format::Ramzswap => output::print(&layout::ramzswap(&stats)),
-            Format::Zramconfig => output::print(&layout::zramconfig(&stats)),
-            Format::Zram => output::print(&layout::zram(&stats)),
+            Format::Table => output::print(&table(&ask()?)),
+            Format::Json => output::json(&ask()?),
+            Format::Ramzswap => output::print(&layout::ramzswap(&ask()?)),
+            Format::Zramconfig => output::print(&layout::zramconfig(&ask()?)),
+            Format::Zram => output::print(&layout::zram(&ask()?)),
+            Format::Prometheus => prometheus(&paths, &self.name),
         }
     }
+}
+
+/// The metrics of one volume.
+fn prometheus(paths: &Paths, name: &str) -> Result<()> {
+    let begun = Instant::now();
+    let sample = Box::new(client(paths, name)?.ask(&Request::Sample, PATIENCE)?);
+    let seen = Seen::Up { sample, at: Instant::now() };
+    let volumes = Volumes::from([(name.to_owned(), seen)]);
+    output::print(&metrics::text(&Scrape { volumes: &volumes, took: begun.elapsed() }))
 }
 
 fn table(stats: &stats::Stats) -> String {

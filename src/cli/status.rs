@@ -400,7 +400,7 @@ fn stored(stats: &Stats) -> String {
     format!("{} ({} as payload{ratio})", human(data), human(stats.compr_data_bytes))
 }
 
-fn errors(stats: &Stats) -> String {
+pub(super) fn errors(stats: &Stats) -> String {
     let list: Vec<String> = [
         ("failed reads", stats.read.failed),
         ("failed writes", stats.write.failed),

@@ -32,6 +32,8 @@ pub struct VolumeFiles {
     pub keep: PathBuf,
     /// What a detached daemon has to say.
     pub log: PathBuf,
+    /// How far a daemon is that takes its time to come up.
+    pub step: PathBuf,
     /// The NBD socket, unless another is asked for.
     pub nbd: PathBuf,
 }
@@ -113,6 +115,7 @@ impl Paths {
             control: file("sock"),
             keep: file("keep"),
             log: file("log"),
+            step: file("step"),
             nbd: file("nbd"),
         }
     }

@@ -5,6 +5,8 @@
 
 mod client;
 mod protocol;
+mod question;
+mod sample;
 mod server;
 
 pub use client::Client;
@@ -13,4 +15,6 @@ pub(crate) use protocol::{
     Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive, receive_next, send,
 };
 pub use protocol::{Swapping, VERSION, Version};
+pub use question::Question;
+pub use sample::{Homes, Role, Sample};
 pub use server::{Handler, Server};

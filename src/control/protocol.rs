@@ -30,6 +30,8 @@ pub enum Request {
     Status,
     /// Answer: [`Stats`].
     Stats,
+    /// What changes from moment to moment. Answer: [`super::Sample`].
+    Sample,
     /// Who holds the device. Answer: a list of strings.
     Holders,
     /// Begin to bring everything to the backing store, or stop hurrying to. Answer: nothing; the

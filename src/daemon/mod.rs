@@ -21,6 +21,7 @@ mod serve;
 mod signals;
 mod spawn;
 pub mod state;
+pub mod survey;
 mod swapping;
 
 pub use running::{End, LOOKERS, Order, Ready, run};

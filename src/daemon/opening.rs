@@ -1,14 +1,35 @@
-//! Telling how far a log's opening is: to whoever waits for the daemon, and the service manager.
+//! Telling how far a log's opening is: to whoever waits for the daemon, the service manager, and
+//! whoever looks.
 
 use super::notify;
+use crate::config::paths::VolumeFiles;
 use crate::durable::Step;
 use std::cell::Cell;
+use std::fs;
 use std::time::{Duration, Instant};
 
 /// How often whoever waits is told.
 const TELL: Duration = Duration::from_millis(100);
 /// How often the service manager is told.
 const NOTIFY: Duration = Duration::from_secs(1);
+
+/// Writes down how far a daemon is, where others look for it.
+pub(super) fn note(files: &VolumeFiles, what: &str) {
+    // Whether anybody sees it is not worth an error.
+    let _ = fs::write(&files.step, what);
+}
+
+/// The same is over.
+pub(super) fn forget(files: &VolumeFiles) {
+    let _ = fs::remove_file(&files.step); // mostly there was nothing to tell
+}
+
+/// How far a daemon is that is coming up, if it takes its time.
+pub(super) fn noted(files: &VolumeFiles) -> Option<String> {
+    let text = fs::read_to_string(&files.step).ok()?;
+    // It may be written just now.
+    text.lines().next().map(str::to_owned)
+}
 
 /// The opening of a log.
 pub(super) struct Opening<'a> {

@@ -6,10 +6,10 @@ use super::limiter::Limiter;
 use super::making::{self, Made};
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
-use super::{events, log, notify, relog, serve, swapping};
+use super::{events, log, notify, opening, relog, serve, swapping};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage, size};
-use crate::control::{Handler, NewLog, Request, Server, Status, Version};
+use crate::control::{Handler, NewLog, Request, Sample, Server, Status, Version};
 use crate::error::{Context, Error, Result};
 use crate::export::reclaim::make_present;
 use crate::export::{Export, Leftover, usage};
@@ -128,8 +128,14 @@ pub fn run(
             }),
         );
     }
-    let bringing = Bringing { plan, paths, files: &files, foreground, told, unprepared };
-    let (running, control) = match bringing.up(heritage, events, &mut notes) {
+    let told = |what: &str| {
+        opening::note(&files, what);
+        told(what);
+    };
+    let bringing = Bringing { plan, paths, files: &files, foreground, told: &told, unprepared };
+    let up = bringing.up(heritage, events, &mut notes);
+    opening::forget(&files);
+    let (running, control) = match up {
         Ok(up) => up,
         Err(e) => {
             if goes_on {
@@ -562,6 +568,23 @@ impl Running {
     fn stats(&self) -> Stats {
         self.volume.stats()
     }
+
+    fn sample(&self) -> Sample {
+        // Whoever stops the export has it for as long as that takes.
+        let endpoints = self.export.try_lock().and_then(|e| e.as_ref().map(|e| e.endpoints()));
+        let state = self.state.lock();
+        Sample {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: state.pid,
+            started_unix_s: state.started_unix_s,
+            restarts: state.restarts,
+            plan: Plan { size_bytes: self.volume.size(), ..state.plan.clone() },
+            endpoints: endpoints.unwrap_or_default(),
+            adapting: self.limiter.lock().as_ref().and_then(Limiter::report),
+            stats: self.stats(),
+            latencies: self.volume.latencies(),
+        }
+    }
 }
 
 /// Makes everything durable that was written before.
@@ -582,6 +605,7 @@ impl Handler for Running {
             }),
             Request::Status => serde_json::to_value(self.status()?),
             Request::Stats => serde_json::to_value(self.stats()),
+            Request::Sample => serde_json::to_value(self.sample()),
             Request::Holders => serde_json::to_value(self.status()?.holders),
             Request::Drain { on } => {
                 self.volume.drain(on)?;

@@ -111,7 +111,8 @@ impl Lock {
 
     /// Whether a living daemon has the lock.
     pub fn is_held(files: &VolumeFiles) -> bool {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        // Reading is enough, also where a service manager has made everything read-only.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         rustix::fs::open(&files.lock, flags, Mode::empty()).is_ok_and(|file| {
             flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
         })
@@ -291,7 +292,7 @@ fn end_use(state: &State) -> Result<()> {
 
 /// Removes the volume's files from the run directory, the lock last.
 pub fn remove_files(lock: Lock, files: &VolumeFiles) {
-    for file in [&files.control, &files.log, &files.state] {
+    for file in [&files.control, &files.log, &files.step, &files.state] {
         // Most are gone already, and none is worth an error at the very end.
         let _ = fs::remove_file(file);
     }

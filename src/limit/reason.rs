@@ -64,6 +64,27 @@ pub enum Reason {
     Idle,
 }
 
+impl Reason {
+    /// In one word, as in JSON.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Bounds => "bounds",
+            Self::FileCache { .. } => "file_cache",
+            Self::Floor { .. } => "floor",
+            Self::Missed { .. } => "missed",
+            Self::Room { .. } => "room",
+            Self::KeepsSwap => "keeps_swap",
+            Self::AtLeast => "at_least",
+            Self::AtMost => "at_most",
+            Self::NoRoom { .. } => "no_room",
+            Self::Waiting => "waiting",
+            Self::Balanced { .. } => "balanced",
+            Self::Idle => "idle",
+        }
+    }
+}
+
 /// A part of the time for the eye.
 struct Part(f64);
 
@@ -144,6 +165,24 @@ mod tests {
         );
         let json = serde_json::to_value(reason).unwrap();
         assert_eq!(json["kind"], "file_cache");
+        let (files, own) = (0.5, 0.25);
+        for reason in [
+            Reason::Starting,
+            Reason::Bounds,
+            Reason::FileCache { files, own },
+            Reason::Floor { available: 1, floor: 2 },
+            Reason::Missed { own, files },
+            Reason::Room { available: 1 },
+            Reason::KeepsSwap,
+            Reason::AtLeast,
+            Reason::AtMost,
+            Reason::NoRoom { available: 1, floor: 2 },
+            Reason::Waiting,
+            Reason::Balanced { files, own },
+            Reason::Idle,
+        ] {
+            assert_eq!(serde_json::to_value(reason).unwrap()["kind"], reason.kind());
+        }
         assert_eq!(serde_json::from_value::<Reason>(json).unwrap(), reason);
         let reason = Reason::Floor { available: 20 << 20, floor: 25 << 20 };
         assert_eq!(reason.to_string(), "only 20 MiB of memory are available, and 25 MiB are to be");

@@ -4,7 +4,7 @@
 //! a bucket each, every later octave has eight. `hdrhistogram`'s own recorder needs a lock or a
 //! queue between the writer and its readers; here a counter that its one writer adds to is enough.
 
-use super::Latency;
+use super::{Distribution, Latency};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -108,12 +108,20 @@ impl Sum {
         };
         Latency {
             count,
+            sum_ns: self.sum_ns,
             mean_ns: self.sum_ns / count,
             p50_ns: at(500),
             p99_ns: at(990),
             p999_ns: at(999),
             max_ns: self.max_ns,
         }
+    }
+
+    /// Everything that was counted.
+    pub fn distribution(&self) -> Distribution {
+        let all = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
+        let buckets = all.map(|(at, count)| (upper(at), *count)).collect();
+        Distribution { sum_ns: self.sum_ns, buckets }
     }
 }
 
@@ -146,5 +154,14 @@ mod tests {
         assert!((500..=570).contains(&latency.p50_ns), "{latency:?}");
         assert!((990..=1000).contains(&latency.p99_ns), "{latency:?}");
         assert_eq!(Sum::default().latency(), Latency::default());
+        let all = sum.distribution();
+        assert_eq!((all.count(), all.sum_ns), (1000, 500_500));
+        assert!(all.buckets.is_sorted_by(|a, b| a.0 < b.0 && a.1 > 0), "{all:?}");
+        assert_eq!(all.percentile(500), Some(latency.p50_ns));
+        // Buckets end where powers of two begin, which other programs' buckets rely on.
+        assert!(
+            (3..40)
+                .all(|power| (0..BUCKETS).any(|b| upper(b) == (1 << power) - 1) == (power <= 37))
+        );
     }
 }

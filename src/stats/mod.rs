@@ -3,9 +3,12 @@
 //! [`Stats`] is a snapshot: every number in it, with its unit in its name, is what `--json` prints.
 //! The historic layouts (`ramzswap`, `zramconfig`, `zram`) are only other ways to print it.
 
+mod distribution;
 pub mod histogram;
 pub mod layout;
 pub mod time;
+
+pub use distribution::{Distribution, Latencies, Spent};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +17,9 @@ use serde::{Deserialize, Serialize};
 pub struct Latency {
     /// How many requests were measured.
     pub count: u64,
+    /// All of them added up.
+    #[serde(default)]
+    pub sum_ns: u64,
     /// The arithmetic mean.
     pub mean_ns: u64,
     /// Half of the requests took no longer.
@@ -200,6 +206,17 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Requests of all kinds by their names.
+    pub fn kinds(&self) -> [(&'static str, &Requests); 5] {
+        [
+            ("read", &self.read),
+            ("write", &self.write),
+            ("flush", &self.flush),
+            ("discard", &self.discard),
+            ("write_zeroes", &self.write_zeroes),
+        ]
+    }
+
     /// The same of a volume that keeps copies of its backing store's blocks.
     #[must_use]
     pub fn with_cache(self, cache: Option<CacheStats>) -> Self {

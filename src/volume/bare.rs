@@ -13,7 +13,7 @@ use crate::cache::Cached;
 use crate::durable::Kept;
 use crate::error::{Context, Error, Result};
 use crate::media::{Access, Drive, DriveError, FileDrive, Memory};
-use crate::stats::Stats;
+use crate::stats::{Latencies, Stats};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::ops::Range;
 use std::path::Path;
@@ -101,14 +101,17 @@ impl BareVolume {
 
     /// All counters, now. What only a store in memory or a log has is 0.
     pub fn stats(&self) -> Stats {
+        let stats = Stats { disk_size_bytes: self.backing.size(), ..self.totals().stats() };
+        stats.with_cache(self.cache.as_ref().map(|cache| cache.stats()))
+    }
+
+    fn totals(&self) -> Totals {
         let counters = self.counters.lock();
         let mut totals = counters.1.clone();
         for live in &counters.0 {
             totals.add(live);
         }
-        let stats = Stats { disk_size_bytes: self.backing.size(), ..totals.stats() };
-        drop(counters);
-        stats.with_cache(self.cache.as_ref().map(|cache| cache.stats()))
+        totals
     }
 
     /// Shares the blocks of a range, at least one byte, with others who write whole blocks.
@@ -163,6 +166,10 @@ impl Device for BareVolume {
 impl Serving for BareVolume {
     fn stats(&self) -> Stats {
         self.stats()
+    }
+
+    fn latencies(&self) -> Latencies {
+        self.totals().latencies()
     }
 
     fn grow(&self, _size: u64) -> Result<()> {

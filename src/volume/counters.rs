@@ -2,7 +2,7 @@
 
 use super::Request;
 use crate::stats::histogram::{Histogram, Sum};
-use crate::stats::{Requests, Stats};
+use crate::stats::{Latencies, Requests, Spent, Stats};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -140,6 +140,21 @@ impl Totals {
             write_zeroes: self.of(Kind::WriteZeroes),
             invalid_io: self.invalid,
             ..Stats::default()
+        }
+    }
+
+    /// How long requests took, to the last bucket.
+    pub fn latencies(&self) -> Latencies {
+        let of = |kind: Kind| {
+            let total = &self.kinds[kind as usize];
+            Spent { waiting: total.waiting.distribution(), serving: total.serving.distribution() }
+        };
+        Latencies {
+            read: of(Kind::Read),
+            write: of(Kind::Write),
+            flush: of(Kind::Flush),
+            discard: of(Kind::Discard),
+            write_zeroes: of(Kind::WriteZeroes),
         }
     }
 

@@ -4,7 +4,7 @@
 //! own, run to completion: when `submit` returns, the request is done.
 
 use crate::error::{Error, Result as Outcome};
-use crate::stats::Stats;
+use crate::stats::{Latencies, Stats};
 use crate::tiers::{Policy, Recompress};
 use std::sync::Arc;
 use std::time::Instant;
@@ -199,6 +199,9 @@ pub struct Tuning {
 pub trait Serving: Device {
     /// All counters, now.
     fn stats(&self) -> Stats;
+
+    /// How long requests took, to the last bucket.
+    fn latencies(&self) -> Latencies;
 
     /// Makes the device larger, at once.
     ///

@@ -13,7 +13,7 @@ use crate::cache::Cached;
 use crate::durable::{self, Inspection, Kept, OpenError};
 use crate::error::{Context, Error, Result};
 use crate::media::{Drive, Identity, Memory, Ring, StableId};
-use crate::stats::{LogStats, Stats};
+use crate::stats::{Latencies, LogStats, Stats};
 use crate::store::codec::Algorithm;
 use crate::tiers::{Fault, LogHand, Logged, Policy, Shelf, Tending};
 use parking_lot::Mutex;
@@ -214,16 +214,17 @@ impl LogVolume {
         closed
     }
 
+    fn totals(&self) -> Totals {
+        let counters = self.counters.lock();
+        let mut totals = counters.1.clone();
+        for live in &counters.0 {
+            totals.add(live);
+        }
+        totals
+    }
+
     /// All counters, now. What only a store in memory has is 0.
     pub fn stats(&self) -> Stats {
-        let totals = {
-            let counters = self.counters.lock();
-            let mut totals = counters.1.clone();
-            for live in &counters.0 {
-                totals.add(live);
-            }
-            totals
-        };
         let (log, lost) = {
             let core = self.logged.core();
             (core.stats(), core.lost())
@@ -239,7 +240,7 @@ impl LogVolume {
             corrupt_records: self.logged.damaged_reads(),
             log: Some(log),
             log_lost_blocks: lost,
-            ..totals.stats()
+            ..self.totals().stats()
         }
         .with_cache(self.cache.as_ref().map(|cache| cache.stats()))
     }
@@ -307,6 +308,10 @@ impl Serving for LogVolume {
 
     fn stats(&self) -> Stats {
         self.stats()
+    }
+
+    fn latencies(&self) -> Latencies {
+        self.totals().latencies()
     }
 
     fn grow(&self, _size: u64) -> Result<()> {

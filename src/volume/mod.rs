@@ -33,7 +33,7 @@ pub use logged::{LogOptions, LogVolume};
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
 use crate::media::Memory;
-use crate::stats::Stats;
+use crate::stats::{Latencies, Stats};
 use crate::store::format::{BLOCKS_MAX, Home, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX};
 use crate::store::index::LEAF;
 use crate::store::tally::Counts;
@@ -548,6 +548,10 @@ impl Device for Volume {
 impl Serving for Volume {
     fn stats(&self) -> Stats {
         self.stats()
+    }
+
+    fn latencies(&self) -> Latencies {
+        self.counters.lock().totals().latencies()
     }
 
     fn grow(&self, size: u64) -> Result<()> {

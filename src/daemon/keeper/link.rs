@@ -58,9 +58,14 @@ impl Kept {
         }
     }
 
-    /// Whether somebody keeps memory on `socket`.
+    /// Whether somebody keeps memory on `socket`. Waits for nobody: a keeper that has no time is
+    /// there, too.
     pub fn is_there(socket: &Path) -> bool {
-        reach(socket).is_ok_and(|link| link.is_some())
+        use rustix::io::Errno;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let link = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let (Ok(link), Ok(address)) = (link, SocketAddrUnix::new(socket)) else { return false };
+        matches!(connect(&link, &address), Ok(()) | Err(Errno::AGAIN))
     }
 }
 

@@ -1,0 +1,275 @@
+//! Whole screens, compared with those in `tests/golden`. `ZTIER_GOLDEN=write` writes them anew.
+#![allow(clippy::unwrap_used)]
+
+use super::paint::{plain, width};
+use super::render::{Look, Size, render};
+use super::state::State;
+use crate::config::{Bounds, Plan};
+use crate::control::Sample;
+use crate::daemon::survey::{Seen, Volumes};
+use crate::limit::{Change, Reason, Report, Waits};
+use crate::stats::{CacheStats, Distribution, Latencies, LogStats, Requests, Spent, Stats};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// 2026-11-22T14:05:09Z
+const NOW: u64 = 1_795_356_309;
+
+fn plan(name: &str, more: Value) -> Plan {
+    let mut plan = json!({
+        "name": name, "size_bytes": 1u64 << 30, "ram_limit_bytes": 512 << 20,
+        "segment_bytes": 1 << 20, "algorithm": "lz4", "export": "ublk", "threads": 2,
+    });
+    plan.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    serde_json::from_value(plan).unwrap()
+}
+
+fn sample(plan: Plan, stats: Stats) -> Sample {
+    Sample {
+        version: "1.2.3".into(),
+        pid: 4711,
+        started_unix_s: NOW - 11_000,
+        restarts: 1,
+        endpoints: vec![format!("/dev/ztier/{}", plan.name)],
+        plan,
+        adapting: None,
+        stats: Stats { disk_size_bytes: 1 << 30, ram_limit_bytes: 512 << 20, ..stats },
+        latencies: Latencies::default(),
+    }
+}
+
+fn requests(requests: u64) -> Requests {
+    Requests { requests, bytes: requests * 4096, ..Requests::default() }
+}
+
+fn spent(count: u64, ns: u64) -> Spent {
+    let of = |bound, count| Distribution { sum_ns: bound * count, buckets: vec![(bound, count)] };
+    Spent { serving: of(ns, count), waiting: of(63, count) }
+}
+
+/// A volume in memory.
+fn disk(n: u64) -> Sample {
+    let stats = Stats {
+        read: requests(n * 12_345),
+        write: requests(n * 2_000),
+        flush: Requests { bytes: 0, ..requests(n) },
+        orig_data_bytes: 700 << 20,
+        blocks_stored: 700 << 8,
+        blocks_same: 12_800,
+        compr_data_bytes: 265 << 20,
+        mem_used_bytes: 290 << 20,
+        mem_used_max_bytes: 300 << 20,
+        frames_bytes: 280 << 20,
+        metadata_bytes: 2 << 20,
+        buffers_bytes: 8 << 20,
+        ..Stats::default()
+    };
+    let latencies = Latencies {
+        read: spent(n * 12_345, 2_047),
+        write: spent(n * 2_000, 9_215),
+        flush: spent(n, 511),
+        ..Latencies::default()
+    };
+    Sample { latencies, ..sample(plan("disk", json!({})), stats) }
+}
+
+/// A write cache at work.
+fn archive(n: u64) -> Sample {
+    let log = LogStats {
+        segments: 128,
+        segments_used: 80 - 4 * n,
+        segments_clean: 20,
+        blocks_dirty: (80 - 4 * n) << 8,
+        blocks_clean: 20 << 8,
+        written_back_bytes: n * (4 << 20),
+        ..LogStats::default()
+    };
+    let cache = CacheStats {
+        limit_bytes: 512 << 20,
+        used_bytes: 120 << 20,
+        original_bytes: 300 << 20,
+        stored_bytes: 115 << 20,
+        hit_blocks: n * 930,
+        missed_blocks: n * 70,
+        ..CacheStats::default()
+    };
+    let stats = Stats {
+        write: requests(n * 400),
+        read: requests(n * 1_000),
+        log: Some(log),
+        mem_used_bytes: 120 << 20,
+        cache: Some(cache),
+        ..Stats::default()
+    };
+    let latencies = Latencies {
+        write: Spent { waiting: spent(n * 400, 1_310_719).serving, ..spent(n * 400, 49_151) },
+        read: spent(n * 1_000, 204_799),
+        ..Latencies::default()
+    };
+    let log = json!({"log": {
+        "log": "/dev/nvme0n1p3", "backing": "/dev/sdb", "sync": false,
+        "writeback_threshold_percent": 70, "writeback_window_bytes": 1 << 20,
+        "writeback": true, "commit_interval_ms": 1000, "accept_loss": false, "wipe": false,
+        "moved": false, "abandon": false, "keep_percent": 50,
+    }});
+    Sample { latencies, ..sample(plan("archive", log), stats) }
+}
+
+/// Swap that spills, whose limit adapts.
+fn swap(n: u64) -> Sample {
+    let bounds = Bounds { min_bytes: 64 << 20, max_bytes: 2 << 30 };
+    let reason = Reason::FileCache { files: 0.312, own: 0.004 };
+    let change = Change {
+        from_bytes: 612 << 20,
+        to_bytes: 551 << 20,
+        unix_s: NOW - 4,
+        reason: Reason::Floor { available: 20 << 20, floor: 25 << 20 },
+    };
+    let adapting = Report {
+        bounds,
+        reason,
+        why: reason.to_string(),
+        last_change: Some(change),
+        changes: 7,
+        turns: 0,
+        waits: Waits::default(),
+        available_bytes: None,
+        floor_bytes: 25 << 20,
+        stalled: None,
+        missing: Vec::new(),
+    };
+    let stats = Stats {
+        orig_data_bytes: 800 << 20,
+        compr_data_bytes: 300 << 20,
+        mem_used_bytes: 500 << 20,
+        spilled_blocks: 100 << 8,
+        spill_slots: 200,
+        spill_slots_used: 61,
+        spill_written_bytes: (60 + n) << 20,
+        recompressing: true,
+        blocks_clustered: 100 << 8,
+        no_space: 3,
+        ..Stats::default()
+    };
+    let more = json!({
+        "spill": {"device": "/dev/sdb2", "daily_bytes": 0, "wipe": false},
+        "ram_auto": {"min_bytes": 64 << 20, "max_bytes": 2u64 << 30},
+    });
+    Sample { adapting: Some(adapting), ..sample(plan("swap", more), stats) }
+}
+
+fn volumes(n: u64, began: Instant) -> Volumes {
+    let at = began + Duration::from_secs(n);
+    let up = |sample: Sample| (sample.plan.name.clone(), Seen::Up { sample: Box::new(sample), at });
+    let named = |name: &str, seen| (name.to_owned(), seen);
+    let plan = Box::new(plan("gone", json!({})));
+    Volumes::from([
+        up(archive(n)),
+        up(disk(n)),
+        up(swap(n)),
+        named("gone", Seen::Dead { kept: true, plan }),
+        named("slow\u{1b}", Seen::Silent { since: began, why: None, plan: None }),
+        named(
+            "young",
+            Seen::Starting { step: Some("reading the log, segment 3 of at most 128".into()) },
+        ),
+    ])
+}
+
+/// What is shown one second after the first look, with the volume `chosen` chosen.
+fn state(chosen: &str) -> State {
+    let began = Instant::now();
+    let mut state = State::default();
+    for n in 0..2 {
+        state.update(&volumes(n, began), began + Duration::from_secs(12 + n), NOW);
+    }
+    while state.rows()[state.selected()].name != chosen {
+        state.go(1);
+    }
+    state
+}
+
+fn screen(chosen: &str, size: Size, look: &Look) -> String {
+    let lines = render(&state(chosen), size, look);
+    assert!(size.rows.is_none_or(|rows| lines.len() == rows));
+    assert!(lines.iter().all(|line| width(&plain(line)) <= size.columns));
+    lines.iter().map(|line| plain(line) + "\n").collect()
+}
+
+fn compare(name: &str, chosen: &str, size: (usize, Option<usize>), unicode: bool) {
+    let look = Look { colours: true, unicode };
+    let found = screen(chosen, Size { columns: size.0, rows: size.1 }, &look);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/top-{name}.txt"));
+    if std::env::var_os("ZTIER_GOLDEN").is_some_and(|how| how == "write") {
+        std::fs::write(&path, &found).unwrap();
+    }
+    let golden = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(found, golden, "{} is not what is shown:\n{found}", path.display());
+}
+
+#[test]
+fn screens_are_what_they_were() {
+    compare("80x24", "archive", (80, Some(24)), true);
+    // The one that the documentation shows.
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let shown = std::fs::read_to_string(path.join("tests/golden/top-80x24.txt")).unwrap();
+    assert!(std::fs::read_to_string(path.join("docs/top.md")).unwrap().contains(&shown));
+    compare("80x24-swap", "swap", (80, Some(24)), true);
+    compare("80x24-ascii", "disk", (80, Some(24)), false);
+    compare("120x40", "disk", (120, Some(40)), true);
+    compare("40x12", "gone", (40, Some(12)), true);
+    compare("80", "archive", (80, None), true);
+}
+
+#[test]
+fn any_size_is_enough() {
+    let look = Look { colours: false, unicode: true };
+    for columns in [1, 2, 9, 20, 29, 39, 51, 52, 79, 80, 99, 250] {
+        for rows in [1, 2, 3, 4, 5, 8, 24, 100] {
+            for chosen in ["archive", "gone", "young"] {
+                let text = screen(chosen, Size { columns, rows: Some(rows) }, &look);
+                assert!(!text.contains('\u{1b}'), "{text:?}");
+                // The chosen one is seen wherever there is room for a row.
+                let seen = text.contains(&chosen[..4]);
+                assert!(rows < 4 || columns < 9 || seen, "{columns} x {rows}:\n{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn orders_keep_the_choice() {
+    let mut state = state("disk");
+    let names = |state: &State| state.rows().iter().map(|row| row.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&state)[..3], ["archive", "disk", "gone"]);
+    state.sort();
+    assert_eq!(names(&state)[..2], ["disk", "archive"]);
+    assert_eq!(state.selected(), 0);
+    state.sort();
+    assert_eq!(names(&state)[..2], ["swap", "disk"]);
+    assert_eq!(state.selected(), 1);
+    state.sort();
+    assert_eq!(state.selected(), 1);
+    state.go(isize::MAX);
+    assert_eq!(state.selected(), 5);
+    state.go(isize::MIN);
+    assert_eq!(state.selected(), 0);
+    // Who is chosen and goes leaves the choice to the first.
+    let began = Instant::now();
+    let mut left = volumes(3, began);
+    left.remove("archive");
+    state.update(&left, began, NOW);
+    assert_eq!((state.rows().len(), state.selected()), (5, 0));
+    // A daemon that began anew has no rates.
+    let mut anew = disk(0);
+    anew.pid = 5;
+    let at = began + Duration::from_secs(9);
+    left.insert("disk".into(), Seen::Up { sample: Box::new(anew), at });
+    state.update(&left, began, NOW);
+    assert!(state.rows().iter().any(|row| row.name == "disk" && row.rates.is_none()));
+    state.update(&Volumes::new(), began, NOW);
+    assert!(state.rows().is_empty());
+    state.go(1);
+    state.sort();
+}

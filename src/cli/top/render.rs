@@ -1,0 +1,373 @@
+//! What is on the screen: a function of what is shown and of its size, nothing else.
+//!
+//! Invariants: no line is longer than the screen is wide, and there are no more lines than it has
+//! rows; the chosen volume is always among those that are seen.
+
+use super::details;
+use super::paint::{Line, Style, clean, cut, width};
+use super::state::{Flow, Order, Rates, Row, State};
+use crate::config::size::human;
+use crate::control::{Role, Sample};
+use crate::stats::time::rfc3339;
+
+/// How large the screen is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Columns.
+    pub columns: usize,
+    /// Rows; `None`: as many as it takes, of a text that nobody scrolls.
+    pub rows: Option<usize>,
+}
+
+/// How a screen may look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Whether it has colours.
+    pub colours: bool,
+    /// Whether it has more than ASCII.
+    pub unicode: bool,
+}
+
+impl Look {
+    /// What the environment says of characters.
+    pub fn of_environment(colours: bool) -> Self {
+        let set = |name: &&str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(set).unwrap_or_default();
+        let locale = locale.to_ascii_lowercase();
+        Self { colours, unicode: locale.contains("utf-8") || locale.contains("utf8") }
+    }
+
+    /// What a bar is made of, home by home.
+    pub fn fill(&self, style: Style) -> char {
+        match (style, self.unicode) {
+            (Style::Ram, true) => '█',
+            (Style::Log, true) => '▓',
+            (Style::Spill, true) => '▒',
+            (Style::Backing, true) => '░',
+            (Style::Ram, false) => '#',
+            (Style::Log, false) => '=',
+            (Style::Spill, false) => '+',
+            (Style::Backing, false) => '-',
+            (_, true) => '·',
+            (_, false) => '.',
+        }
+    }
+
+    /// A bar of `columns` with parts of `whole`, the rest left empty. What there is any of is seen,
+    /// if it can be.
+    pub fn bar(&self, columns: usize, whole: u64, parts: &[(Style, u64)]) -> Line {
+        let mut line = Line::new();
+        let all = parts.iter().fold(0u64, |sum, (_, part)| sum.saturating_add(*part));
+        let (mut used, mut sum) = (0, 0u64);
+        for (style, part) in parts.iter().filter(|(_, part)| *part > 0) {
+            sum = sum.saturating_add(*part);
+            let share = sum as f64 / whole.max(all) as f64;
+            let until = (share * columns as f64).round() as usize;
+            let count = until.saturating_sub(used).max(1).min(columns - used);
+            used += count;
+            line.push((*style, self.fill(*style).to_string().repeat(count)));
+        }
+        let rest = self.fill(Style::Plain).to_string().repeat(columns - used);
+        if !rest.is_empty() {
+            line.push((Style::Label, rest));
+        }
+        line
+    }
+
+    /// A latency: three digits and a unit.
+    pub fn latency(&self, ns: Option<u64>) -> String {
+        let Some(ns) = ns else { return "-".into() };
+        let micro = if self.unicode { "µs" } else { "us" };
+        let mut value = ns as f64;
+        let mut unit = "ns";
+        for next in [micro, "ms", "s"] {
+            if value < 999.5 {
+                break;
+            }
+            value /= 1000.0;
+            unit = next;
+        }
+        let digits = usize::from(unit != "ns" && value < 9.95);
+        format!("{value:.digits$}{unit}")
+    }
+}
+
+/// A number in at most five columns: `0`, `7.3`, `512`, `12.3k`.
+pub fn short(mut value: f64) -> String {
+    let mut unit = "";
+    for next in ["k", "M", "G", "T"] {
+        if value < 999.5 {
+            break;
+        }
+        value /= 1000.0;
+        unit = next;
+    }
+    let whole = unit.is_empty() && (value >= 9.95 || value.fract() == 0.0);
+    let digits = usize::from(!whole && value < 99.95);
+    format!("{value:.digits$}{unit}")
+}
+
+/// Bytes in at most five columns: `0`, `4.0K`, `512M`, by powers of 1024.
+pub fn bytes(bytes: f64) -> String {
+    let mut value = bytes;
+    let mut unit = "";
+    for next in ["K", "M", "G", "T"] {
+        if value < 999.5 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    let digits = usize::from(!unit.is_empty() && value < 9.95);
+    format!("{value:.digits$}{unit}")
+}
+
+/// A column of the table: its heading, how wide it is, and what stands in it.
+struct Column {
+    head: &'static str,
+    width: usize,
+    cell: fn(&Sample, Option<&Rates>, &Look) -> String,
+}
+
+const fn column(
+    head: &'static str,
+    width: usize,
+    cell: fn(&Sample, Option<&Rates>, &Look) -> String,
+) -> Column {
+    Column { head, width, cell }
+}
+
+fn of(rates: Option<&Rates>, flow: fn(&Rates) -> &Flow, value: fn(&Flow) -> String) -> String {
+    rates.map_or("-".into(), |rates| value(flow(rates)))
+}
+
+const READS: Column =
+    column("READ/s", 6, |_, r, _| of(r, |r| &r.read, |f| short(f.requests_per_s)));
+const READ: Column = column("B/s", 6, |_, r, _| of(r, |r| &r.read, |f| bytes(f.bytes_per_s)));
+const WRITES: Column =
+    column("WRITE/s", 7, |_, r, _| of(r, |r| &r.write, |f| short(f.requests_per_s)));
+const WRITTEN: Column = column("B/s", 6, |_, r, _| of(r, |r| &r.write, |f| bytes(f.bytes_per_s)));
+const P50: Column = column("p50", 6, |_, r, look| look.latency(r.and_then(|r| r.p50_ns)));
+const P99: Column = column("p99", 6, |_, r, look| look.latency(r.and_then(|r| r.p99_ns)));
+const MEMORY: Column = column("MEM", 5, |s, _, _| bytes(s.stats.mem_used_bytes as f64));
+const RATIO: Column =
+    column("RATIO", 5, |s, _, _| s.compression().map_or("-".into(), |ratio| format!("{ratio:.2}")));
+
+/// What fits into a width, and how wide the name and the bar of homes are then.
+fn columns(width: usize) -> (&'static [Column], usize, usize) {
+    match width {
+        0..52 => (&[READS, WRITES, P99, MEMORY], width.saturating_sub(29).clamp(4, 14), 0),
+        52..80 => (&[READS, READ, WRITES, WRITTEN, P99, MEMORY], 10, 0),
+        _ => {
+            let all: &[Column] = &[READS, READ, WRITES, WRITTEN, P50, P99, MEMORY, RATIO];
+            let rest = width - 55;
+            let name = (rest * 2 / 5).clamp(11, 20);
+            (all, name, (rest - name - 1).min(40))
+        }
+    }
+}
+
+/// All lines.
+pub fn render(state: &State, size: Size, look: &Look) -> Vec<Line> {
+    let Size { columns, rows } = size;
+    let mut lines = vec![summary(state, columns), heads(state, columns)];
+    let all = state.rows();
+    if all.is_empty() {
+        lines.push(vec![(Style::Plain, "no volume is up; `ztier up` makes one".into())]);
+    }
+    let details_of = |row: &Row| details::details(row, state.unix_s, columns, look);
+    let Some(height) = rows else {
+        lines.extend(all.iter().map(|row| volume(row, false, columns, look)));
+        for row in all {
+            lines.push(Line::new());
+            lines.extend(details_of(row));
+        }
+        if columns >= 80 && !all.is_empty() {
+            lines.extend([Line::new(), legend(look)]);
+        }
+        return lines.into_iter().map(|line| cut(line, columns)).collect();
+    };
+    let chosen = state.selected();
+    let details = all.get(chosen).map(details_of).unwrap_or_default();
+    // Two lines above, one below.
+    let room = height.saturating_sub(3);
+    let table = all.len().min(room.saturating_sub(details.len()).max(room.div_ceil(3)).max(1));
+    let first = chosen.saturating_sub(table.saturating_sub(1)).min(all.len() - table);
+    for (at, row) in all.iter().enumerate().skip(first).take(table) {
+        lines.push(volume(row, at == chosen, columns, look));
+    }
+    lines.extend(details);
+    lines.truncate(height.saturating_sub(1));
+    lines.resize_with(height.saturating_sub(1), Line::new);
+    let more = all.len() - table;
+    lines.push(keys(more, columns, look));
+    lines.truncate(height);
+    lines.into_iter().map(|line| cut(line, columns)).collect()
+}
+
+/// The first line: how many there are, what they take, and the time.
+fn summary(state: &State, columns: usize) -> Line {
+    let rows = state.rows();
+    let up = rows.iter().filter(|row| row.state == "up").count();
+    let samples = || rows.iter().filter_map(|row| row.sample.as_ref());
+    let memory: u64 = samples().map(|sample| sample.stats.mem_used_bytes).sum();
+    let requests: f64 =
+        rows.iter().filter_map(|r| r.rates.as_ref()).map(Rates::requests_per_s).sum();
+    let count = match rows.len() {
+        1 => "1 volume".to_owned(),
+        n => format!("{n} volumes"),
+    };
+    let not_up = match rows.len() - up {
+        0 => String::new(),
+        n => format!(", {n} not up"),
+    };
+    let mut line: Line = vec![(Style::Head, "ztier".into()), (Style::Plain, format!("  {count}"))];
+    line.push((Style::Bad, not_up));
+    let load = format!("  {} requests/s  {} of memory", short(requests), human(memory));
+    line.push((Style::Plain, load));
+    let used: usize = line.iter().map(|(_, text)| width(text)).sum();
+    // The time of day, and Z for UTC.
+    let clock = rfc3339(state.unix_s).split('T').nth(1).unwrap_or_default().to_owned();
+    if used + 1 + clock.len() <= columns {
+        line.push((Style::Label, format!("{clock:>rest$}", rest = columns - used)));
+    }
+    line
+}
+
+fn heads(state: &State, width: usize) -> Line {
+    let (all, name, bar) = columns(width);
+    let mut text = format!("{:<name$}", "NAME");
+    for Column { head, width, .. } in all {
+        text += &format!(" {head:>width$}");
+    }
+    if bar > 0 {
+        text += &format!(" {:<bar$}", "WHERE");
+    }
+    let mut line = vec![(Style::Head, text)];
+    if state.order() != Order::Name && bar > 20 {
+        line.push((Style::Label, format!("by {}", state.order().name())));
+    }
+    line
+}
+
+/// One volume's row.
+fn volume(row: &Row, chosen: bool, width: usize, look: &Look) -> Line {
+    let (all, name_width, bar) = columns(width);
+    let name: String = clean(&row.name).chars().take(name_width).collect();
+    let mut text = format!("{name:<name_width$}");
+    let style = if chosen { Style::Chosen } else { Style::Plain };
+    let Some(sample) = &row.sample else {
+        let why = row.why.as_deref().unwrap_or_default();
+        return vec![
+            (style, text + " "),
+            (Style::Bad, format!("{:<8} ", row.state)),
+            (Style::Plain, clean(why)),
+        ];
+    };
+    for Column { width, cell, .. } in all {
+        text += &format!(" {:>width$}", cell(sample, row.rates.as_ref(), look));
+    }
+    let mut line = vec![(style, text)];
+    if bar > 0 {
+        line.push((Style::Plain, " ".into()));
+        line.extend(homes(sample, bar, look));
+    }
+    line
+}
+
+/// Where the blocks of a volume are, as one bar over its size: what is in memory, in the log, on
+/// the spill device, in the backing store alone.
+fn homes(sample: &Sample, columns: usize, look: &Look) -> Line {
+    let size = sample.stats.disk_size_bytes;
+    let homes = sample.homes();
+    let backing = match sample.role() {
+        Role::Cache | Role::Log => size.saturating_sub(homes.ram).saturating_sub(homes.log),
+        Role::Ram | Role::Spill => 0,
+    };
+    let parts = [
+        (Style::Ram, homes.ram),
+        (Style::Log, homes.log),
+        (Style::Spill, homes.spill),
+        (Style::Backing, backing),
+    ];
+    look.bar(columns, size, &parts)
+}
+
+/// The last line: what can be typed, what is not seen, and what bars are made of.
+fn keys(more: usize, columns: usize, look: &Look) -> Line {
+    let keys = match columns {
+        0..52 => "q ends  j k choose  s order",
+        52..80 => "q ends  arrows choose  s order",
+        _ => "q ends  arrows choose  s order    ",
+    };
+    let mut line = vec![(Style::Label, keys.to_owned())];
+    if columns >= 80 {
+        line.extend(legend(look));
+    }
+    if more > 0 {
+        line.push((Style::Warn, format!("  {more} more")));
+    }
+    line
+}
+
+fn legend(look: &Look) -> Line {
+    let homes = [
+        (Style::Ram, "ram"),
+        (Style::Log, "log"),
+        (Style::Spill, "spill"),
+        (Style::Backing, "backing"),
+    ];
+    let piece = |(style, name): (Style, &str)| {
+        [(style, look.fill(style).to_string()), (Style::Label, format!(" {name}  "))]
+    };
+    homes.into_iter().flat_map(piece).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_fit_into_their_columns() {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.26, "0.3"),
+            (7.0, "7"),
+            (512.4, "512"),
+            (999.6, "1.0k"),
+            (12_345.0, "12.3k"),
+            (123_456.0, "123k"),
+            (9e15, "9000T"),
+        ] {
+            assert_eq!(short(value), text, "{value}");
+        }
+        for (value, text) in
+            [(0.0, "0"), (512.0, "512"), (1000.0, "1.0K"), (4096.0, "4.0K"), (3.2e9, "3.0G")]
+        {
+            assert_eq!(bytes(value), text, "{value}");
+        }
+        let look = Look { colours: false, unicode: true };
+        let ascii = Look { colours: false, unicode: false };
+        assert_eq!(look.latency(None), "-");
+        assert_eq!(look.latency(Some(950)), "950ns");
+        assert_eq!(look.latency(Some(2_140)), "2.1µs");
+        assert_eq!(ascii.latency(Some(310_000)), "310us");
+        assert_eq!(look.latency(Some(999_600_000)), "1.0s");
+    }
+
+    #[test]
+    fn bars_show_what_there_is_any_of_and_never_more_than_all() {
+        let look = Look { colours: false, unicode: false };
+        let bar = |columns, whole, parts: &[(Style, u64)]| {
+            super::super::paint::plain(&look.bar(columns, whole, parts))
+        };
+        let (ram, log) = (Style::Ram, Style::Log);
+        assert_eq!(bar(10, 100, &[(ram, 50), (log, 25)]), "#####===..");
+        assert_eq!(bar(10, 1_000_000, &[(ram, 1), (log, 1)]), "#=........");
+        assert_eq!(bar(4, 10, &[(ram, 20), (log, 20)]), "##==");
+        assert_eq!(bar(1, 10, &[(ram, 1), (log, 9)]), "#");
+        assert_eq!(bar(4, 0, &[(ram, 0)]), "....");
+        assert_eq!(bar(0, 5, &[(ram, 5)]), "");
+        assert_eq!(bar(3, u64::MAX, &[(ram, u64::MAX), (log, 1)]), "###");
+    }
+}

@@ -1,0 +1,276 @@
+//! What is shown of all volumes: what they said last, and what that means for the time since they
+//! said it before.
+//!
+//! Invariant: no look at the machine; what is not known (a first sample, a daemon that began anew)
+//! is absent, and never 0.
+
+use crate::control::Sample;
+use crate::daemon::survey::{Seen, Volumes};
+use crate::stats::{Distribution, Requests, Spent};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// Requests of one kind in a second of the last interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Flow {
+    /// Requests a second.
+    pub requests_per_s: f64,
+    /// Bytes a second.
+    pub bytes_per_s: f64,
+    /// Half of them were served within this, in nanoseconds; absent when there were none.
+    pub p50_ns: Option<u64>,
+    /// 99 of 100 were.
+    pub p99_ns: Option<u64>,
+    /// 99 of 100 waited no longer before.
+    pub waiting_p99_ns: Option<u64>,
+}
+
+/// What a volume did in a second of the last interval.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Rates {
+    /// Read requests.
+    pub read: Flow,
+    /// Write requests.
+    pub write: Flow,
+    /// Flush requests.
+    pub flush: Flow,
+    /// Discard requests.
+    pub discard: Flow,
+    /// Write-zeroes requests.
+    pub write_zeroes: Flow,
+    /// Reads and writes together: half were served within this, in nanoseconds.
+    pub p50_ns: Option<u64>,
+    /// 99 of 100 were.
+    pub p99_ns: Option<u64>,
+    /// Bytes a second that writeback brought to the backing store.
+    pub written_back_bytes_per_s: f64,
+    /// By how many bytes a second what the backing store lacks became less, or more if below 0.
+    pub cleaned_bytes_per_s: f64,
+    /// Bytes a second to the spill device.
+    pub spill_written_bytes_per_s: f64,
+    /// Bytes a second from it.
+    pub spill_read_bytes_per_s: f64,
+    /// Part of the blocks read that had a copy in memory; absent when none were read.
+    pub hit_ratio: Option<f64>,
+}
+
+/// One volume.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// Its name.
+    pub name: String,
+    /// `up`, `starting`, `busy` or `dead`.
+    pub state: &'static str,
+    /// What is to be said of one that is not up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// What its daemon said last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample: Option<Box<Sample>>,
+    /// What that means; absent before its daemon has answered twice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Rates>,
+    #[serde(skip)]
+    at: Option<Instant>,
+}
+
+/// By what volumes are put in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// By name.
+    #[default]
+    Name,
+    /// Who has most requests comes first.
+    Requests,
+    /// Who takes most memory comes first.
+    Memory,
+}
+
+impl Order {
+    fn next(self) -> Self {
+        match self {
+            Self::Name => Self::Requests,
+            Self::Requests => Self::Memory,
+            Self::Memory => Self::Name,
+        }
+    }
+
+    /// In one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Requests => "requests",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+/// All that is shown.
+#[derive(Debug, Default)]
+pub struct State {
+    rows: Vec<Row>,
+    selected: Option<String>,
+    order: Order,
+    /// Now, in seconds since 1970.
+    pub unix_s: u64,
+}
+
+impl State {
+    /// The volumes in their order.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// By what they are in order.
+    pub fn order(&self) -> Order {
+        self.order
+    }
+
+    /// Which of them is chosen; there is one if there are any.
+    pub fn selected(&self) -> usize {
+        let chosen = self.selected.as_deref();
+        self.rows.iter().position(|row| Some(row.name.as_str()) == chosen).unwrap_or(0)
+    }
+
+    /// Chooses one so many rows below, or above if that is less than 0.
+    pub fn go(&mut self, by: isize) {
+        let last = self.rows.len().saturating_sub(1);
+        let to = self.selected().saturating_add_signed(by).min(last);
+        self.selected = self.rows.get(to).map(|row| row.name.clone());
+    }
+
+    /// Goes on to the next order.
+    pub fn sort(&mut self) {
+        if self.selected.is_none() {
+            self.go(0);
+        }
+        self.order = self.order.next();
+        self.put_in_order();
+    }
+
+    /// Takes in what is known now.
+    pub fn update(&mut self, volumes: &Volumes, now: Instant, unix_s: u64) {
+        let mut before: BTreeMap<String, Row> =
+            std::mem::take(&mut self.rows).into_iter().map(|r| (r.name.clone(), r)).collect();
+        let rows = volumes.iter().map(|(name, seen)| row(name, seen, before.remove(name), now));
+        self.rows = rows.collect();
+        self.unix_s = unix_s;
+        self.put_in_order();
+    }
+
+    fn put_in_order(&mut self) {
+        let load = |row: &Row| row.rates.as_ref().map_or(0.0, Rates::requests_per_s);
+        let memory = |row: &Row| row.sample.as_ref().map_or(0, |s| s.stats.mem_used_bytes);
+        self.rows.sort_by(|a, b| {
+            let larger = match self.order {
+                Order::Name => std::cmp::Ordering::Equal,
+                Order::Requests => load(b).total_cmp(&load(a)),
+                Order::Memory => memory(b).cmp(&memory(a)),
+            };
+            larger.then_with(|| a.name.cmp(&b.name))
+        });
+    }
+}
+
+fn row(name: &str, seen: &Seen, before: Option<Row>, now: Instant) -> Row {
+    let blank = Row {
+        name: name.to_owned(),
+        state: seen.state(),
+        why: why(name, seen, now),
+        sample: None,
+        rates: None,
+        at: None,
+    };
+    let Seen::Up { sample, at } = seen else { return blank };
+    let rates = before.and_then(|before| match before.at {
+        // Nothing new: it was asked, and has not answered yet.
+        Some(then) if then == *at => before.rates,
+        Some(then) => Rates::between(&*before.sample?, sample, (*at - then).as_secs_f64()),
+        None => None,
+    });
+    Row { sample: Some(sample.clone()), rates, at: Some(*at), ..blank }
+}
+
+/// What is to be said of a volume that is not up.
+fn why(name: &str, seen: &Seen, now: Instant) -> Option<String> {
+    match seen {
+        Seen::Up { .. } => None,
+        Seen::Starting { step: Some(step) } => Some(format!("coming up: {step}")),
+        Seen::Starting { step: None } => Some("its daemon is coming up, or ending".into()),
+        Seen::Silent { why: Some(why), .. } => Some(why.clone()),
+        Seen::Silent { since, why: None, .. } => {
+            let seconds = now.saturating_duration_since(*since).as_secs_f64();
+            Some(format!("its daemon has not answered for {seconds:.0} s"))
+        }
+        Seen::Dead { kept: true, .. } => {
+            Some(format!("its daemon is gone; `ztier restart {name}` goes on with its data"))
+        }
+        Seen::Dead { .. } => Some(format!("its daemon is gone; `ztier down {name}` removes it")),
+        Seen::Broken { why } => Some(why.clone()),
+    }
+}
+
+impl Flow {
+    fn between(before: (&Requests, &Spent), after: (&Requests, &Spent), s: f64) -> Option<Self> {
+        let serving = after.1.serving.since(&before.1.serving)?;
+        let waiting = after.1.waiting.since(&before.1.waiting)?;
+        Some(Self {
+            requests_per_s: after.0.requests.checked_sub(before.0.requests)? as f64 / s,
+            bytes_per_s: after.0.bytes.checked_sub(before.0.bytes)? as f64 / s,
+            p50_ns: serving.percentile(500),
+            p99_ns: serving.percentile(990),
+            waiting_p99_ns: waiting.percentile(990),
+        })
+    }
+}
+
+impl Rates {
+    /// What was done from one sample to the next, `seconds` later; `None` when these are not of the
+    /// same daemon.
+    pub fn between(before: &Sample, after: &Sample, seconds: f64) -> Option<Self> {
+        if before.pid != after.pid || before.started_unix_s != after.started_unix_s {
+            return None;
+        }
+        let (old, new) = (before.stats.kinds(), after.stats.kinds());
+        let (old_spent, new_spent) = (before.latencies.kinds(), after.latencies.kinds());
+        let flow = |kind: usize| {
+            let (old, new) = ((old[kind].1, old_spent[kind].1), (new[kind].1, new_spent[kind].1));
+            Flow::between(old, new, seconds)
+        };
+        let both = |sample: &Sample| -> Distribution {
+            sample.latencies.read.serving.with(&sample.latencies.write.serving)
+        };
+        let served = both(after).since(&both(before))?;
+        let per_s = |old: u64, new: u64| new.saturating_sub(old) as f64 / seconds;
+        let (a, b) = (&before.stats, &after.stats);
+        let written_back = |s: &Sample| s.stats.log.map_or(0, |log| log.written_back_bytes);
+        let dirty = |s: &Sample| s.homes().dirty as f64;
+        let hits = |s: &Sample| s.stats.cache.map_or(0, |cache| cache.hit_blocks);
+        let missed = |s: &Sample| s.stats.cache.map_or(0, |cache| cache.missed_blocks);
+        let hit = hits(after).saturating_sub(hits(before)) as f64;
+        let asked = hit + missed(after).saturating_sub(missed(before)) as f64;
+        Some(Self {
+            read: flow(0)?,
+            write: flow(1)?,
+            flush: flow(2)?,
+            discard: flow(3)?,
+            write_zeroes: flow(4)?,
+            p50_ns: served.percentile(500),
+            p99_ns: served.percentile(990),
+            written_back_bytes_per_s: per_s(written_back(before), written_back(after)),
+            cleaned_bytes_per_s: (dirty(before) - dirty(after)) / seconds,
+            spill_written_bytes_per_s: per_s(a.spill_written_bytes, b.spill_written_bytes),
+            spill_read_bytes_per_s: per_s(a.spill_read_bytes, b.spill_read_bytes),
+            hit_ratio: (asked > 0.0).then(|| hit / asked),
+        })
+    }
+
+    /// Requests of all kinds a second.
+    pub fn requests_per_s(&self) -> f64 {
+        [&self.read, &self.write, &self.flush, &self.discard, &self.write_zeroes]
+            .iter()
+            .map(|flow| flow.requests_per_s)
+            .sum()
+    }
+}

@@ -1,0 +1,272 @@
+//! The terminal: taken over, drawn on, and given back whatever happens.
+//!
+//! Invariants: it is given back when the [`Terminal`] is dropped, when this process panics, and
+//! before it is stopped or ended by a signal. Nothing that is drawn depends on the terminal going
+//! on from where it was: every line is put where it belongs, as long as the terminal is wide.
+
+use crate::error::{Context, Result};
+use rustix::termios::{
+    LocalModes, OptionalActions, SpecialCodeIndex, Termios, isatty, tcgetattr, tcgetwinsize,
+    tcsetattr,
+};
+use rustix::{io::Errno, termios::InputModes};
+use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
+use signal_hook::low_level;
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Once, PoisonError};
+
+/// The other screen, no cursor, no wrapping at the right.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J";
+/// All of that undone.
+const LEAVE: &str = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l";
+
+/// How the terminal was before, as long as it is taken over; nothing is known of one without keys.
+static BEFORE: Mutex<Option<Option<Termios>>> = Mutex::new(None);
+static HOOK: Once = Once::new();
+
+/// The terminal of this process, taken over.
+pub struct Terminal {
+    /// What is on it now.
+    shown: Vec<String>,
+    size: (usize, usize),
+    keys: bool,
+}
+
+impl Terminal {
+    /// Takes it over.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn enter() -> Result<Self> {
+        HOOK.call_once(|| {
+            let next = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |info| {
+                // Else its message would vanish with the other screen.
+                leave();
+                next(info);
+            }));
+        });
+        let keys = isatty(io::stdin());
+        enter(keys).context("cannot use the terminal")?;
+        Ok(Self { shown: Vec::new(), size: size(), keys })
+    }
+
+    /// Where keys come from, while they do.
+    pub fn keys(&self) -> Option<BorrowedFd<'static>> {
+        self.keys.then(rustix::stdio::stdin)
+    }
+
+    /// The bytes that were typed; there must be some.
+    pub fn typed(&mut self) -> Vec<u8> {
+        let mut bytes = [0; 256];
+        match rustix::io::read(rustix::stdio::stdin(), &mut bytes) {
+            Ok(n) if n > 0 => bytes[..n].to_vec(),
+            Err(Errno::INTR) => Vec::new(),
+            _ => {
+                self.keys = false; // nobody is there any more
+                Vec::new()
+            }
+        }
+    }
+
+    /// Columns and rows.
+    pub fn size(&self) -> (usize, usize) {
+        self.size
+    }
+
+    /// Looks how large it is now, and forgets what is on it, which another program may have
+    /// changed.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn redraw(&mut self) -> io::Result<()> {
+        self.size = size();
+        self.shown.clear();
+        enter(self.keys)
+    }
+
+    /// Draws lines, each with its colours, as wide as the terminal.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn draw(&mut self, lines: Vec<String>) -> io::Result<()> {
+        let mut out = String::new();
+        if self.shown.is_empty() {
+            out.push_str("\x1b[0m\x1b[2J");
+        }
+        for (at, line) in lines.iter().enumerate() {
+            if self.shown.get(at) != Some(line) {
+                // Writing to a string can't fail.
+                let _ = write!(out, "\x1b[{};1H{line}", at + 1);
+            }
+        }
+        if lines.len() < self.shown.len() {
+            let _ = write!(out, "\x1b[{};1H\x1b[J", lines.len() + 1);
+        }
+        self.shown = lines;
+        put(&out)
+    }
+
+    /// Gives it back, stops as the user wants, and takes it over again when he goes on.
+    ///
+    /// # Errors
+    /// When it is gone meanwhile.
+    pub fn pause(&mut self) -> io::Result<()> {
+        leave();
+        low_level::emulate_default_handler(SIGTSTP)?;
+        self.redraw()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        leave();
+    }
+}
+
+/// Takes the terminal over, or once more if something has changed it meanwhile.
+fn enter(keys: bool) -> io::Result<()> {
+    let mut before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
+    let stdin = rustix::stdio::stdin();
+    let now = if keys { Some(tcgetattr(stdin)?) } else { None };
+    let mut raw = before.get_or_insert_with(|| now.clone()).clone();
+    if let Some(raw) = &mut raw {
+        // Signals stay keys; XON and XOFF do not: a stopped terminal would stop us.
+        raw.local_modes &= !(LocalModes::ICANON | LocalModes::ECHO);
+        raw.input_modes &= !InputModes::IXON;
+        raw.special_codes[SpecialCodeIndex::VMIN] = 1;
+        raw.special_codes[SpecialCodeIndex::VTIME] = 0;
+        tcsetattr(stdin, OptionalActions::Now, raw)?;
+    }
+    put(ENTER)
+}
+
+/// Gives the terminal back, if it was taken over.
+fn leave() {
+    // Whoever holds the lock panics while it enters or leaves: then it is done there.
+    let Ok(mut before) = BEFORE.try_lock() else { return };
+    let Some(before) = before.take() else { return };
+    // A terminal that is gone needs nothing.
+    let _ = put(LEAVE);
+    let _ = before.map(|before| tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &before));
+}
+
+fn put(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Columns and rows of the terminal; what a terminal has that does not say so.
+fn size() -> (usize, usize) {
+    match tcgetwinsize(io::stdout()) {
+        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
+        _ => (80, 24),
+    }
+}
+
+/// Signals that came, for somebody who waits for other things, too.
+pub struct Signals {
+    /// Readable when one came.
+    woken: UnixStream,
+    ended: Arc<AtomicBool>,
+    paused: Arc<AtomicBool>,
+    resized: Arc<AtomicBool>,
+}
+
+/// What signals ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// To end.
+    End,
+    /// To stop until told to go on.
+    Pause,
+    /// To look at the terminal anew.
+    Redraw,
+}
+
+impl Signals {
+    /// Catches those that matter to whoever has taken over a terminal.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn catch() -> Result<Self> {
+        catch().context("cannot catch signals")
+    }
+
+    /// What has come since this was asked before.
+    pub fn asked(&mut self) -> Option<Asked> {
+        let mut bytes = [0; 64];
+        while self.woken.read(&mut bytes).is_ok_and(|n| n > 0) {}
+        [(&self.ended, Asked::End), (&self.paused, Asked::Pause), (&self.resized, Asked::Redraw)]
+            .into_iter()
+            .find(|(came, _)| came.swap(false, Ordering::AcqRel))
+            .map(|(_, asked)| asked)
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.woken.as_fd()
+    }
+}
+
+fn catch() -> io::Result<Signals> {
+    let (woken, wake) = UnixStream::pair()?;
+    woken.set_nonblocking(true)?;
+    let flag = || Arc::new(AtomicBool::new(false));
+    let (ended, paused, resized) = (flag(), flag(), flag());
+    for (signals, flag) in [
+        (&[SIGTERM, SIGINT, SIGHUP, SIGQUIT][..], &ended),
+        (&[SIGTSTP], &paused),
+        (&[SIGWINCH, SIGCONT], &resized),
+    ] {
+        for signal in signals {
+            // First what came, then that something came.
+            signal_hook::flag::register(*signal, Arc::clone(flag))?;
+            low_level::pipe::register(*signal, wake.try_clone()?)?;
+        }
+    }
+    Ok(Signals { woken, ended, paused, resized })
+}
+
+#[cfg(test)]
+#[path = "../../../tests/support/pty.rs"]
+mod pty;
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::Terminal;
+    use super::pty::Pty;
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    const CHILD: &str = "ZTIER_TEST_PANIC_ON_TERMINAL";
+    const NAME: &str = "a_panic_gives_the_terminal_back_before_it_speaks";
+
+    #[test]
+    fn a_panic_gives_the_terminal_back_before_it_speaks() {
+        if std::env::var_os(CHILD).is_some() {
+            let _terminal = Terminal::enter().unwrap();
+            panic!("on purpose");
+        }
+        let pty = Pty::new(24, 80);
+        let before = pty.modes();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let test = format!("cli::top::terminal::tests::{NAME}");
+        command.args(["--exact", &test, "--nocapture"]).env(CHILD, "1").env("RUST_BACKTRACE", "0");
+        let mut child = pty.spawn(&command);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while pty.is_taken() || !pty.text().contains("on purpose") {
+            assert!(Instant::now() < deadline, "{}", pty.text());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(!child.wait().unwrap().success());
+        assert_eq!(pty.modes(), before);
+    }
+}

@@ -1,0 +1,154 @@
+//! A question to a daemon that nobody waits for: asked at once, answered some time or never.
+//!
+//! Invariant: nothing here blocks, whatever the daemon does: one that is stopped takes connections
+//! until its queue is full and answers none of them.
+
+use super::client::connect;
+use super::protocol::{Envelope, LONGEST_REPLY, Request, VERSION};
+use crate::error::{Context, Error, Result};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Instant;
+
+/// A question that was asked. Dropping it hangs up.
+#[derive(Debug)]
+pub struct Question {
+    stream: UnixStream,
+    received: Vec<u8>,
+    asked: Instant,
+}
+
+/// An answer as it is on the wire.
+#[derive(Deserialize)]
+struct Answer<T> {
+    v: u32,
+    ok: Option<T>,
+    error: Option<Refusal>,
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    usage: bool,
+    text: String,
+}
+
+impl Question {
+    /// Asks the daemon that listens on `socket`.
+    ///
+    /// # Errors
+    /// When it can't be reached, or takes no more questions.
+    pub fn ask(socket: &Path, request: &Request) -> Result<Self> {
+        let what = || format!("cannot ask the daemon on {}", socket.display());
+        let mut stream = connect(socket).context(what())?;
+        let mut line =
+            serde_json::to_vec(&Envelope { v: VERSION, body: request }).context(what())?;
+        line.push(b'\n');
+        // What fits into an empty socket is written at once, or something is very wrong.
+        stream.write_all(&line).context(what())?;
+        Ok(Self { stream, received: Vec::new(), asked: Instant::now() })
+    }
+
+    /// When it was asked.
+    pub fn asked(&self) -> Instant {
+        self.asked
+    }
+
+    /// Takes what has come; `None` while that is not all. After an answer or an error there is
+    /// nothing more to take.
+    ///
+    /// # Errors
+    /// The daemon's own error, or that it has hung up or said something else.
+    pub fn answer<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
+        let begin = self.received.len();
+        let read = (&self.stream).take(LONGEST_REPLY as u64 + 1).read_to_end(&mut self.received);
+        if let Some(end) = self.received[begin..].iter().position(|byte| *byte == b'\n') {
+            return understand(&self.received[..begin + end]).map(Some);
+        }
+        if self.received.len() > LONGEST_REPLY {
+            return Err(Error::failure(format!(
+                "a control message is longer than {LONGEST_REPLY} bytes"
+            )));
+        }
+        match read {
+            Ok(_) => Err(Error::failure("the daemon hung up before it had answered")),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(e).context("control socket"),
+        }
+    }
+}
+
+impl AsFd for Question {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn understand<T: DeserializeOwned>(line: &[u8]) -> Result<T> {
+    #[derive(Deserialize)]
+    struct Spoken {
+        v: u32,
+    }
+    let answer = match serde_json::from_slice::<Answer<T>>(line) {
+        Ok(answer) if answer.v == VERSION => answer,
+        found => {
+            let spoken = serde_json::from_slice::<Spoken>(line).map(|spoken| spoken.v);
+            if let Some(v) = spoken.ok().filter(|v| *v != VERSION) {
+                return Err(Error::failure(format!(
+                    "its daemon speaks version {v} of the control protocol, this ztier {VERSION}"
+                ))
+                .mend("`ztier restart` replaces the daemon"));
+            }
+            found.context("the daemon's answer is not understood")?
+        }
+    };
+    match answer {
+        Answer { ok: Some(value), .. } => Ok(value),
+        Answer { error: Some(Refusal { usage: true, text }), .. } => Err(Error::usage(text)),
+        Answer { error: Some(Refusal { text, .. }), .. } => Err(Error::failure(text)),
+        _ => Err(Error::failure("the daemon's answer is not understood")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::Version;
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn answers_in_pieces_and_none_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.sock");
+        assert!(Question::ask(&path, &Request::Ping).is_err());
+        let listener = UnixListener::bind(&path).unwrap();
+        let ask = || Question::ask(&path, &Request::Ping);
+        let answered = |text: &[u8]| {
+            let mut question = ask().unwrap();
+            let (mut theirs, _) = listener.accept().unwrap();
+            assert!(theirs.read(&mut [0; 256]).unwrap() > 10);
+            for part in text.chunks(7) {
+                assert!(question.answer::<Version>().unwrap().is_none());
+                theirs.write_all(part).unwrap();
+            }
+            drop(theirs);
+            question.answer::<Version>().map_err(|e| e.to_string())
+        };
+        let version =
+            answered(b"{\"v\":1,\"ok\":{\"version\":\"9\",\"pid\":7}}\n").unwrap().unwrap();
+        assert_eq!((version.pid, version.version.as_str()), (7, "9"));
+        let error = answered(b"{\"v\":1,\"error\":{\"usage\":false,\"text\":\"busy\"}}\n");
+        assert_eq!(error.unwrap_err(), "busy");
+        assert!(answered(b"{\"v\":2,\"ok\":{}}\n").unwrap_err().contains("version 2"));
+        assert!(answered(b"{\"v\":1,\"ok\":{}}\n").unwrap_err().contains("not understood"));
+        assert!(answered(b"{\"v\":1,").unwrap_err().contains("hung up"));
+        assert!(answered(&vec![b'x'; LONGEST_REPLY + 1]).unwrap_err().contains("longer than"));
+        // Who accepts nothing is asked until his queue is full, and then not waited for.
+        let asked: Vec<_> = std::iter::from_fn(|| ask().ok()).take(5000).collect();
+        assert!(!asked.is_empty() && asked.len() < 5000);
+    }
+}

@@ -1,0 +1,287 @@
+//! All volumes at once, without waiting for any of them alone.
+//!
+//! Invariants: nothing here blocks but [`Survey::wait`], which ends when it was told to. A daemon
+//! that does not answer has at most one question of ours; so looking again and again fills nobody's
+//! queue, and what it says when it goes on is heard.
+
+use super::keeper::Kept;
+use super::opening;
+use super::state::{self, Found};
+use crate::config::{Paths, Plan};
+use crate::control::{Question, Request, Sample};
+use crate::error::{Context, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// What is known of a volume.
+#[derive(Debug)]
+pub enum Seen {
+    /// Its daemon answered.
+    Up {
+        /// What it said.
+        sample: Box<Sample>,
+        /// When.
+        at: Instant,
+    },
+    /// Its daemon is coming up.
+    Starting {
+        /// How far it is, if it says so.
+        step: Option<String>,
+    },
+    /// Its daemon lives and does not answer.
+    Silent {
+        /// Since when it was waited for.
+        since: Instant,
+        /// What it said instead, if anything.
+        why: Option<String>,
+        /// What the volume is, as far as that is written down.
+        plan: Option<Box<Plan>>,
+    },
+    /// Its daemon died.
+    Dead {
+        /// Whether what it had in memory is kept for the next one.
+        kept: bool,
+        /// What the volume was.
+        plan: Box<Plan>,
+    },
+    /// Its daemon died, and its state file can't be read.
+    Broken {
+        /// Why.
+        why: String,
+    },
+}
+
+impl Seen {
+    /// In one word: `up`, `starting`, `busy` or `dead`.
+    pub fn state(&self) -> &'static str {
+        match self {
+            Self::Up { .. } => "up",
+            Self::Starting { .. } => "starting",
+            Self::Silent { .. } => "busy",
+            Self::Dead { .. } | Self::Broken { .. } => "dead",
+        }
+    }
+
+    /// What its daemon said, if it did.
+    pub fn sample(&self) -> Option<&Sample> {
+        match self {
+            Self::Up { sample, .. } => Some(sample),
+            _ => None,
+        }
+    }
+
+    /// What the volume is, as far as that is known.
+    pub fn plan(&self) -> Option<&Plan> {
+        match self {
+            Self::Up { sample, .. } => Some(&sample.plan),
+            Self::Silent { plan, .. } => plan.as_deref(),
+            Self::Dead { plan, .. } => Some(plan),
+            Self::Starting { .. } | Self::Broken { .. } => None,
+        }
+    }
+}
+
+/// Everything known, by name.
+pub type Volumes = BTreeMap<String, Seen>;
+
+/// Looks at the volumes of this user again and again.
+pub struct Survey {
+    paths: Paths,
+    /// Questions without an answer.
+    asked: BTreeMap<String, Question>,
+    known: Volumes,
+}
+
+impl Survey {
+    /// One that has not looked yet.
+    pub fn new(paths: Paths) -> Self {
+        Self { paths, asked: BTreeMap::new(), known: Volumes::new() }
+    }
+
+    /// What is known now.
+    pub fn known(&self) -> &Volumes {
+        &self.known
+    }
+
+    /// Asks every volume that has no question of ours.
+    ///
+    /// # Errors
+    /// When the run directory is not ours alone.
+    pub fn ask(&mut self) -> Result<()> {
+        let exists = self.paths.exists()?;
+        let names: BTreeSet<String> = if exists { self.names() } else { BTreeSet::new() };
+        // The socket of one that went while we waited says so by itself.
+        self.known.retain(|name, _| names.contains(name) || self.asked.contains_key(name));
+        for name in names {
+            if self.asked.contains_key(&name) {
+                continue;
+            }
+            match Question::ask(&self.paths.volume(&name).control, &Request::Sample) {
+                Ok(question) => drop(self.asked.insert(name, question)),
+                Err(e) => self.look(name, Some(e.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    fn names(&self) -> BTreeSet<String> {
+        let opening = Paths::names_in(&self.paths.run, "step");
+        state::names(&self.paths).into_iter().chain(opening).collect()
+    }
+
+    /// Takes the answers that have come.
+    pub fn take(&mut self) {
+        for (name, mut question) in std::mem::take(&mut self.asked) {
+            match question.answer::<Sample>() {
+                Ok(None) => drop(self.asked.insert(name, question)),
+                Ok(Some(sample)) => {
+                    let seen = Seen::Up { sample: Box::new(sample), at: Instant::now() };
+                    self.known.insert(name, seen);
+                }
+                Err(e) => self.look(name, Some(e.to_string())),
+            }
+        }
+    }
+
+    /// Until when an answer is waited for: `patience` after the last question without one was
+    /// asked; `None` when none is waited for any more.
+    pub fn waits(&self, patience: Duration) -> Option<Instant> {
+        let until = self.asked.values().map(|question| question.asked() + patience).max()?;
+        (until > Instant::now()).then_some(until)
+    }
+
+    /// Takes those for silent that were asked `patience` ago or earlier and have not answered.
+    pub fn give_up(&mut self, patience: Duration) {
+        let late: Vec<String> = self
+            .asked
+            .iter()
+            .filter(|(_, question)| question.asked().elapsed() >= patience)
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in late {
+            self.look(name, None);
+        }
+    }
+
+    /// Asks all, and waits at most `patience` for the answers together; not at all for those who
+    /// were silent before.
+    ///
+    /// # Errors
+    /// As [`Survey::ask`], or the system can't wait.
+    pub fn look_around(&mut self, patience: Duration) -> Result<()> {
+        // What was answered meanwhile is old.
+        self.take();
+        self.ask()?;
+        while let Some(until) = self.waits(patience) {
+            self.wait(&[], until)?;
+            self.take();
+        }
+        self.give_up(patience);
+        Ok(())
+    }
+
+    /// Waits until an answer may have come, one of `others` has something, or it is `until`. Says
+    /// which of them have.
+    ///
+    /// # Errors
+    /// When the system can't wait.
+    pub fn wait(&self, others: &[BorrowedFd<'_>], until: Instant) -> Result<Vec<bool>> {
+        let left = until.saturating_duration_since(Instant::now());
+        // Rounded up: else the last part of a millisecond is spent running in circles.
+        let left = Duration::from_millis(left.as_micros().div_ceil(1000) as u64);
+        let timeout = rustix::event::Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let questions = self.asked.values().map(AsFd::as_fd);
+        let all = others.iter().copied().chain(questions);
+        let mut fds: Vec<PollFd<'_>> =
+            all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e).context("cannot wait for answers"),
+        }
+        Ok(fds[..others.len()].iter().map(|fd| !fd.revents().is_empty()).collect())
+    }
+
+    /// What there is to know of a volume whose daemon does not answer.
+    fn look(&mut self, name: String, why: Option<String>) {
+        let files = self.paths.volume(&name);
+        let since = match (self.known.get(&name), self.asked.get(&name)) {
+            (Some(Seen::Silent { since, .. }), _) => *since,
+            (_, Some(question)) => question.asked(),
+            _ => Instant::now(),
+        };
+        let step = || opening::noted(&files);
+        let seen = match state::find(&self.paths, &name) {
+            Found::Up(state) => match step() {
+                Some(step) => Seen::Starting { step: Some(step) },
+                None if !files.control.exists() => Seen::Starting { step: None },
+                None => Seen::Silent { since, why, plan: state.map(|s| Box::new(s.plan)) },
+            },
+            Found::Dead(state) => {
+                Seen::Dead { kept: Kept::is_there(&files.keep), plan: Box::new(state.plan) }
+            }
+            Found::Broken(e) => Seen::Broken { why: e.to_string() },
+            // A new volume is known by this before it has anything else.
+            Found::Nothing => match step().filter(|_| state::Lock::is_held(&files)) {
+                Some(step) => Seen::Starting { step: Some(step) },
+                None => return drop(self.known.remove(&name)),
+            },
+        };
+        self.known.insert(name, seen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::state::Lock;
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_volume_on_its_way_is_seen_before_it_answers() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths =
+            Paths { run: dir.path().into(), config: dir.path().into(), state: dir.path().into() };
+        let files = paths.volume("x");
+        let mut survey = Survey::new(paths);
+        let mut state = || {
+            survey.look_around(Duration::from_millis(20)).unwrap();
+            survey.known().get("x").map(|seen| match seen {
+                Seen::Starting { step: Some(step) } => step.clone(),
+                seen => seen.state().to_owned(),
+            })
+        };
+        assert_eq!(state(), None);
+        let lock = Lock::acquire(&files, Duration::ZERO).unwrap().unwrap();
+        assert_eq!(state(), None);
+        opening::note(&files, "reading the log, segment 3 of at most 9");
+        assert_eq!(state().as_deref(), Some("reading the log, segment 3 of at most 9"));
+        opening::forget(&files);
+        assert_eq!(state(), None);
+        opening::note(&files, "reading");
+        // Who was killed meanwhile leaves nothing that anybody sees.
+        drop(lock);
+        assert_eq!(state(), None);
+
+        // One that listens and never answers has one question, and then another daemon's answer.
+        let _lock = Lock::acquire(&files, Duration::ZERO).unwrap().unwrap();
+        opening::forget(&files);
+        std::fs::write(&files.state, "").unwrap();
+        let listener = UnixListener::bind(&files.control).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        for _ in 0..3 {
+            assert_eq!(state().as_deref(), Some("busy"));
+        }
+        let first = listener.accept().unwrap();
+        assert!(listener.accept().is_err());
+        drop(first);
+        assert_eq!(state().as_deref(), Some("busy"));
+        assert!(listener.accept().is_ok());
+    }
+}

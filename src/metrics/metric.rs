@@ -1,0 +1,146 @@
+//! What a metric is, and how its samples are found in what a scrape saw.
+//!
+//! Invariant: a part of a volume that is not there has no samples, and a volume that is not up has
+//! none but those that say so.
+
+use super::text::{Family, Number};
+use crate::control::{Role, Sample};
+use crate::daemon::survey::{Seen, Volumes};
+use crate::limit::Report;
+use crate::stats::{CacheStats, LogStats, Stats};
+use std::time::Duration;
+
+/// What a scrape found.
+#[derive(Debug)]
+pub struct Scrape<'a> {
+    /// All volumes.
+    pub volumes: &'a Volumes,
+    /// How long it took to ask them.
+    pub took: Duration,
+}
+
+/// What kind of metric it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows, until a volume's daemon begins anew.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Cumulative buckets, sum and count.
+    Histogram,
+    /// Quantiles, sum and count.
+    Summary,
+}
+
+impl Kind {
+    /// As the format calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+            Self::Summary => "summary",
+        }
+    }
+}
+
+/// One metric.
+pub struct Metric {
+    /// Its name.
+    pub name: &'static str,
+    /// Its kind.
+    pub kind: Kind,
+    /// What it means.
+    pub help: &'static str,
+    /// Its labels besides `volume`.
+    pub labels: &'static [&'static str],
+    /// Where its samples come from.
+    pub(super) source: Source,
+}
+
+/// Metrics of one subject.
+pub struct Group {
+    /// Which volumes have them.
+    pub title: &'static str,
+    /// The metrics.
+    pub metrics: &'static [Metric],
+}
+
+/// Where samples come from; the part of a volume that is not there has none.
+pub(super) enum Source {
+    /// The exporter itself.
+    Exporter(fn(&Scrape<'_>, &mut Family<'_>)),
+    /// Every volume, up or not.
+    Seen(fn(&Seen, &str, &mut Family<'_>)),
+    /// A volume that is up.
+    Sample(fn(&Sample, &str, &mut Family<'_>)),
+    /// The same, one number.
+    Number(fn(&Sample) -> Number),
+    /// A volume in memory.
+    Memory(fn(&Stats) -> Number),
+    /// One with a spill device.
+    Spill(fn(&Stats) -> Number),
+    /// One with copies of a backing store's blocks.
+    Cache(fn(&CacheStats) -> Number),
+    /// One with a log.
+    Log(fn(&LogStats) -> Number),
+    /// One whose limit adapts.
+    Limit(fn(&Report) -> Number),
+}
+
+impl Source {
+    /// Writes all samples.
+    pub fn write(&self, scrape: &Scrape<'_>, family: &mut Family<'_>) {
+        if let Self::Exporter(write) = self {
+            return write(scrape, family);
+        }
+        for (name, seen) in scrape.volumes {
+            match (self, seen.sample()) {
+                (Self::Seen(write), _) => write(seen, name, family),
+                (Self::Sample(write), Some(sample)) => write(sample, name, family),
+                (source, Some(sample)) => {
+                    family.sample(&[("volume", name)], source.number(sample));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn number(&self, sample: &Sample) -> Number {
+        let stats = &sample.stats;
+        let in_memory = matches!(sample.role(), Role::Ram | Role::Spill);
+        match self {
+            Self::Number(get) => get(sample),
+            Self::Memory(get) if in_memory => get(stats),
+            Self::Spill(get) if sample.role() == Role::Spill => get(stats),
+            Self::Cache(get) => stats.cache.as_ref().map(get).into(),
+            Self::Log(get) => stats.log.as_ref().map(get).into(),
+            Self::Limit(get) => sample.adapting.as_ref().map(get).into(),
+            _ => Number::Absent,
+        }
+    }
+}
+
+/// A counter without labels.
+pub(super) const fn counter(name: &'static str, help: &'static str, source: Source) -> Metric {
+    Metric { name, kind: Kind::Counter, help, labels: &[], source }
+}
+
+/// A gauge without labels.
+pub(super) const fn gauge(name: &'static str, help: &'static str, source: Source) -> Metric {
+    Metric { name, kind: Kind::Gauge, help, labels: &[], source }
+}
+
+impl Metric {
+    /// The same with labels.
+    pub(super) const fn by(self, labels: &'static [&'static str]) -> Self {
+        let Self { name, kind, help, source, .. } = self;
+        Self { name, kind, help, labels, source }
+    }
+
+    /// The same of another kind.
+    pub(super) const fn of_kind(self, kind: Kind) -> Self {
+        let Self { name, help, labels, source, .. } = self;
+        Self { name, kind, help, labels, source }
+    }
+}

@@ -1,0 +1,28 @@
+//! Metrics of all volumes in Prometheus' text format: one table says what there is, everything else
+//! (the text, `docs/metrics.md`, the tests of the dashboard) goes by it.
+//!
+//! Invariants: a scrape asks every daemon once and waits for none longer than [`PATIENCE`]; one
+//! that does not answer is shown as down and takes nothing else with it. No daemon serves metrics:
+//! a scrape takes memory, which one that carries swap must not.
+
+mod describe;
+mod http;
+mod metric;
+mod serve;
+mod table;
+mod text;
+
+pub use describe::describe;
+pub use metric::{Group, Kind, Metric, Scrape};
+pub use serve::Server;
+pub use table::GROUPS;
+pub use text::text;
+
+use std::time::Duration;
+
+/// How long a scrape waits for all daemons together.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Buckets of the histograms end one nanosecond below these powers of two, where the finer buckets
+/// of the daemons do: from 1 µs to 17 s.
+const BUCKETS: std::ops::RangeInclusive<u32> = 10..=34;

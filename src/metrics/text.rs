@@ -1,0 +1,226 @@
+//! The text format: families, samples, escapes (Prometheus' exposition format 0.0.4).
+//!
+//! Invariants: all samples of a metric stand together below its `HELP` and `TYPE`; a metric without
+//! samples does not appear; nothing that comes from outside gets into the text unescaped.
+
+use super::BUCKETS;
+use super::metric::{Metric, Scrape};
+use super::table::GROUPS;
+use crate::stats::Distribution;
+use std::fmt::Write;
+use std::sync::LazyLock;
+
+/// The largest values of buckets, in nanoseconds, and in seconds as they are written.
+static BOUNDS: LazyLock<Vec<(u64, String)>> = LazyLock::new(|| {
+    let bounds = BUCKETS.map(|power| (1 << power) - 1);
+    bounds.map(|bound| (bound, seconds(bound).to_string())).collect()
+});
+
+/// Everything of a scrape.
+pub fn text(scrape: &Scrape<'_>) -> String {
+    let mut out = Writer { text: String::with_capacity(64 << 10), start: 0 };
+    for metric in GROUPS.iter().flat_map(|group| group.metrics) {
+        out.family(metric, |family| metric.source.write(scrape, family));
+    }
+    out.text
+}
+
+/// A number as it is written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    /// Counts and bytes.
+    Whole(u64),
+    /// Seconds and ratios.
+    Real(f64),
+    /// There is none.
+    Absent,
+}
+
+impl From<u64> for Number {
+    fn from(n: u64) -> Self {
+        Self::Whole(n)
+    }
+}
+
+impl From<f64> for Number {
+    fn from(n: f64) -> Self {
+        Self::Real(n)
+    }
+}
+
+impl From<bool> for Number {
+    fn from(is: bool) -> Self {
+        Self::Whole(is.into())
+    }
+}
+
+impl<T: Into<Self>> From<Option<T>> for Number {
+    fn from(n: Option<T>) -> Self {
+        n.map_or(Self::Absent, Into::into)
+    }
+}
+
+/// Nanoseconds as seconds.
+pub fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+struct Writer {
+    text: String,
+    start: usize,
+}
+
+/// The samples of one metric.
+pub struct Family<'a> {
+    text: &'a mut String,
+    name: &'static str,
+}
+
+impl Writer {
+    fn family(&mut self, metric: &Metric, write: impl FnOnce(&mut Family<'_>)) {
+        self.start = self.text.len();
+        let Metric { name, kind, help, .. } = metric;
+        // Writing to a string can't fail, here and below.
+        let _ = write!(self.text, "# HELP {name} ");
+        escape(&mut self.text, help, false);
+        let _ = write!(self.text, "\n# TYPE {name} {}\n", kind.name());
+        let head = self.text.len();
+        write(&mut Family { text: &mut self.text, name });
+        if self.text.len() == head {
+            self.text.truncate(self.start);
+        }
+    }
+}
+
+impl Family<'_> {
+    /// One sample. Labels without a value are left out.
+    pub fn sample(&mut self, labels: &[(&str, &str)], value: impl Into<Number>) {
+        self.part("", labels, value);
+    }
+
+    fn part(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Into<Number>) {
+        let value = value.into();
+        if value == Number::Absent {
+            return;
+        }
+        if self.head(suffix, labels) == ',' {
+            self.text.push('}');
+        }
+        self.text.push(' ');
+        let _ = match value {
+            Number::Whole(n) => writeln!(self.text, "{n}"),
+            Number::Real(n) => writeln!(self.text, "{n}"),
+            Number::Absent => Ok(()),
+        };
+    }
+
+    /// A name and its labels. Returns what comes before one more.
+    fn head(&mut self, suffix: &str, labels: &[(&str, &str)]) -> char {
+        self.text.push_str(self.name);
+        self.text.push_str(suffix);
+        let mut open = '{';
+        for (label, value) in labels.iter().filter(|(_, value)| !value.is_empty()) {
+            self.text.push(open);
+            open = ',';
+            self.text.push_str(label);
+            self.text.push_str("=\"");
+            escape(self.text, value, true);
+            self.text.push('"');
+        }
+        open
+    }
+
+    /// A histogram: cumulative buckets, sum and count.
+    pub fn histogram(&mut self, labels: &[(&str, &str)], of: &Distribution) {
+        // Most lines are buckets, which differ in the last label alone.
+        let begin = self.text.len();
+        let open = self.head("_bucket", labels);
+        let head = self.text.split_off(begin);
+        let mut bucket = |le: &str, count: u64| {
+            self.text.push_str(&head);
+            self.text.push(open);
+            let _ = writeln!(self.text, "le=\"{le}\"}} {count}");
+        };
+        let mut finer = of.buckets.iter().peekable();
+        let mut below = 0;
+        for (bound, le) in BOUNDS.iter() {
+            while let Some((_, count)) = finer.next_if(|(upper, _)| upper <= bound) {
+                below += count;
+            }
+            bucket(le, below);
+        }
+        let count = below + finer.map(|(_, count)| count).sum::<u64>();
+        bucket("+Inf", count);
+        self.part("_sum", labels, seconds(of.sum_ns));
+        self.part("_count", labels, count);
+    }
+
+    /// A summary: quantiles, sum and count.
+    pub fn summary(
+        &mut self,
+        labels: &[(&str, &str)],
+        quantiles: &[(&str, f64)],
+        (sum, count): (f64, u64),
+    ) {
+        let mut all: Vec<(&str, &str)> = labels.to_vec();
+        for (quantile, value) in quantiles {
+            all.push(("quantile", quantile));
+            self.part("", &all, *value);
+            all.pop();
+        }
+        self.part("_sum", labels, sum);
+        self.part("_count", labels, count);
+    }
+}
+
+/// Appends text with what the format wants escaped: in the value of a label also quotes.
+fn escape(to: &mut String, text: &str, quotes: bool) {
+    for c in text.chars() {
+        match c {
+            '\\' => to.push_str("\\\\"),
+            '\n' => to.push_str("\\n"),
+            '"' if quotes => to.push_str("\\\""),
+            c => to.push(c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn family(write: impl FnOnce(&mut Family<'_>)) -> String {
+        let mut text = String::new();
+        write(&mut Family { text: &mut text, name: "x" });
+        text
+    }
+
+    #[test]
+    fn samples_and_escapes() {
+        let text = family(|f| {
+            f.sample(&[], 3u64);
+            f.sample(&[("a", "q\"\\\n"), ("empty", ""), ("b", "é")], 0.25);
+            f.sample(&[], None::<u64>);
+            f.sample(&[("a", "")], true);
+        });
+        assert_eq!(text, "x 3\nx{a=\"q\\\"\\\\\\n\",b=\"é\"} 0.25\nx 1\n");
+    }
+
+    #[test]
+    fn buckets_are_cumulative() {
+        let of = Distribution {
+            sum_ns: 1_500_000_000,
+            buckets: vec![(7, 2), (1023, 1), (1151, 4), ((1 << 34) - 1, 1), ((1 << 37) - 1, 2)],
+        };
+        let text = family(|f| f.histogram(&[("a", "b")], &of));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "x_bucket{a=\"b\",le=\"0.000001023\"} 3");
+        assert_eq!(lines[1], "x_bucket{a=\"b\",le=\"0.000002047\"} 7");
+        assert_eq!(lines[23], "x_bucket{a=\"b\",le=\"8.589934591\"} 7");
+        assert_eq!(lines[24], "x_bucket{a=\"b\",le=\"17.179869183\"} 8");
+        assert_eq!(
+            lines[25..],
+            ["x_bucket{a=\"b\",le=\"+Inf\"} 10", "x_sum{a=\"b\"} 1.5", "x_count{a=\"b\"} 10"]
+        );
+    }
+}
