@@ -150,6 +150,13 @@ fn boot(lab: &Lab, place: &Path) -> Option<Machine> {
         .put("/root/scan", b"#!/bin/sh\nexec ztier-vm-pressure load 24 --passes 1\n", SOON)
         .unwrap();
     println!("up in {:.1} s", began.elapsed().as_secs_f64());
+    println!(
+        "{}",
+        ok(
+            &machine,
+            "systemctl is-system-running --wait; systemd-analyze; systemd-analyze blame | head -30; systemd-analyze critical-chain; cat /proc/loadavg"
+        )
+    );
     Some(machine)
 }
 
@@ -200,7 +207,9 @@ fn root_steps(machine: &Machine, name: &str, steps: &[Step]) -> Option<String> {
     }
     let began = Instant::now();
     let place = format!("/root/{}", name.replace('/', "-"));
-    ok(machine, &format!("sandbox {place}"));
+    if let Err(e) = machine.ok(&format!("sandbox {place}"), SOON) {
+        return Some(format!("before {name}: {e}"));
+    }
     let steps: Vec<_> = steps.iter().collect();
     let file = format!("{place}/script");
     machine.put(&file, document::script(&steps).as_bytes(), SOON).unwrap();
