@@ -68,13 +68,20 @@ impl Debian {
             .link("etc/systemd/system/multi-user.target.wants/agent.service", "../agent.service")?;
         debian
             .link("etc/systemd/system/default.target", "/lib/systemd/system/multi-user.target")?;
-        for unit in MASKED {
-            debian.link(&format!("etc/systemd/system/{unit}"), "/dev/null")?;
-        }
+        debian.mask(&MASKED)?;
         // Kept from boot to boot.
         fs::create_dir_all(tree.join("var/log/journal")).context("cannot make the journal")?;
         fs::copy(agent, tree.join("usr/local/bin/ztier-vm-agent")).context("cannot copy")?;
         Ok(debian)
+    }
+
+    /// Keeps units from ever starting.
+    ///
+    /// # Errors
+    /// The tree cannot be changed.
+    pub fn mask(&self, units: &[&str]) -> Result<()> {
+        let mask = |unit| self.link(&format!("etc/systemd/system/{unit}"), "/dev/null");
+        units.iter().try_for_each(mask)
     }
 
     /// The root directory of the tree.

@@ -22,6 +22,28 @@ const SANDBOX: &str = include_str!("../systemd/sandbox");
 /// The drives that documents name.
 const DRIVES: [(&str, u64); 4] =
     [("sdb", 512 * MIB), ("nvme0n1p3", 256 * MIB), ("sdb2", 256 * MIB), ("mmcblk0p3", 256 * MIB)];
+/// Units whose start takes an emulated CPU seconds, and which nothing here has to do with.
+const NEEDLESS: [&str; 19] = [
+    "dbus.service",
+    "dbus.socket",
+    "dev-hugepages.mount",
+    "dev-mqueue.mount",
+    "kmod-static-nodes.service",
+    "lvm2-monitor.service",
+    "modprobe@configfs.service",
+    "modprobe@dm_mod.service",
+    "modprobe@drm.service",
+    "modprobe@efi_pstore.service",
+    "sys-kernel-config.mount",
+    "sys-kernel-debug.mount",
+    "sys-kernel-tracing.mount",
+    "systemd-journal-flush.service",
+    "systemd-logind.service",
+    "systemd-random-seed.service",
+    "systemd-update-utmp-runlevel.service",
+    "systemd-update-utmp.service",
+    "systemd-user-sessions.service",
+];
 /// What no console of root shows: where to put what has been read there.
 const CHECKOUT: [&str; 6] = ["./run", "./test", "./bench", "cargo", "scripts/", "tests/vm/"];
 
@@ -100,10 +122,14 @@ fn the_package_is_installed_used_as_documented_replaced_and_removed() {
     };
     step("installed", installed);
     let began_documents = Instant::now();
-    let wrong: Vec<_> = documents()
-        .iter()
-        .filter_map(|(name, text)| root_steps(&machine, name, &steps(name, text, true)))
-        .collect();
+    let mut wrong = Vec::new();
+    for (name, text) in documents() {
+        let mut steps = steps(&name, &text, true);
+        if name == "README.md" {
+            steps.remove(0); // installs; done
+        }
+        wrong.extend(root_steps(&machine, &name, &steps));
+    }
     println!("all documents in {:.1} s", began_documents.elapsed().as_secs_f64());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     step("replaced", replaced);
@@ -133,6 +159,7 @@ fn boot(lab: &Lab, place: &Path) -> Option<Machine> {
             return None;
         }
     };
+    debian.mask(&NEEDLESS).unwrap();
     let root = place.join("root");
     debian.image(&root, 512).unwrap();
     println!("a disk to boot from in {:.1} s", began.elapsed().as_secs_f64());
@@ -150,13 +177,6 @@ fn boot(lab: &Lab, place: &Path) -> Option<Machine> {
         .put("/root/scan", b"#!/bin/sh\nexec ztier-vm-pressure load 24 --passes 1\n", SOON)
         .unwrap();
     println!("up in {:.1} s", began.elapsed().as_secs_f64());
-    println!(
-        "{}",
-        ok(
-            &machine,
-            "systemctl is-system-running --wait; systemd-analyze; systemd-analyze blame | head -30; systemd-analyze critical-chain; cat /proc/loadavg"
-        )
-    );
     Some(machine)
 }
 
@@ -164,7 +184,7 @@ fn boot(lab: &Lab, place: &Path) -> Option<Machine> {
 fn installed(machine: &Machine) {
     let (name, text) = documents().remove(0);
     let install = steps(&name, &text, true).remove(0).command;
-    assert!(install.contains("install"), "{name} does not begin with an installation: {install}");
+    assert!(install.contains("dpkg -i "), "{name} does not begin with an installation: {install}");
     ok(machine, &format!("cd /root && {install} </dev/null"));
     let look = "systemctl list-units --all --no-legend 'ztier*'; ls /run/ztier 2>&-; \
                 for p in /proc/[0-9]*; do readlink $p/exe; done | grep /ztier$; true";
@@ -176,7 +196,7 @@ fn installed(machine: &Machine) {
         ),
         ""
     );
-    ok(machine, "for s in bash zsh fish; do ztier completions $s >/dev/null || exit 1; done");
+    ok(machine, "bash -n /usr/share/bash-completion/completions/ztier");
     let files = ok(machine, "dpkg -L ztier");
     for file in [
         "/usr/bin/ztier",
