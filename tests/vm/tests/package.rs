@@ -125,8 +125,9 @@ fn the_package_is_installed_used_as_documented_replaced_and_removed() {
     let mut wrong = Vec::new();
     for (name, text) in documents() {
         let mut steps = steps(&name, &text, true);
-        if name == "README.md" {
-            steps.remove(0); // installs; done
+        // What is installed already need not be installed again: an emulated CPU takes seconds.
+        if steps.first().is_some_and(|step| step.command.starts_with("dpkg -i ")) {
+            steps.remove(0);
         }
         wrong.extend(root_steps(&machine, &name, &steps));
     }
@@ -253,7 +254,7 @@ fn replaced(machine: &Machine) {
          echo '# mine' >> /etc/ztier/README",
     );
     let write = "n=0; while [ ! -e /root/enough ]; do n=$((n+1)); head -c 50000 /dev/urandom > /mnt/$n; \
-                 sync /mnt/$n; done; cd /mnt && sha256sum * > /root/sums && echo $n";
+                 sync /mnt/$n; done; cd /mnt && sha256sum [0-9]* > /root/sums && echo $n";
     let writer = machine.begin(write).unwrap();
     let pid = || ok(machine, "systemctl show -P MainPID ztier@data").trim().to_owned();
     let exe = |pid: &str| ok(machine, &format!("readlink /proc/{pid}/exe")).trim().to_owned();
