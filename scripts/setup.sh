@@ -86,6 +86,14 @@ need_vm() {
         fio=fio stress-ng=stress-ng
 }
 
+# need_cargo_deb: what makes Debian packages of crates. Unoptimised, which takes a third of the time to build.
+need_cargo_deb() {
+    cargo deb --version >/dev/null 2>&1 && return
+    say "installing: cargo-deb"
+    cargo install --quiet --locked --debug --no-default-features cargo-deb ||
+        die "cannot install cargo-deb; see the messages above"
+}
+
 # build_release: the program, optimised.
 build_release() {
     ztier=${CARGO_TARGET_DIR:-$root/target}/release/ztier

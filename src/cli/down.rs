@@ -57,14 +57,15 @@ impl Down {
             drain::drain(&Client::new(&paths.volume(&self.name).control), &self.name)?;
         }
         self.stop(paths)?;
-        match daemon::find(paths, &self.name) {
-            // It could not remove everything: what was taken away by force is still held.
-            Found::Dead(_) | Found::Broken(_) => self.clean(paths).map_err(|e| {
+        if let Found::Dead(_) | Found::Broken(_) = daemon::find(paths, &self.name) {
+            // It could not remove everything: what was taken away by force is still held, or the
+            // kernel took long.
+            self.remove(paths).map_err(|e| {
                 Error::failure(format!("volume `{}` is stopped, but {e}", self.name))
                     .mend(format!("then `ztier down {}` again", self.name))
-            }),
-            _ => output::print(&format!("{} is down\n", self.name)),
+            })?;
         }
+        output::print(&format!("{} is down\n", self.name))
     }
 
     /// Has the daemon end.

@@ -1,7 +1,7 @@
 //! A Debian with systemd, udev, LVM and LUKS, as a disk to boot from.
 //!
-//! `debootstrap` makes the tree once, into the cache; each image is a copy with more in it, made
-//! without mounting anything.
+//! `mmdebstrap` (or `debootstrap`, which takes longer) makes the tree once, into the cache;
+//! each image is a copy with more in it, made without mounting anything.
 
 use crate::cache::Cache;
 use crate::command::{find, run};
@@ -50,7 +50,7 @@ impl Debian {
     /// A copy of the system, with the modules of `kernel` and, as a service, the `agent`.
     ///
     /// # Errors
-    /// It cannot be had: no debootstrap, no network, or not root.
+    /// It cannot be had: no mmdebstrap, no network, or not root.
     pub fn new(cache: &Cache, kernel: &Kernel, agent: &Path) -> Result<Self> {
         let system = cache.get(&format!("debian-{SUITE}-systemd"), bootstrap)?;
         let place = tempfile::Builder::new().prefix("ztier-vm-debian-").tempdir();
@@ -68,13 +68,20 @@ impl Debian {
             .link("etc/systemd/system/multi-user.target.wants/agent.service", "../agent.service")?;
         debian
             .link("etc/systemd/system/default.target", "/lib/systemd/system/multi-user.target")?;
-        for unit in MASKED {
-            debian.link(&format!("etc/systemd/system/{unit}"), "/dev/null")?;
-        }
+        debian.mask(&MASKED)?;
         // Kept from boot to boot.
         fs::create_dir_all(tree.join("var/log/journal")).context("cannot make the journal")?;
         fs::copy(agent, tree.join("usr/local/bin/ztier-vm-agent")).context("cannot copy")?;
         Ok(debian)
+    }
+
+    /// Keeps units from ever starting.
+    ///
+    /// # Errors
+    /// The tree cannot be changed.
+    pub fn mask(&self, units: &[&str]) -> Result<()> {
+        let mask = |unit| self.link(&format!("etc/systemd/system/{unit}"), "/dev/null");
+        units.iter().try_for_each(mask)
     }
 
     /// The root directory of the tree.
@@ -118,12 +125,13 @@ impl Debian {
 }
 
 fn bootstrap(path: &Path) -> Result<()> {
-    if find("debootstrap").is_none() {
-        return Err(Error::failure("there is no debootstrap").mend("install it"));
-    }
+    let Some(program) = ["mmdebstrap", "debootstrap"].into_iter().find(|name| find(name).is_some())
+    else {
+        return Err(Error::failure("there is no mmdebstrap").mend("install it"));
+    };
     let (include, tree) = (format!("--include={PACKAGES}"), path.to_string_lossy());
     let mirror = mirror();
-    run(1500, "debootstrap", &["--variant=minbase", &include, SUITE, &tree, &mirror])
+    run(1500, program, &["--variant=minbase", &include, SUITE, &tree, &mirror])
         .map_err(|e| e.mend("it needs root and the network"))?;
     for directory in NEEDLESS {
         let directory = path.join(directory);

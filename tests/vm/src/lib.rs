@@ -15,6 +15,7 @@
 pub mod cache;
 pub mod command;
 pub mod debian;
+pub mod document;
 pub mod drive;
 pub mod image;
 pub mod initramfs;

@@ -38,7 +38,7 @@ enum Command {
     /// then: for ztier, dm-writecache and bcache, idle and at work.
     Pulled(pulled::Options),
     /// Reboots a Debian with systemd again and again that has ext4, LVM, LUKS and swap on volumes;
-    /// takes minutes a round. Makes that Debian the first time, which needs root and debootstrap.
+    /// takes minutes a round. Makes that Debian the first time, which needs root and mmdebstrap.
     Reboots {
         /// How often.
         #[arg(long, value_name = "N", default_value_t = 10)]

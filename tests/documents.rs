@@ -1,0 +1,149 @@
+//! What documents say of the project is so: messages that they quote are in the program, links lead
+//! somewhere, the index is whole. Their commands are run by `tests/vm/tests/package.rs`.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn project() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// All documents, with their paths below the project.
+fn documents() -> Vec<(PathBuf, String)> {
+    let docs = fs::read_dir(project().join("docs")).unwrap().flatten().map(|entry| entry.path());
+    let top = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
+    let all = docs.chain(top.map(|name| project().join(name)));
+    let documents = all.filter(|path| path.extension().is_some_and(|e| e == "md"));
+    documents.map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+}
+
+/// The texts of a source file, each with `…` for what is filled in.
+fn texts(source: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut chars = source.chars().peekable();
+    let mut open: Option<String> = None;
+    while let Some(c) = chars.next() {
+        match (&mut open, c) {
+            (None, '"') => open = Some(String::new()),
+            // Characters of code that hold a quotation mark.
+            (None, '\'') if chars.peek() == Some(&'"') => {
+                chars.next();
+            }
+            (None, _) => {}
+            (Some(_), '"') => found.extend(open.take()),
+            (Some(text), '\\') => match chars.next() {
+                Some('\n') => while chars.next_if(|c| c.is_whitespace()).is_some() {},
+                Some(escaped) => text.push(escaped),
+                None => {}
+            },
+            (Some(text), '{') if chars.peek() != Some(&'{') => {
+                while chars.next().is_some_and(|c| c != '}') {}
+                text.push('…');
+            }
+            (Some(text), c) => text.push(c),
+        }
+    }
+    found
+}
+
+/// The first cells of a document's tables that are quoted: messages.
+fn quoted(text: &str) -> Vec<String> {
+    let cells = text.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    let quoted = cells.filter(|cell| cell.starts_with('`'));
+    quoted.map(|cell| cell.trim_matches('`').trim().trim_end_matches('`').to_owned()).collect()
+}
+
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path());
+    let (dirs, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    files.into_iter().chain(dirs.iter().flat_map(|dir| sources(dir))).collect()
+}
+
+#[test]
+fn messages_that_are_explained_exist() {
+    let mut known = BTreeSet::new();
+    for path in sources(&project().join("src")) {
+        let source = fs::read_to_string(path).unwrap();
+        let code: Vec<_> =
+            source.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        known.extend(texts(&code.join("\n")));
+    }
+    let text = fs::read_to_string(project().join("docs/troubleshooting.md")).unwrap();
+    // The last table has what others say.
+    let ours = text.split("## What programs and the kernel say").next().unwrap();
+    let messages = quoted(ours);
+    assert!(messages.len() > 40, "{messages:?}");
+    let is_known = |message: &str| {
+        let end = message.trim_end_matches("…").trim_end_matches([' ', ':']);
+        known.iter().any(|text| text.contains(message) || (text.ends_with(end) && end.len() > 15))
+    };
+    let unknown: Vec<_> = messages.iter().filter(|message| !is_known(message)).collect();
+    assert!(unknown.is_empty(), "no message of the program: {unknown:#?}");
+    assert!(!is_known("volume `…` has gone fishing"));
+}
+
+#[test]
+fn texts_are_found_in_sources() {
+    let source = "f(\"one {a:?} two \\\n    three\", '\"', \"a \\\"b\\\"\")";
+    assert_eq!(texts(source), ["one … two three", "a \"b\""]);
+    assert_eq!(quoted("| `a …` | b |\n| ``c `…` d`` | e |\n| f | g |\n"), ["a …", "c `…` d"]);
+}
+
+/// What a heading is called in a link.
+fn anchor(heading: &str) -> String {
+    let heading = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut wrong = Vec::new();
+    for (path, text) in documents() {
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.contains("://") {
+                continue;
+            }
+            let (file, part) = link.split_once('#').unwrap_or((link, ""));
+            let target =
+                if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            let there = match fs::read_to_string(&target) {
+                Ok(text) => {
+                    let headings = text.lines().filter(|line| line.starts_with('#'));
+                    part.is_empty() || headings.map(anchor).any(|anchor| anchor == part)
+                }
+                Err(_) => target.is_dir() && part.is_empty(),
+            };
+            if !there {
+                wrong.push(format!("{}: {link}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn the_index_lists_every_document() {
+    let index = fs::read_to_string(project().join("docs/README.md")).unwrap();
+    for (path, _) in documents() {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let in_docs = path.parent().unwrap().ends_with("docs") && name != "README.md";
+        assert!(
+            !in_docs || index.contains(&format!("]({name}")),
+            "{name} is not in docs/README.md"
+        );
+    }
+}
+
+#[test]
+fn the_package_has_the_version_of_the_program() {
+    let log = fs::read_to_string(project().join("etc/debian/changelog")).unwrap();
+    let first = log.lines().next().unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(
+        first.starts_with(&format!("ztier ({version}-")),
+        "{first}: write an entry for {version}"
+    );
+}
