@@ -67,6 +67,8 @@ struct World {
     presses: u32,
     /// Whether the machine itself is short of memory when files are missed.
     is_short: bool,
+    /// Reads of files that wait in the disk's queue at the same time.
+    together: f64,
     reason: Reason,
 }
 
@@ -97,6 +99,7 @@ impl World {
             scanned: Some(0),
             stalled_us: Some(0),
             disk_reads: Some(DiskReads::default()),
+            disk_busy_ns: Some(0),
         };
         Self {
             role,
@@ -114,6 +117,7 @@ impl World {
             limits: Vec::new(),
             presses: 0,
             is_short: true,
+            together: 1.0,
             reason: Reason::Starting,
         }
     }
@@ -147,8 +151,9 @@ impl World {
         }
         if let Some(reads) = &mut machine.disk_reads {
             reads.bytes += (file_missed * PAGE) as u64;
-            reads.ns += (file_missed * self.files.cost_ns) as u64;
+            reads.ns += (file_missed * self.files.cost_ns * self.together) as u64;
         }
+        add(&mut machine.disk_busy_ns, file_missed * self.files.cost_ns);
         ours.limit_bytes = self.limit;
         ours.used_bytes = self.used;
         ours.is_full = self.used + 8 * MIB >= self.limit;
@@ -217,6 +222,21 @@ fn files_that_all_have_room_take_nothing() {
     world.data = Load { wanted: 120 * MIB, ..COLD };
     world.run(600);
     assert!(world.limits.iter().all(|limit| *limit == 128 * MIB), "{}", world.reason);
+}
+
+/// A file that is read far ahead has a thousand requests in the disk's queue, each of which counts
+/// all of its time there. Nobody waits a thousand times for them.
+#[test]
+fn what_many_requests_wait_for_at_once_is_waited_for_once() {
+    for role in [Role::Spills, Role::SpillsSwap] {
+        let mut world = World::new(role);
+        world.together = 1000.0;
+        world.files = Load { rate: 2000.0, ..HUNGRY };
+        world.data = Load { wanted: 500 * MIB, rate: 500.0, cost_ns: 1e6, ..COLD };
+        world.run(120);
+        let waits = world.controller.waits();
+        assert_eq!(world.limit, world.bounds.max_bytes, "{role:?}: {} {waits:?}", world.reason);
+    }
 }
 
 #[test]
@@ -397,6 +417,7 @@ fn what_is_missing_moves_nothing() {
     let mut world = World::new(Role::Copies);
     (world.files, world.data) = (HUNGRY, COLD);
     (world.sample.machine.disk_reads, world.sample.machine.scanned) = (None, None);
+    world.sample.machine.disk_busy_ns = None;
     world.run(60);
     assert_eq!(world.limit, world.bounds.min_bytes);
 }
@@ -428,9 +449,12 @@ prop_compose! {
     fn machines()(
         total_bytes in counter(), available_bytes in maybe(), refaults in maybe(),
         scanned in maybe(), stalled_us in maybe(), disk in maybe(), ns in counter(),
+        disk_busy_ns in maybe(),
     ) -> Machine {
         let disk_reads = disk.map(|bytes| DiskReads { bytes, ns });
-        Machine { total_bytes, available_bytes, refaults, scanned, stalled_us, disk_reads }
+        Machine {
+            total_bytes, available_bytes, refaults, scanned, stalled_us, disk_reads, disk_busy_ns,
+        }
     }
 }
 

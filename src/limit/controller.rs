@@ -218,6 +218,13 @@ impl Controller {
             };
             let bytes = others(then.bytes, now.bytes, own_then.bytes, own.bytes);
             let ns = others(then.ns, now.ns, own_then.ns, own.ns);
+            // Of requests that stand in a queue each is counted for all of its time there: what
+            // many asked for at once is waited for once, as long as the disk had to do with it.
+            let busy = (before.machine.disk_busy_ns, sample.machine.disk_busy_ns);
+            let ns = match busy {
+                (Some(then), Some(now)) => ns.min(now.saturating_sub(then) as f64),
+                _ => ns,
+            };
             if bytes >= 16.0 * PAGE && ns > 0.0 {
                 smooth(&mut self.page_ns, ns / (bytes / PAGE));
             }

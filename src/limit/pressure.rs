@@ -42,11 +42,12 @@ pub fn stalled_us(text: &str) -> Option<u64> {
     line.split_ascii_whitespace().find_map(|word| word.strip_prefix("total=")?.parse().ok())
 }
 
-/// All that was read of disks, by `/proc/diskstats`; not of what is in memory, and not of the
-/// device with numbers `except`. Partitions count again, and so do disks below others: who divides
-/// one number by the other does not mind.
-pub fn disk_reads(text: &str, except: Option<(u32, u32)>) -> Option<DiskReads> {
-    let mut sum = None;
+/// All that was read of disks, by `/proc/diskstats`, and the nanoseconds in which they had anything
+/// to do, where all lines say that; not of what is in memory, and not of the device with numbers
+/// `except`. Partitions count again, and so do disks below others: who divides one number by the
+/// other does not mind.
+pub fn disk_reads(text: &str, except: Option<(u32, u32)>) -> Option<(DiskReads, Option<u64>)> {
+    let mut sum: Option<(DiskReads, Option<u64>)> = None;
     for line in text.lines() {
         let mut words = line.split_ascii_whitespace();
         let numbers = (|| Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?)))();
@@ -57,9 +58,12 @@ pub fn disk_reads(text: &str, except: Option<(u32, u32)>) -> Option<DiskReads> {
         if in_memory || except == Some(numbers) {
             continue;
         }
-        let all: &mut DiskReads = sum.get_or_insert_default();
+        let (all, busy) = sum.get_or_insert((DiskReads::default(), Some(0)));
         all.bytes = all.bytes.saturating_add(sectors.saturating_mul(512));
         all.ns = all.ns.saturating_add(ms.saturating_mul(1_000_000));
+        // After four words of writes, and what is under way.
+        let busy_ms = words.nth(5).and_then(|word| word.parse::<u64>().ok());
+        *busy = busy.zip(busy_ms).map(|(ns, ms)| ns.saturating_add(ms.saturating_mul(1_000_000)));
     }
     sum
 }
@@ -98,9 +102,12 @@ mod tests {
         let all = |except| disk_reads(DISKS, except);
         let bytes = (80 + 6_082_378 + 8) * 512;
         let found = DiskReads { bytes, ns: (2 + 135_613 + 4) * 1_000_000 };
-        assert_eq!(all(None), Some(found));
+        assert_eq!(all(None), Some((found, None)), "a partition has no more in old kernels");
         let but_loop = DiskReads { bytes: bytes - 80 * 512, ns: found.ns - 2_000_000 };
-        assert_eq!(all(Some((7, 0))), Some(but_loop));
+        assert_eq!(all(Some((7, 0))), Some((but_loop, None)));
+        let new: String = DISKS.lines().take(2).map(|line| format!("{line}\n")).collect();
+        let busy = disk_reads(&new, None).and_then(|(_, busy)| busy);
+        assert_eq!(busy, Some(25_644_000_000));
         assert_eq!(disk_reads("", None), None);
     }
 

@@ -57,6 +57,8 @@ pub struct Machine {
     pub stalled_us: Option<u64>,
     /// What was read of disks.
     pub disk_reads: Option<DiskReads>,
+    /// Nanoseconds in which those disks had anything to do.
+    pub disk_busy_ns: Option<u64>,
 }
 
 /// What a volume says. Counters are since its start.

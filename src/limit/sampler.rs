@@ -71,12 +71,13 @@ impl Sampler {
         let text = read(meminfo.as_ref(), buffer);
         let available = text.and_then(|text| pressure::meminfo(text, "MemAvailable"));
         let total = text.and_then(|text| pressure::meminfo(text, "MemTotal"));
-        let disk_reads =
+        let disks =
             read(disks.as_ref(), buffer).and_then(|text| pressure::disk_reads(text, except));
         let machine = Machine {
             total_bytes: total.unwrap_or_else(machine::ram_bytes),
             available_bytes: available,
-            disk_reads,
+            disk_reads: disks.map(|(reads, _)| reads),
+            disk_busy_ns: disks.and_then(|(_, busy)| busy),
             ..Machine::default()
         };
         if let Some(group) = group {
