@@ -177,6 +177,31 @@ fn what_is_left_of_a_cluster_is_made_anew() {
     }
 }
 
+/// A segment of clusters that was sealed for its garbage long before it was full holds little, but
+/// all of its memory: it is cleaned, however little of it is garbage.
+#[test]
+fn what_was_sealed_early_takes_no_memory_for_long() {
+    const ROUNDS: u64 = 12;
+    const SEGMENT: u64 = 256 << 10;
+    let mut rig = Rig::new(&options(64 << 20, SEGMENT as u32), &Memory::default(), None);
+    let (own, fillers) = (16, SEGMENT / BLOCK as u64);
+    for round in 0..ROUNDS {
+        let first = round * (own + fillers);
+        rig.fill(first..first + own, text, 1);
+        // Else it would still be in the open segment, where nothing is put together.
+        rig.fill(first + own..first + own + fillers, noise, 1);
+        rig.recompress();
+        (first + own..first + own + fillers).for_each(|block| rig.discard(block));
+        (first..first + own).step_by(3).for_each(|block| rig.discard(block));
+        (0..3).for_each(|_| rig.volume.clean_now());
+        rig.volume.audit().unwrap();
+    }
+    let stats = rig.stats();
+    assert!(stats.blocks_recompressed >= ROUNDS * own, "{stats:?}");
+    let frames = stats.compr_data_bytes * 11 / 10 + 3 * SEGMENT;
+    assert!(stats.frames_bytes <= frames, "{stats:?}");
+}
+
 /// What does not shrink is left, and not tried again; what does beside it is found.
 #[test]
 fn what_does_not_pay_is_left_alone() {

@@ -2,6 +2,7 @@
 
 use crate::store::Survey;
 use crate::store::codec::Algorithm;
+use crate::store::format::CLUSTER_MAX;
 use crate::store::segment::Sealed;
 use std::cmp::Reverse;
 
@@ -190,21 +191,29 @@ pub fn over(used: u64, payload: u64, permille: u64, segment: u32) -> bool {
     used > payload / 1000 * permille + SLACK_SEGMENTS * u64::from(segment)
 }
 
-/// The segments to clean next, the emptiest last, at most `most` of them (which `chosen` has room
-/// for, so that nothing is allocated): those with at least
-/// `least_dead` bytes of garbage. Greedy choice is optimal for uniform overwriting and within a few
+/// Bytes that are free again when a segment of `size` bytes is cleaned: its garbage, and the room at
+/// its end if it was sealed before it was full. Nothing else leaves so much there that the longest
+/// record would have fitted.
+pub fn gain(sealed: &Sealed, size: u32) -> u32 {
+    let room = size - sealed.end;
+    sealed.dead + if room >= CLUSTER_MAX as u32 { room } else { 0 }
+}
+
+/// The segments of `size` bytes to clean next, the emptiest last, at most `most` of them (which
+/// `chosen` has room for, so that nothing is allocated): those that give back at least `least`
+/// bytes, see [`gain`]. Greedy choice is optimal for uniform overwriting and within a few
 /// percent of it elsewhere while the share of garbage is small (Rosenblum & Ousterhout 1992,
 /// §3.4–3.6 compare it with cost-benefit, which needs hot and cold data in separate streams to
 /// pay).
 pub fn victims(
     sealed: impl Iterator<Item = Sealed>,
-    least_dead: u32,
+    (size, least): (u32, u32),
     most: usize,
     chosen: &mut Vec<Sealed>,
 ) {
     chosen.clear();
-    let emptier = |s: &Sealed| (s.dead, Reverse(s.sequence));
-    for sealed in sealed.filter(|s| s.dead >= least_dead.max(1)) {
+    let emptier = |s: &Sealed| (gain(s, size), Reverse(s.sequence));
+    for sealed in sealed.filter(|s| gain(s, size) >= least.max(1)) {
         let at = chosen.partition_point(|s| emptier(s) < emptier(&sealed));
         if chosen.len() < most {
             chosen.insert(at, sealed);
@@ -228,13 +237,24 @@ mod tests {
         let all = [sealed(1, 10), sealed(2, 900), sealed(3, 500), sealed(4, 900), sealed(5, 0)];
         let choose = |least, most| {
             let mut chosen = Vec::with_capacity(most);
-            victims(all.into_iter(), least, most, &mut chosen);
+            victims(all.into_iter(), (1000, least), most, &mut chosen);
             chosen.into_iter().map(|s| s.segment).collect::<Vec<u32>>()
         };
         assert_eq!(choose(20, 3), [3, 4, 2]);
         assert_eq!(choose(20, 2), [4, 2]);
         assert!(choose(901, 3).is_empty());
         assert_eq!(choose(0, 9), [1, 3, 4, 2]);
+    }
+
+    #[test]
+    fn room_behind_what_was_sealed_early_is_gained_too() {
+        let room = CLUSTER_MAX as u32;
+        assert_eq!(gain(&sealed(1, 10), 1000 + room - 1), 10);
+        assert_eq!(gain(&sealed(1, 10), 1000 + room), 10 + room);
+        let mut chosen = Vec::with_capacity(2);
+        let all = [Sealed { end: 70_000, ..sealed(1, 50_000) }, sealed(2, 1000)];
+        victims(all.into_iter(), (70_000, 2000), 2, &mut chosen);
+        assert_eq!(chosen.iter().map(|s| s.segment).collect::<Vec<u32>>(), [1, 2]);
     }
 
     #[test]

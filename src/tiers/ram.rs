@@ -204,8 +204,8 @@ impl Ram {
                 (true, false) => policy::WORTH_PART,
                 (false, _) => policy::BUSY_WORTH_PART,
             };
-            let Some(dead) = self.clean_one(session, Taker::Ordinary, part) else { break };
-            cleaned += dead;
+            let Some(gain) = self.clean_one(session, Taker::Ordinary, part) else { break };
+            cleaned += gain;
             self.store.collect();
         }
         self.assisting.fetch_sub(1, Ordering::AcqRel);
@@ -351,19 +351,20 @@ impl Ram {
         }
     }
 
-    /// Cleans the emptiest segment, if at least one part in `worth_part` of it is garbage. Says how
-    /// much that was; `None` when none is worth it, or there is no room to clean.
+    /// Cleans the emptiest segment, if that gives back at least one part in `worth_part` of one. Says
+    /// how much that was; `None` when none is worth it, or there is no room to clean.
     pub(super) fn clean_one(&self, session: &Session, who: Taker, worth_part: u32) -> Option<u32> {
-        let least = self.store.segment_size() / worth_part;
+        let size = self.store.segment_size();
+        let least = size / worth_part;
         loop {
             let chosen = {
                 let segments = self.store.segments();
                 let mut victims = self.victims.lock();
                 if victims.is_empty() {
                     let most = policy::batch(segments.in_use());
-                    policy::victims(segments.all_sealed(), least, most, &mut victims);
+                    policy::victims(segments.all_sealed(), (size, least), most, &mut victims);
                 }
-                if victims.last()?.dead < least {
+                if policy::gain(victims.last()?, size) < least {
                     // Others may find it worth cleaning.
                     return None;
                 }
@@ -374,7 +375,7 @@ impl Ram {
                 continue;
             };
             match self.store.clean(session, victim, who) {
-                Cleaned::Emptied => return Some(victim.dead),
+                Cleaned::Emptied => return Some(policy::gain(&victim, size)),
                 Cleaned::Damaged => {}
                 Cleaned::NoRoom => return None,
             }
