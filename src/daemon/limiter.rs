@@ -7,19 +7,18 @@ use super::log;
 use super::running::Running;
 use crate::BLOCK_SIZE;
 use crate::config::{Bounds, Plan, Usage};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::export::usage;
 use crate::limit::{
     Change, Controller, Decision, DiskReads, Machine, Ours, Ramp, Reason, Report, Role, STEP,
     Sample, Sampler,
 };
 use crate::stats::Stats;
-use crate::volume::Recompress;
+use crate::volume::{Recompress, Worker};
 use parking_lot::Mutex;
 use std::os::linux::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A volume in memory is full with so many segments less than the limit, and a part of it: those
@@ -38,9 +37,8 @@ const LOOK: u32 = 10;
 
 /// The thread; dropping it ends it.
 pub(super) struct Limiter {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
     report: Arc<Mutex<Option<Report>>>,
+    _thread: Worker,
 }
 
 impl Limiter {
@@ -49,37 +47,20 @@ impl Limiter {
     /// # Errors
     /// The system gives no thread.
     pub(super) fn start(volume: Weak<Running>) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
         let report = Arc::default();
-        let (stopping, told) = (Arc::clone(&stop), Arc::clone(&report));
-        let work = move || {
+        let told = Arc::clone(&report);
+        let thread = Worker::start("ztier-limiter", volume, |volume, stop| {
             let mut adapting = Adapting::new(told);
-            while !stopping.load(Ordering::Acquire) && adapting.step(&volume) {
+            while !stop.load(Ordering::Acquire) && adapting.step(volume) {
                 std::thread::park_timeout(STEP);
             }
-        };
-        let thread = std::thread::Builder::new()
-            .name("ztier-limiter".into())
-            .spawn(work)
-            .context("cannot start the thread ztier-limiter")?;
-        Ok(Self { stop, thread: Some(thread), report })
+        })?;
+        Ok(Self { report, _thread: thread })
     }
 
     /// How it is doing; nothing before it has looked once.
     pub(super) fn report(&self) -> Option<Report> {
         self.report.lock().clone()
-    }
-}
-
-impl Drop for Limiter {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        let Some(thread) = self.thread.take() else { return };
-        thread.thread().unpark();
-        // The last owner of the volume may be the thread itself, which cannot wait for itself.
-        if thread.thread().id() != std::thread::current().id() {
-            let _ = thread.join();
-        }
     }
 }
 

@@ -5,7 +5,7 @@
 //! the drive. A write of a part of a block changes nothing else of it: whoever writes one has its
 //! blocks for himself meanwhile, all others share them.
 
-use super::counters::{Counters, Kind, Outcome, Totals};
+use super::counters::{Accounts, Counters, Kind, Outcome};
 use super::record::Book;
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 use crate::BLOCK_SIZE;
@@ -14,7 +14,7 @@ use crate::durable::Kept;
 use crate::error::{Context, Error, Result};
 use crate::media::{Access, Drive, DriveError, FileDrive, Memory};
 use crate::stats::{Latencies, Stats};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{RwLock, RwLockReadGuard};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub struct BareVolume {
     cache: Option<Arc<Cached>>,
     discards: bool,
     stripes: Vec<RwLock<()>>,
-    counters: Mutex<(Vec<Arc<Counters>>, Totals)>,
+    accounts: Accounts,
 }
 
 impl BareVolume {
@@ -95,23 +95,15 @@ impl BareVolume {
             backing,
             cache,
             stripes: (0..STRIPES).map(|_| RwLock::default()).collect(),
-            counters: Mutex::default(),
+            accounts: Accounts::default(),
         })
     }
 
     /// All counters, now. What only a store in memory or a log has is 0.
     pub fn stats(&self) -> Stats {
-        let stats = Stats { disk_size_bytes: self.backing.size(), ..self.totals().stats() };
+        let stats =
+            Stats { disk_size_bytes: self.backing.size(), ..self.accounts.totals().stats() };
         stats.with_cache(self.cache.as_ref().map(|cache| cache.stats()))
-    }
-
-    fn totals(&self) -> Totals {
-        let counters = self.counters.lock();
-        let mut totals = counters.1.clone();
-        for live in &counters.0 {
-            totals.add(live);
-        }
-        totals
     }
 
     /// Shares the blocks of a range, at least one byte, with others who write whole blocks.
@@ -151,8 +143,7 @@ impl Device for BareVolume {
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
-        let counters = Arc::new(Counters::default());
-        self.counters.lock().0.push(Arc::clone(&counters));
+        let counters = self.accounts.enter();
         Box::new(BareChannel { volume: self, counters, page: Box::new([0; BLOCK_SIZE]) })
     }
 
@@ -169,7 +160,7 @@ impl Serving for BareVolume {
     }
 
     fn latencies(&self) -> Latencies {
-        self.totals().latencies()
+        self.accounts.totals().latencies()
     }
 
     fn grow(&self, _size: u64) -> Result<()> {
@@ -317,9 +308,7 @@ impl Channel for BareChannel {
 
 impl Drop for BareChannel {
     fn drop(&mut self) {
-        let mut counters = self.volume.counters.lock();
-        counters.1.add(&self.counters);
-        counters.0.retain(|other| !Arc::ptr_eq(other, &self.counters));
+        self.volume.accounts.leave(&self.counters);
     }
 }
 

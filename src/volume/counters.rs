@@ -1,8 +1,13 @@
-//! What the requests of one thread came to. Written by that thread alone, added up on demand.
+//! What requests came to: counters that one thread writes, and the accounts of a volume, which add
+//! those of all its threads up on demand.
+//!
+//! Invariant: what a thread has counted stays counted when it leaves.
 
 use super::Request;
 use crate::stats::histogram::{Histogram, Sum};
 use crate::stats::{Latencies, Requests, Spent, Stats};
+use crate::sync::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -92,6 +97,51 @@ impl Counters {
     /// Counts a request that lay outside the device.
     pub fn count_invalid(&self) {
         add(&self.invalid, 1);
+    }
+}
+
+/// The counters of all threads that work for a volume, or did.
+#[derive(Debug, Default)]
+pub struct Accounts {
+    all: Mutex<All>,
+}
+
+#[derive(Debug, Default)]
+struct All {
+    live: Vec<Arc<Counters>>,
+    past: Totals,
+}
+
+impl Accounts {
+    /// Counters for one more thread.
+    pub fn enter(&self) -> Arc<Counters> {
+        let counters = Arc::new(Counters::default());
+        self.all.lock().live.push(Arc::clone(&counters));
+        counters
+    }
+
+    /// Takes over what a thread has counted, which counts nothing any more.
+    pub fn leave(&self, counters: &Arc<Counters>) {
+        let mut all = self.all.lock();
+        all.past.add(counters);
+        all.live.retain(|other| !Arc::ptr_eq(other, counters));
+    }
+
+    /// All of them, added up.
+    pub fn totals(&self) -> Totals {
+        let all = self.all.lock();
+        let mut totals = all.past.clone();
+        for counters in &all.live {
+            totals.add(counters);
+        }
+        totals
+    }
+
+    /// Requests so far.
+    pub fn requests(&self) -> u64 {
+        let all = self.all.lock();
+        let live = all.live.iter().map(|counters| counters.requests());
+        all.past.requests() + live.sum::<u64>()
     }
 }
 

@@ -4,7 +4,7 @@
 //! has it; every request is counted once. A request is cut at groups of 16 blocks, which the
 //! contract allows.
 
-use super::counters::{Counters, Kind, Outcome, Totals};
+use super::counters::{Accounts, Counters, Kind, Outcome};
 use super::record::{Book, Record};
 use super::split::{Piece, each, each_mut};
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
@@ -56,7 +56,7 @@ pub struct LogVolume {
     discards: bool,
     options: LogOptions,
     tending: Mutex<Option<Tending>>,
-    counters: Mutex<(Vec<Arc<Counters>>, Totals)>,
+    accounts: Accounts,
     report: durable::Report,
     /// Parts of requests that read and wrote less than a block.
     partial: [AtomicU64; 2],
@@ -133,7 +133,7 @@ impl LogVolume {
             discards,
             options,
             tending: Mutex::new(None),
-            counters: Mutex::default(),
+            accounts: Accounts::default(),
             report,
             partial: Default::default(),
             record: Mutex::new(None),
@@ -214,15 +214,6 @@ impl LogVolume {
         closed
     }
 
-    fn totals(&self) -> Totals {
-        let counters = self.counters.lock();
-        let mut totals = counters.1.clone();
-        for live in &counters.0 {
-            totals.add(live);
-        }
-        totals
-    }
-
     /// All counters, now. What only a store in memory has is 0.
     pub fn stats(&self) -> Stats {
         let (log, lost) = {
@@ -240,7 +231,7 @@ impl LogVolume {
             corrupt_records: self.logged.damaged_reads(),
             log: Some(log),
             log_lost_blocks: lost,
-            ..self.totals().stats()
+            ..self.accounts.totals().stats()
         }
         .with_cache(self.cache.as_ref().map(|cache| cache.stats()))
     }
@@ -272,8 +263,7 @@ impl Device for LogVolume {
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
-        let counters = Arc::new(Counters::default());
-        self.counters.lock().0.push(Arc::clone(&counters));
+        let counters = self.accounts.enter();
         let hand = LogHand::new(self.options.algorithm);
         Box::new(LogChannel { volume: self, hand, counters })
     }
@@ -311,7 +301,7 @@ impl Serving for LogVolume {
     }
 
     fn latencies(&self) -> Latencies {
-        self.totals().latencies()
+        self.accounts.totals().latencies()
     }
 
     fn grow(&self, _size: u64) -> Result<()> {
@@ -443,8 +433,6 @@ impl LogChannel {
 
 impl Drop for LogChannel {
     fn drop(&mut self) {
-        let mut counters = self.volume.counters.lock();
-        counters.1.add(&self.counters);
-        counters.0.retain(|other| !Arc::ptr_eq(other, &self.counters));
+        self.volume.accounts.leave(&self.counters);
     }
 }

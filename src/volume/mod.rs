@@ -41,10 +41,10 @@ use crate::store::{RESERVE_SEGMENTS, Session, Shape};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::tiers::{Pass, Pressed, Ram};
-use counters::{Counters, Totals};
+use counters::{Accounts, Counters};
 use crew::Crew;
 use std::sync::{Arc, OnceLock};
-use worker::Worker;
+pub(crate) use worker::Worker;
 
 /// How memory files are laid out: entries, records, tables, and what each file is called. Counts up
 /// with every change, so that no program takes over what another lays out differently.
@@ -78,18 +78,12 @@ pub struct Volume {
     size: AtomicU64,
     /// Serializes changes of the size.
     growing: Mutex<()>,
-    counters: Mutex<Accounts>,
+    accounts: Accounts,
     /// For questions that no front-end's thread asks.
     inspector: Mutex<Option<Session>>,
     workers: Mutex<Vec<Worker>>,
     crew: OnceLock<Crew>,
     orders: packer::Orders,
-}
-
-#[derive(Default)]
-struct Accounts {
-    live: Vec<Arc<Counters>>,
-    past: Totals,
 }
 
 /// The least limit, in bytes, under which a device of `size` bytes with segments of `segment` bytes
@@ -187,7 +181,7 @@ impl Volume {
             ram,
             size: AtomicU64::new(options.size),
             growing: Mutex::new(()),
-            counters: Mutex::new(Accounts::default()),
+            accounts: Accounts::default(),
             inspector: Mutex::new(Some(inspector)),
             workers: Mutex::new(Vec::new()),
             crew: OnceLock::new(),
@@ -297,14 +291,14 @@ impl Volume {
 
     /// Requests so far.
     fn requests(&self) -> u64 {
-        self.counters.lock().requests()
+        self.accounts.requests()
     }
 
     /// All counters, now.
     pub fn stats(&self) -> Stats {
         let store = self.ram.store();
         let counts = store.tallies().sum();
-        let totals = self.counters.lock().totals();
+        let totals = self.accounts.totals();
         let at_least_0 = |n: i64| n.max(0) as u64;
         let (index, budget) = (store.index(), store.budget());
         let unfolded = index.unfolded_blocks() as i64;
@@ -456,9 +450,7 @@ impl Volume {
     fn leave(&self, session: &Session, counters: &Arc<Counters>) {
         self.ram.store().leave(session);
         self.ram.store().budget().give(size_of::<Counters>() as u64);
-        let mut accounts = self.counters.lock();
-        accounts.past.add(counters);
-        accounts.live.retain(|other| !Arc::ptr_eq(other, counters));
+        self.accounts.leave(counters);
     }
 
     fn extent_of(&self, block: u64, session: &Session) -> ExtentKind {
@@ -477,21 +469,6 @@ fn no_room_to_recompress() -> Error {
         .mend("discard something (fstrim) or give a higher ram-limit first")
 }
 
-impl Accounts {
-    fn requests(&self) -> u64 {
-        let live = self.live.iter().map(|counters| counters.requests());
-        self.past.requests() + live.sum::<u64>()
-    }
-
-    fn totals(&self) -> Totals {
-        let mut totals = self.past.clone();
-        for counters in &self.live {
-            totals.add(counters);
-        }
-        totals
-    }
-}
-
 impl Device for Volume {
     fn size(&self) -> u64 {
         self.size_now()
@@ -507,9 +484,8 @@ impl Device for Volume {
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         let Ok(session) = self.ram.session() else { return Box::new(channel::Refused) };
-        let counters = Arc::new(Counters::default());
         self.ram.store().budget().add(size_of::<Counters>() as u64);
-        self.counters.lock().live.push(Arc::clone(&counters));
+        let counters = self.accounts.enter();
         Box::new(channel::VolumeChannel::new(self, session, counters))
     }
 
@@ -551,7 +527,7 @@ impl Serving for Volume {
     }
 
     fn latencies(&self) -> Latencies {
-        self.counters.lock().totals().latencies()
+        self.accounts.totals().latencies()
     }
 
     fn grow(&self, size: u64) -> Result<()> {

@@ -66,7 +66,7 @@ impl Orders {
 /// # Errors
 /// See [`Worker::start`].
 pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
-    Worker::start("ztier-packer", volume, |volume, stop| {
+    Worker::start("ztier-packer", Arc::downgrade(volume), |volume, stop| {
         if let Some(volume) = volume.upgrade() {
             volume.orders.thread.get_or_init(std::thread::current);
         }

@@ -17,7 +17,9 @@ const TICK: Duration = Duration::from_millis(200);
 /// See [`Worker::start`], and when too many threads use the volume.
 pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
     let session = volume.ram().session()?;
-    Worker::start("ztier-spiller", volume, move |volume, stop| spill(volume, stop, &session))
+    Worker::start("ztier-spiller", Arc::downgrade(volume), move |volume, stop| {
+        spill(volume, stop, &session)
+    })
 }
 
 fn spill(volume: &Weak<Volume>, stop: &AtomicBool, session: &Session) {

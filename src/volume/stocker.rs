@@ -15,7 +15,7 @@ const TICK: Duration = Duration::from_millis(500);
 /// # Errors
 /// See [`Worker::start`].
 pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
-    Worker::start("ztier-stocker", volume, stock)
+    Worker::start("ztier-stocker", Arc::downgrade(volume), stock)
 }
 
 /// Has this thread served before others, also with memory: the kernel leaves a part of what it

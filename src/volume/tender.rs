@@ -21,7 +21,7 @@ const IDLE_TICK: Duration = Duration::from_secs(1);
 /// # Errors
 /// See [`Worker::start`].
 pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
-    Worker::start("ztier-tender", volume, tend)
+    Worker::start("ztier-tender", Arc::downgrade(volume), tend)
 }
 
 fn tend(volume: &Weak<Volume>, stop: &AtomicBool) {
