@@ -191,9 +191,9 @@ pub fn over(used: u64, payload: u64, permille: u64, segment: u32) -> bool {
     used > payload / 1000 * permille + SLACK_SEGMENTS * u64::from(segment)
 }
 
-/// Bytes that are free again when a segment of `size` bytes is cleaned: its garbage, and the room at
-/// its end if it was sealed before it was full. Nothing else leaves so much there that the longest
-/// record would have fitted.
+/// Bytes that are free again when a segment of `size` bytes is cleaned: its garbage, and the room
+/// at its end if it was sealed before it was full. Nothing else leaves so much there that the
+/// longest record would have fitted.
 pub fn gain(sealed: &Sealed, size: u32) -> u32 {
     let room = size - sealed.end;
     sealed.dead + if room >= CLUSTER_MAX as u32 { room } else { 0 }

@@ -351,8 +351,8 @@ impl Ram {
         }
     }
 
-    /// Cleans the emptiest segment, if that gives back at least one part in `worth_part` of one. Says
-    /// how much that was; `None` when none is worth it, or there is no room to clean.
+    /// Cleans the emptiest segment, if that gives back at least one part in `worth_part` of one.
+    /// Says how much that was; `None` when none is worth it, or there is no room to clean.
     pub(super) fn clean_one(&self, session: &Session, who: Taker, worth_part: u32) -> Option<u32> {
         let size = self.store.segment_size();
         let least = size / worth_part;
