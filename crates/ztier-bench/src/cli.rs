@@ -13,7 +13,7 @@ use crate::report::{Output, Report, print, say, warn};
 use crate::rival::System;
 use crate::sys::cpu::Stopwatch;
 use crate::sys::interrupt;
-use crate::vm::Inside;
+use crate::vm::{Flavour, Inside};
 use crate::workload::iozone::{self, Mode, Series};
 use crate::workload::{
     Context, devices, engine, export, log, memory, models, restart, sequential, soak, startup,
@@ -352,6 +352,7 @@ fn zram_in_machine(args: &ZramArgs) -> Result<()> {
     }
     let machine = Inside {
         args: inside,
+        kernel: Flavour::Cloud,
         memory: 2560,
         cpus: 2,
         disks: &[],
@@ -375,6 +376,7 @@ fn log_in_machine(args: &LogArgs) -> Result<()> {
     inside.extend(args.quick.then(|| "--quick".to_owned()));
     let machine = Inside {
         args: inside,
+        kernel: Flavour::Cloud,
         memory: 1024,
         cpus: 2,
         disks: &[("log", 2 << 30), ("backing", 4 << 30)],

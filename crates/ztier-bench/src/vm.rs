@@ -8,6 +8,7 @@ use crate::report::{Output, print, say};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
+pub use ztier_vm::kernel::Flavour;
 use ztier_vm::{Lab, Setup, Trouble};
 
 /// Longer than any table takes there.
@@ -24,6 +25,8 @@ const FIGURES: &str = "/tmp/figures";
 pub struct Inside<'a> {
     /// Arguments of this program there.
     pub args: Vec<String>,
+    /// Its kernel.
+    pub kernel: Flavour,
     /// Memory of the machine, in MiB.
     pub memory: u32,
     /// Its CPUs; one, if it counts instructions.
@@ -50,10 +53,7 @@ impl Inside<'_> {
     /// # Errors
     /// There can be no machine here, or the table failed there.
     pub fn run(self) -> Result<()> {
-        let lab = Lab::open(&["ztier", "ztier-bench"]).map_err(|trouble| match trouble {
-            Trouble::Absent(why) => Error::failure(why).mend("CONTRIBUTING.md says what is needed"),
-            Trouble::Failed(error) => error,
-        })?;
+        let lab = Lab::of(self.kernel, &["ztier", "ztier-bench"]).map_err(Trouble::into_error)?;
         let _turn = lab.turn(LIMIT)?;
         let cpus = if self.counted { 1 } else { self.cpus };
         let mut setup = Setup::new(&lab).memory(self.memory).cpus(cpus);

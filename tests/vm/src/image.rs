@@ -23,7 +23,7 @@ const PROGRAMS: &str = "\
 /// Modules that machines can load, with what they need.
 const MODULES: &str = "\
     bcache brd btrfs dm-crypt dm-delay dm-flakey dm-log-writes dm-mod dm-writecache fuse loop \
-    nbd ublk_drv virtio_balloon xfs zram";
+    lz4 nbd ublk_drv virtio_balloon xfs zram";
 /// Images that are kept for another time.
 const KEPT: usize = 4;
 

@@ -9,8 +9,8 @@ use std::fs;
 use std::path::Path;
 use ztier::error::{Context, Error, Result};
 
-/// Modules by which the machine finds its disks.
-const MODULES: [&str; 2] = ["virtio_pci", "virtio_blk"];
+/// Modules by which the machine finds its disks, and mounts that with the programs.
+const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
 
 /// An archive that grows.
 #[derive(Clone, Debug, Default)]

@@ -5,7 +5,7 @@ use crate::cache::Cache;
 use crate::command::find;
 use crate::image::Image;
 use crate::initramfs::{self, Archive};
-use crate::kernel::Kernel;
+use crate::kernel::{Flavour, Kernel};
 use crate::programs::{copy_stripped, ours};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,6 +25,16 @@ pub enum Trouble {
 impl From<Error> for Trouble {
     fn from(error: Error) -> Self {
         Self::Failed(error)
+    }
+}
+
+impl Trouble {
+    /// What to tell who cannot do without.
+    pub fn into_error(self) -> Error {
+        match self {
+            Self::Absent(why) => Error::failure(why).mend("CONTRIBUTING.md says what is needed"),
+            Self::Failed(error) => error,
+        }
     }
 }
 
@@ -48,6 +58,14 @@ impl Lab {
     /// # Errors
     /// [`Trouble::Absent`] where this system cannot have machines.
     pub fn open(programs: &[&str]) -> Result<Self, Trouble> {
+        Self::of(Flavour::default(), programs)
+    }
+
+    /// The same with another kernel.
+    ///
+    /// # Errors
+    /// See [`Lab::open`].
+    pub fn of(flavour: Flavour, programs: &[&str]) -> Result<Self, Trouble> {
         if !cfg!(target_arch = "x86_64") {
             return Err(Trouble::Absent("virtual machines only for x86-64".into()));
         }
@@ -57,7 +75,7 @@ impl Lab {
             }
         }
         let cache = Cache::of_user()?;
-        let kernel = Kernel::open(&cache, false)
+        let kernel = Kernel::open(&cache, flavour, false)
             .map_err(|e| Trouble::Absent(format!("no kernel for virtual machines: {e}")))?;
         let agent = ours("ztier-vm-agent")?;
         let mut own = vec![agent.clone()];

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ztier::config::size;
 use ztier::error::{Context, Error, Result};
 use ztier_vm::cache::Cache;
-use ztier_vm::kernel::Kernel;
+use ztier_vm::kernel::{Flavour, Kernel};
 use ztier_vm::programs::libraries;
 use ztier_vm::{Lab, Machine, Setup, Trouble};
 
@@ -109,20 +109,13 @@ fn main() -> ExitCode {
 
 #[expect(clippy::print_stdout, reason = "what was asked for")]
 fn kernel(renew: bool) -> Result<ExitCode> {
-    let kernel = Kernel::open(&Cache::of_user()?, renew)?;
+    let kernel = Kernel::open(&Cache::of_user()?, Flavour::default(), renew)?;
     println!("{} {}", kernel.release(), kernel.vmlinuz().display());
     Ok(ExitCode::SUCCESS)
 }
 
 fn lab() -> Result<Lab> {
-    lab_with(&["ztier"])
-}
-
-fn lab_with(programs: &[&str]) -> Result<Lab> {
-    Lab::open(programs).map_err(|trouble| match trouble {
-        Trouble::Absent(why) => Error::failure(why).mend("CONTRIBUTING.md says what is needed"),
-        Trouble::Failed(error) => error,
-    })
+    Lab::open(&["ztier"]).map_err(Trouble::into_error)
 }
 
 fn run(args: &RunArgs) -> Result<ExitCode> {

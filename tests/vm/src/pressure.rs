@@ -1,14 +1,13 @@
 //! Swap under pressure by hand: in a machine that is short of memory as a whole, and in a control
 //! group on this one.
 
-use crate::lab_with;
 use clap::{Args, ValueEnum};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use ztier::config::size::parse_bytes;
 use ztier::error::{Context, Error, Result};
 use ztier_vm::programs::ours;
-use ztier_vm::{Lab, Setup};
+use ztier_vm::{Lab, Setup, Trouble};
 
 /// Who makes the pressure, there and here.
 const PROGRAM: &str = "ztier-vm-pressure";
@@ -64,7 +63,8 @@ pub struct Options {
 /// Anything was as it must not be, or could not be done here.
 pub fn run(options: &Options) -> Result<()> {
     if options.over != Over::Group {
-        options.machine(&lab_with(&["ztier", PROGRAM])?)?;
+        let lab = Lab::open(&["ztier", PROGRAM]).map_err(Trouble::into_error)?;
+        options.machine(&lab)?;
     }
     if options.over != Over::Machine {
         options.group()?;

@@ -2,7 +2,7 @@
 
 use super::{MachineArgs, finish, name_of, warn_if_busy};
 use crate::report::{Output, Report, print};
-use crate::vm::Inside;
+use crate::vm::{Flavour, Inside};
 use crate::workload::log::REAL_DIR;
 use crate::workload::scan::load::{self, Load};
 use crate::workload::scan::{self, Choice, Place, System};
@@ -125,11 +125,13 @@ impl ScanArgs {
         }
         let machine = Inside {
             args: inside,
+            // The only one with zswap.
+            kernel: Flavour::Full,
             memory: 512,
             cpus: 1,
             disks: &[("swap", 1 << 30), ("zswap", 1 << 30), ("spill", 1 << 30)],
             held: &[],
-            modules: "fuse loop ublk_drv zram",
+            modules: "fuse loop lz4 ublk_drv zram",
             prepare: PREPARE,
             counted: self.machine.instructions,
             output: &self.output,

@@ -2,7 +2,7 @@
 
 use super::{finish, name_of};
 use crate::report::{Output, Report};
-use crate::vm::Inside;
+use crate::vm::{Flavour, Inside};
 use crate::workload::worst::{self, Choice, System};
 use clap::Args;
 use std::path::PathBuf;
@@ -106,6 +106,7 @@ impl WorstArgs {
         let [files, swap] = REQUESTS.map(|requests| (bandwidth, requests));
         let machine = Inside {
             args: inside,
+            kernel: Flavour::Cloud,
             memory,
             cpus: 2,
             // The largest file, a journal and tables.
