@@ -13,11 +13,6 @@ use ztier_vm::{Lab, Setup, Trouble};
 
 /// Longer than any table takes there.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// All that is emulated in proportion. Left out are carry-less multiplication, of which one takes
-/// the emulator as long as hundreds of other instructions (a checksum of 4 KiB would cost 80 µs
-/// instead of 0.2), and fast string copies, which it makes byte by byte: programs and kernels then
-/// take what they have for CPUs without. `cx16` is left out because this emulator gets it wrong.
-const CPU: &str = "max,-cx16,-pclmulqdq,-erms,-fsrm";
 /// Where the program leaves its figures there.
 const FIGURES: &str = "/tmp/figures";
 
@@ -57,7 +52,6 @@ impl Inside<'_> {
         let _turn = lab.turn(LIMIT)?;
         let cpus = if self.counted { 1 } else { self.cpus };
         let mut setup = Setup::new(&lab).memory(self.memory).cpus(cpus);
-        setup = setup.args(&["-cpu", CPU]);
         if self.counted {
             setup = setup.args(&["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"]);
         }

@@ -6,6 +6,7 @@
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::system::{RebootCommand, reboot};
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -73,7 +74,8 @@ fn serve() -> io::Result<()> {
                 Some(Err(e)) => agent.end(frame.id, 1, &e.to_string()),
                 _ => agent.end(frame.id, 0, ""),
             },
-            Kind::Off => return Ok(()),
+            // Whoever is the first process here: what had to be saved is.
+            Kind::Off => return Ok(reboot(RebootCommand::PowerOff)?),
             Kind::Ready => {}
         }
     }
