@@ -60,7 +60,8 @@ impl Choice {
             files,
             records,
             heap: memory / 16,
-            scan_mib: memory / 2,
+            // In so little memory a quarter, less what a volume takes empty, does not hold half.
+            scan_mib: if self.quick { memory / 3 } else { memory / 2 },
             passes: if self.quick { 1 } else { 3 },
             runs: self.runs.unwrap_or(if self.quick || self.full { 1 } else { 3 }),
             systems,
