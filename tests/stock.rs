@@ -1,11 +1,20 @@
 //! A volume that carries swap is asked to write while the machine has no memory: what its requests
 //! need is there beforehand.
 #![cfg(not(shuttle))]
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, dead_code)]
+
+mod support {
+    pub mod ram_drive;
+}
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Serving, Volume};
+use support::ram_drive::RamDrive;
+use ztier::media::Memory;
+use ztier::volume::{
+    Algorithm, Channel, Device, IoError, Options, Request, Serving, SpillTo, Volume,
+    min_ram_limit_above,
+};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 256 * MIB;
@@ -40,17 +49,24 @@ struct Writer {
     channel: Box<dyn Channel>,
     data: Vec<u8>,
     rng: u64,
+    /// All pages of a write have the same words.
+    alike: bool,
 }
 
 impl Writer {
     fn new(volume: &Arc<Volume>) -> Self {
         let channel = Arc::clone(volume).channel();
-        Self { channel, data: vec![1; 64 << 10], rng: 0x9e37_79b9 }
+        Self { channel, data: vec![1; 64 << 10], rng: 0x9e37_79b9, alike: false }
     }
 
     /// Writes 64 KiB of which half does not compress.
     fn write(&mut self, offset: u64) -> Result<(), IoError> {
-        for page in self.data.chunks_exact_mut(4096) {
+        let first = self.rng;
+        for (n, page) in self.data.chunks_exact_mut(4096).enumerate() {
+            if self.alike {
+                self.rng = first;
+                page[2048..2056].copy_from_slice(&(n as u64).to_le_bytes());
+            }
             for word in page[..2048].as_chunks_mut::<8>().0 {
                 self.rng ^= self.rng << 13;
                 self.rng ^= self.rng >> 7;
@@ -143,6 +159,41 @@ fn a_full_volume_refuses_and_goes_on() {
     assert!(stats.compr_data_bytes > LIMIT * 9 / 10, "{} bytes", stats.compr_data_bytes);
     writer.discard(0..SIZE / 2);
     writer.fill(0..16 * MIB);
+    volume.audit().unwrap();
+}
+
+/// The least limit leaves room for a handful of segments, of which one is being filled with
+/// clusters: there always is one more that can go down, and a writer gets on.
+#[test]
+fn the_least_limit_never_ends_in_refusals() {
+    const SLOTS: u32 = 512;
+    let drive = Arc::new(RamDrive::new((u64::from(SLOTS) + 1) * MIB));
+    let below = SpillTo { drive, slots: SLOTS, daily: 0 };
+    let options = Options {
+        size: SIZE,
+        ram_limit: LIMIT,
+        ram_limit_max: LIMIT,
+        segment: MIB as u32,
+        algorithm: Algorithm::Lz4,
+        lock_memory: false,
+    };
+    let volume = Volume::create_over(&options, &Memory::default(), Some(below)).unwrap();
+    let mut writer = Writer::new(&volume);
+    volume.carry_swap(true).unwrap();
+    // Pages of the same words, so that only together they shrink further.
+    writer.alike = true;
+    writer.fill(0..8 * MIB);
+    volume.recompress_now();
+    assert!(volume.stats().blocks_recompressed > 100, "{:?}", volume.stats());
+    volume.set_ram_limit(min_ram_limit_above(SIZE, MIB as u32)).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    for offset in (0..SIZE).step_by(64 << 10) {
+        // For a moment the stock may be used up, as swap is told to expect.
+        while let Err(e) = writer.write(offset) {
+            assert_eq!(e, IoError::NoSpace);
+            assert!(Instant::now() < end, "refused at {offset}: {:?}", volume.stats());
+        }
+    }
     volume.audit().unwrap();
 }
 

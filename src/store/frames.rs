@@ -122,13 +122,12 @@ impl Frames {
     /// Gets one frame ready if fewer are than are to be kept. `false` when there are enough, or the
     /// budget or the machine has no memory for another.
     pub fn restock(&self, budget: &Budget) -> bool {
-        let ready = self.ready();
-        // The cleaner's are part of what only he may take.
-        let who = if ready < RESERVE_SEGMENTS as usize { Taker::Cleaner } else { Taker::Ordinary };
-        if ready >= self.stock() {
+        if self.ready() >= self.stock() {
             return false;
         }
-        let frame = self.warm_up(budget, who);
+        // The first ones are the reserve, and paid for: beside them the budget need not keep it
+        // free once more. Who takes one leaves them alone.
+        let frame = self.warm_up(budget, Taker::Cleaner);
         frame.map(|frame| self.give(frame)).is_some()
     }
 

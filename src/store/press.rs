@@ -210,7 +210,13 @@ impl Store {
         seals
     }
 
-    /// Seals it whatever is in it.
+    /// Seals it whatever is in it, for who needs its memory. `false` when there is none.
+    pub fn end_pack(&self, pack: &mut Pack) -> bool {
+        let was_open = pack.open.is_some();
+        self.close(pack);
+        was_open
+    }
+
     fn close(&self, pack: &mut Pack) {
         let Some(Open { segment, offset }) = pack.open.take() else { return };
         if offset == 0 {

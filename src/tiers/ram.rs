@@ -304,7 +304,8 @@ impl Ram {
     fn make_some_room(&self, cleaner: &Session) -> bool {
         let clean = |part| self.clean_one(cleaner, Taker::Cleaner, part).is_some();
         if self.lower.is_none() {
-            return clean(policy::WORTH_PART) || self.seal_garbage() || self.seal_clusters();
+            let seal = || self.seal_garbage() || self.seal_clusters() || self.end_clusters();
+            return clean(policy::WORTH_PART) || seal();
         }
         let compact = |part| self.can_spill() && self.compact_one(cleaner, Taker::Cleaner, part);
         // Emptying a slot takes memory before it gives any: cleaning what is hardly worth it would
@@ -317,6 +318,7 @@ impl Ram {
             || self.seal_garbage()
             || self.seal_clusters()
             || compact(policy::WORTH_PART)
+            || self.end_clusters()
     }
 
     /// Makes room for `bytes` of tables or buffers, which are added to what is used afterwards.

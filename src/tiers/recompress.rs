@@ -279,6 +279,14 @@ impl Ram {
         let Some(Work { pack, .. }) = &mut *work else { return false };
         self.store().seal_pack(pack, policy::SPILL_WORTH_PART)
     }
+
+    /// Seals it whatever is in it, so that it can go down, or what is in it be put elsewhere: where
+    /// a limit leaves room for few segments, it may be one too many. `false` when there is none.
+    pub(super) fn end_clusters(&self) -> bool {
+        let Some(mut work) = self.recompression().work.try_lock() else { return false };
+        let Some(Work { pack, .. }) = &mut *work else { return false };
+        self.store().end_pack(pack)
+    }
 }
 
 impl Work {
