@@ -39,14 +39,14 @@ const QUICK: [Entry; 11] = [
     entry("models", "models", 3.0),
     entry("policy", "policy --quick", 4.0),
     entry("cache", "cache --quick", 20.0),
-    entry("zram", "zram --quick --keep-going", 80.0),
-    entry("scan", "scan --quick", 35.0),
-    entry("zcache", "zcache --quick", 105.0),
-    entry("worst-case", "worst-case --quick --only disk,fixed,auto --files 192", 265.0),
+    entry("zram", "zram --quick --keep-going", 88.0),
+    entry("scan", "scan --quick", 40.0),
+    entry("zcache", "zcache --quick", 113.0),
+    entry("worst-case", "worst-case --quick --only disk,fixed,auto --files 192", 200.0),
     entry("log", "log --quick --keep-going", 110.0),
-    entry("zram-vm", "zram --vm --quick --keep-going --only devices,iozone", 90.0),
-    entry("log-vm", "log --vm --quick --keep-going", 60.0),
-    entry("scan-vm", "scan --vm --quick --only ztier,zram-lz4,disk --runs 1", 55.0),
+    entry("zram-vm", "zram --vm --quick --keep-going --only devices,iozone", 132.0),
+    entry("log-vm", "log --vm --quick --keep-going", 46.0),
+    entry("scan-vm", "scan --vm --quick --only ztier,zram-lz4,disk --runs 1", 51.0),
 ];
 
 const FULL: [Entry; 11] = [
