@@ -99,7 +99,7 @@ fn packages_lack() -> Option<&'static str> {
 #[test]
 fn the_package_is_installed_used_as_documented_replaced_and_removed() {
     if std::env::var("ZTIER_VM_PACKAGE").is_ok_and(|value| value == "no") {
-        println!("skipped: ZTIER_VM_PACKAGE=no, for installing a package takes minutes");
+        println!("skipped: installing the package takes minutes; ./test --package does it");
         return;
     }
     if let Some(why) = packages_lack() {
