@@ -191,4 +191,93 @@ mod tests {
         file.set_times(times).unwrap();
         assert!(of(&path).is_some() && of(&path) != second);
     }
+
+    /// A directory like the kernel's for a device, with reads, writes, and discards so far.
+    fn device(dir: &Path, counts: [u64; 3]) {
+        let [reads, writes, discards] = counts;
+        let (read, written, gone) = (reads * 8, writes * 8, discards * 2048);
+        let stat = format!(
+            "{reads:>8} 0 {read} 12 {writes} 0 {written} 34 0 7 50 {discards} 0 {gone} 4 3 1\n"
+        );
+        fs::create_dir_all(dir.join("queue")).unwrap();
+        fs::write(dir.join("stat"), stat).unwrap();
+        fs::write(dir.join("queue/iostats"), "1\n").unwrap();
+        fs::write(dir.join("diskseq"), "9\n").unwrap();
+    }
+
+    #[test]
+    fn whatever_is_written_to_a_device_shows_in_its_counters() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("sda");
+        device(&dir, [100, 50, 5]);
+        let before = of_device(&dir, DEEP);
+        assert!(before.is_some());
+        device(&dir, [200, 50, 5]);
+        assert_eq!(of_device(&dir, DEEP), before, "reading changes nothing");
+        for changed in [[100, 51, 5], [100, 50, 6]] {
+            device(&dir, changed);
+            assert_ne!(of_device(&dir, DEEP), before, "{changed:?}");
+        }
+        device(&dir, [100, 50, 5]);
+        fs::write(dir.join("diskseq"), "10\n").unwrap();
+        assert_ne!(of_device(&dir, DEEP), before, "another disk in the same place");
+    }
+
+    #[test]
+    fn a_partition_shows_what_was_written_past_it_and_nothing_of_its_neighbours() {
+        let root = tempfile::tempdir().unwrap();
+        let disk = root.path().join("sda");
+        let (one, two) = (disk.join("sda1"), disk.join("sda2"));
+        // What is written to a partition counts for its disk, too.
+        let counts = |[first, second, past]: [u64; 3]| {
+            device(&disk, [0, first + second + past, 0]);
+            device(&one, [0, first, 0]);
+            device(&two, [0, second, 0]);
+            fs::write(one.join("partition"), "1\n").unwrap();
+            fs::write(two.join("partition"), "2\n").unwrap();
+            of_device(&one, DEEP)
+        };
+        let before = counts([10, 20, 3]);
+        assert!(before.is_some());
+        assert_eq!(counts([10, 25, 3]), before, "the neighbour");
+        assert_ne!(counts([11, 20, 3]), before);
+        assert_ne!(counts([10, 20, 4]), before, "past its partitions");
+    }
+
+    #[test]
+    fn what_lies_below_a_device_is_part_of_its_witness() {
+        let root = tempfile::tempdir().unwrap();
+        let (above, below) = (root.path().join("dm-0"), root.path().join("sda"));
+        device(&above, [0, 5, 0]);
+        device(&below, [0, 7, 0]);
+        fs::create_dir(above.join("slaves")).unwrap();
+        std::os::unix::fs::symlink(&below, above.join("slaves/sda")).unwrap();
+        let before = of_device(&above, DEEP);
+        assert!(before.is_some());
+        device(&below, [0, 8, 0]);
+        assert_ne!(of_device(&above, DEEP), before, "written to past the one above");
+        assert_eq!(of_device(&above, 1), None, "deeper than is looked");
+    }
+
+    #[test]
+    fn a_device_that_does_not_tell_all_has_no_witness() {
+        let root = tempfile::tempdir().unwrap();
+        for shared in ["nbd0", "rbd1", "drbd0", "platform/host2/session1/target/sdb", "rport-1/sdc"]
+        {
+            let dir = root.path().join(shared);
+            device(&dir, [1, 1, 1]);
+            assert_eq!(of_device(&dir, DEEP), None, "{shared}");
+        }
+        let dir = root.path().join("sda");
+        device(&dir, [1, 1, 1]);
+        assert!(of_device(&dir, DEEP).is_some());
+        fs::write(dir.join("queue/iostats"), "0\n").unwrap();
+        assert_eq!(of_device(&dir, DEEP), None, "nothing is counted");
+        device(&dir, [1, 1, 1]);
+        fs::remove_file(dir.join("diskseq")).unwrap();
+        assert_eq!(of_device(&dir, DEEP), None, "a kernel that does not number disks");
+        device(&dir, [1, 1, 1]);
+        fs::write(dir.join("stat"), "1 2 3\n").unwrap();
+        assert_eq!(of_device(&dir, DEEP), None, "a kernel that does not count discards");
+    }
 }

@@ -3,7 +3,7 @@
 //! Invariant: the file is replaced as a whole and durably whenever something has changed, so that a
 //! run that was cut off at any moment can be gone on with.
 
-use super::plan::Entry;
+use super::plan::{Entry, NAMES};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -135,6 +135,7 @@ impl Run {
                 None => self.parts.push(wanted),
             }
         }
+        self.parts.sort_by_key(|part| NAMES.iter().position(|name| *name == part.name));
         build.clone_into(&mut self.build);
     }
 }
@@ -318,5 +319,9 @@ mod tests {
         // The second was not asked for.
         let states: Vec<State> = other.parts.iter().map(|part| part.state).collect();
         assert_eq!(states, [State::Waiting, State::Failed]);
+        // What is added later has its place all the same.
+        let mut late = Run { parts: vec![Part::new(all[2])], ..run() };
+        late.renew(&all[..2], "a");
+        assert!(late.parts.iter().map(|part| part.name.as_str()).eq(NAMES[..3].iter().copied()));
     }
 }

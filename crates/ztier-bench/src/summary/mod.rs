@@ -55,11 +55,19 @@ fn document(run: &Run, tables: &Tables) -> Document {
     }
 }
 
+/// Whether parts are of different builds: a long run that several sessions of `--resume --only`
+/// have shared.
+fn is_mixed(run: &Run) -> bool {
+    run.parts.iter().filter_map(|part| part.build.as_ref()).any(|build| *build != run.build)
+}
+
 fn lead(run: &Run) -> Vec<String> {
     let took: f64 = run.parts.iter().filter_map(|part| part.seconds).sum();
     let form = if run.quick { "A quick run" } else { "A full run" };
+    let others =
+        if is_mixed(run) { "; parts of it by other builds, as said at the end" } else { "" };
     let mut lead = vec![format!(
-        "{form} of `./bench all`, begun {}, {} of measuring, by {}.",
+        "{form} of `./bench all`, begun {}, {} of measuring, by {}{others}.",
         run.begun,
         words(took),
         run.build
@@ -157,19 +165,28 @@ fn made_with(given: Given<'_>) -> Section {
             .then(|| (part.name.clone(), format!("Linux {kernel}, {cpu}")))
     });
     inside.for_each(|(part, text)| say(&format!("{part}, in a virtual machine"), text));
-    let head = ["part", "command", "how it ended", "took", "others’ work before, % of a CPU"];
+    let mut head =
+        vec!["part", "command", "how it ended", "took", "others’ work before, % of a CPU"];
+    let mixed = is_mixed(run);
+    if mixed {
+        head.push("by");
+    }
     let mut typed = run.commands.clone();
     typed.dedup();
     let mut commands =
         Grid::new(format!("Commands; all of them by `{}`", typed.join("`, `")), &head);
     for part in &run.parts {
-        commands.rows.push(vec![
+        let mut row = vec![
             Cell::text(&part.name),
             Cell::text(format!("`{}`", command(part))),
             Cell::text(ended(part)),
             Cell::text(part.seconds.map_or(String::new(), words)),
             part.busy_percent.map_or(Cell::None, |busy| Cell::text(format!("{busy:.0}"))),
-        ]);
+        ];
+        if mixed {
+            row.push(part.build.as_ref().map_or(Cell::None, Cell::text));
+        }
+        commands.rows.push(row);
     }
     let items = vec![Item::Grid(machine), Item::Grid(commands)];
     Section { id: "made-with".into(), title: "Machine, versions, commands".into(), items }
@@ -225,5 +242,24 @@ mod tests {
         assert_eq!(of(main, first), "time on disk swap ÷ ours|1.50|1.60|≥ 1.5|met");
         assert!(of(main, first + 1).ends_with("|–|–|≥ 10|not measured"), "{:?}", main.rows);
         assert!(of(main, first + 2).ends_with("|3.10|≤ 3|short"));
+    }
+
+    #[test]
+    fn parts_of_several_builds_say_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let entries: Vec<_> = entries(true).iter().collect();
+        let mut run = Run::new(String::new(), true, "of today".into(), &entries);
+        let tables = Tables::load(&Folder::of(dir.path().into()), &run);
+        let commands = |run: &Run| {
+            let made = made_with(Given { run, tables: &tables });
+            let Some(Item::Grid(grid)) = made.items.last() else { panic!() };
+            grid.rows.iter().map(|row| row.last().unwrap().shown()).collect::<Vec<_>>()
+        };
+        run.parts.iter_mut().for_each(|part| part.build = Some("of today".into()));
+        assert!(!lead(&run)[0].contains("other builds"));
+        assert!(!commands(&run).contains(&"of today".into()));
+        run.parts[2].build = Some("of yesterday".into());
+        assert!(lead(&run)[0].contains("other builds"));
+        assert_eq!(commands(&run)[1..3], ["of today", "of yesterday"]);
     }
 }

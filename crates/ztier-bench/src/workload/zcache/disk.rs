@@ -9,11 +9,14 @@ use crate::rival::served::Served;
 use crate::workload::log::Source;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use ztier::error::{Error, Result};
 use ztier::media::{Access, Drive, FileDrive};
 
 /// Requests that a disk may have under way: threads that serve it.
 const QUEUE: usize = 16;
+/// Files that were made.
+static FILES: AtomicU32 = AtomicU32::new(0);
 
 /// Which disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +50,9 @@ impl Disk {
                 (Arc::new(drive), "sim:hdd-7200".to_owned(), None)
             }
             Slow::Real(dir, bytes_per_second) => {
-                let file = Source::make(dir, &format!("slow{number}"), size)?;
+                // The disk of the system before may not be gone yet.
+                let file = FILES.fetch_add(1, Ordering::Relaxed);
+                let file = Source::make(dir, &format!("slow{file}"), size)?;
                 let path = file.path().ok_or_else(|| Error::failure("a file has no path"))?;
                 let drive = Arc::new(FileDrive::open(path, Access::Exclusive)?);
                 let held = Held::new(drive, *bytes_per_second);
