@@ -14,13 +14,13 @@ pub struct ZcacheArgs {
     /// End within 60 seconds: a file and a memory of 128 MiB, one size of records.
     #[arg(long, conflicts_with = "full")]
     quick: bool,
-    /// All 13 sizes of records, and 1 GiB in all sections, as the source: takes hours.
+    /// All 13 sizes of records with all data, and 1 GiB in all sections: takes hours.
     #[arg(long)]
     full: bool,
-    /// Memory, and size of the file, of all sections, in MiB (512, and 128 but for `nine`).
+    /// Memory, and size of the file, of all sections, in MiB (1024, and 128 but for `nine`).
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(64..=16384))]
     memory: Option<u64>,
-    /// Sizes of records, powers of two from 4K to 16M.
+    /// Sizes of records, powers of two (4K to 16M; 1M but for `nine` with IOzone's data).
     #[arg(long, value_name = "BYTES", value_delimiter = ',', value_parser = size::parse_bytes)]
     records: Vec<u64>,
     /// Limits of the sweep, in percent of the memory (5,10,20,40).

@@ -55,7 +55,7 @@ const FULL: [Entry; 11] = [
     entry("cache", "cache", 60.0),
     entry("zram", "zram --keep-going", 2400.0),
     entry("scan", "scan --page-cluster 5", 790.0),
-    entry("zcache", "zcache", 1800.0),
+    entry("zcache", "zcache", 4500.0),
     entry("worst-case", "worst-case --runs 1", 900.0),
     entry("log", "log --keep-going", 3000.0),
     entry("zram-vm", "zram --vm --keep-going", 900.0),

@@ -6,7 +6,7 @@
 
 mod tests;
 
-pub use tests::{Mode, Series};
+pub use tests::{Mode, STRIDES, Series};
 
 use super::{Context, SEED};
 use crate::data::{POOL_BYTES, Pool};

@@ -22,6 +22,9 @@ use ztier::error::{Context, Error, Result};
 
 /// Records that a stride read goes forward.
 const STRIDE: u64 = 17;
+/// Strided records a random one of a sample. A random sample tells of the whole file; strides that
+/// ended early would tell only of its beginning, of which the test before left more in the cache.
+pub const STRIDES: u64 = 4;
 /// Generations of data, one a writing test.
 const WRITE: u32 = 1;
 const REWRITE: u32 = 2;
@@ -67,8 +70,9 @@ pub struct Series {
     pub mode: Mode,
     /// Its data.
     pub kind: Kind,
-    /// Records that the tests in random order and the strides touch at most. Writes of such a part
-    /// are synced within the time, because the page cache might take all of them.
+    /// Records that the tests in random order touch at most; strides touch [`STRIDES`] times as
+    /// many. Writes of such a part are synced within the time, because the page cache might take
+    /// all of them.
     pub sample: u64,
     /// Only the first four tests, with the kernel told that all of the file will be needed
     /// (IOzone's `-i 0 -i 1 -+A 4`).
@@ -195,14 +199,16 @@ impl Runner<'_> {
 
     fn nine_tests(&mut self) -> Result<[Figure; 9]> {
         let records = self.series.records();
-        let few = usize::try_from(self.series.sample.min(records)).unwrap_or(usize::MAX);
+        let most = |sample: u64| usize::try_from(sample.min(records)).unwrap_or(usize::MAX);
+        let few = most(self.series.sample);
         let forward: Vec<u64> = (0..records).collect();
         let backward: Vec<u64> = (0..records).rev().collect();
         let (mut to_read, mut to_write) = (forward.clone(), forward.clone());
         Rng::new(1).shuffle(&mut to_read);
         Rng::new(2).shuffle(&mut to_write);
         let first_again = vec![0; forward.len()];
-        let strides = strided(records);
+        let mut strides = strided(records);
+        strides.truncate(most(self.series.sample.saturating_mul(STRIDES)));
         Ok([
             self.write(&forward, WRITE)?,
             self.write(&forward, REWRITE)?,
@@ -212,7 +218,7 @@ impl Runner<'_> {
             self.write(&to_write[..few], RANDOM_WRITE)?,
             self.read(&backward)?,
             self.write(&first_again, RECORD_REWRITE)?,
-            self.read(&strides[..few])?,
+            self.read(&strides)?,
         ])
     }
 

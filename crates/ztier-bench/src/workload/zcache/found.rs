@@ -58,8 +58,8 @@ impl Found {
         speeds.iter().sum::<f64>() / speeds.len() as f64
     }
 
-    /// Bytes that the disk read during a test, in the mean over all sizes of records that were not
-    /// sampled.
+    /// Bytes that the disk read during a test, in the mean over all sizes of records; where few were
+    /// touched, also for those alone.
     fn disk_read(&self, test: usize) -> Option<f64> {
         let all = self.runs.values().flatten().filter_map(|run| run[test].disk);
         let bytes: Vec<f64> = all.map(|moved| moved.read as f64).collect();

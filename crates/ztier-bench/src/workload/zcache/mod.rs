@@ -100,8 +100,14 @@ fn nine(
         let systems = plan.turns(kind);
         let section = format!("nine, {kind}");
         let shape = plan.shape();
-        let found =
-            turns(report, &section, plan, (&shape, &plan.records[..], kind), &systems, progress)?;
+        let found = turns(
+            report,
+            &section,
+            plan,
+            (&shape, plan.records_of(kind), kind),
+            &systems,
+            progress,
+        )?;
         for found in &found {
             found.print_table(&format!("{}, {kind}", found.system.name()));
         }

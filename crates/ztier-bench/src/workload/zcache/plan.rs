@@ -3,6 +3,7 @@
 use super::disk::Slow;
 use super::system::{Shape, System};
 use crate::data::Kind;
+use crate::workload::iozone::STRIDES;
 use crate::workload::log::REAL_DIR;
 use clap::ValueEnum;
 use std::path::PathBuf;
@@ -44,7 +45,7 @@ impl Section {
 pub struct Choice {
     /// End within a minute.
     pub quick: bool,
-    /// All record sizes, and all sections in the source's memory.
+    /// All record sizes with all data, and all sections in the source's memory.
     pub full: bool,
     /// `--memory`, in MiB.
     pub memory: Option<u64>,
@@ -73,9 +74,11 @@ pub struct Plan {
     pub memory: u64,
     /// The same of the others.
     pub small_memory: u64,
-    /// Record sizes of the main section.
+    /// Record sizes of the main section, with the source's data.
     pub records: Vec<usize>,
-    /// The same of the others.
+    /// The same with other data.
+    pub other_records: Vec<usize>,
+    /// The same of the other sections.
     pub small_records: Vec<usize>,
     /// Limits of the sweep, in percent.
     pub limits: Vec<u32>,
@@ -94,23 +97,21 @@ pub struct Plan {
 impl Choice {
     /// What of it is measured.
     pub fn plan(&self) -> Plan {
-        let usual = match (self.quick, self.full) {
-            (true, _) => 128,
-            (_, true) => 1024,
-            _ => 512,
-        };
+        let usual = if self.quick { 128 } else { 1024 };
         let memory = self.memory.unwrap_or(usual) << 20;
         let small_memory = match (self.full, self.memory) {
             (true, _) | (_, Some(_)) => memory,
-            _ => memory / 4,
+            _ => memory / 8,
         };
         let sizes = |kib: &[usize]| kib.iter().map(|kib| kib << 10).collect::<Vec<_>>();
-        let all: Vec<usize> = (0..13).map(|n| 4096 << n).collect();
         let records = match &self.records[..] {
-            [] if self.full => all.clone(),
             [] if self.quick => sizes(&[1024]),
-            [] => sizes(&[64, 1024, 16384]),
+            [] => (0..13).map(|n| 4096 << n).collect(),
             given => given.to_vec(),
+        };
+        let other_records = match &self.records[..] {
+            [] if !self.full => sizes(&[1024]),
+            _ => records.clone(),
         };
         let small_records = match &self.records[..] {
             [] if self.full => sizes(&[4, 64, 1024, 16384]),
@@ -126,6 +127,7 @@ impl Choice {
             memory,
             small_memory,
             records,
+            other_records,
             small_records,
             limits: or(&self.limits, &LIMITS),
             runs: self.runs.unwrap_or(1),
@@ -162,11 +164,16 @@ impl Plan {
         Shape { memory, file: memory, volumes: 1, ..self.shape() }
     }
 
-    /// Records that tests in random order and strides touch at most: a file of 1 GiB has so many
-    /// of 64 KiB.
+    /// Records that tests in random order touch at most: the file has so many of 256 KiB, and as
+    /// many as strides touch of 64 KiB.
     #[allow(clippy::unused_self)]
     pub fn sample(&self, file: u64) -> u64 {
-        file / (64 << 10)
+        file / (256 << 10)
+    }
+
+    /// Record sizes of the main section with data of a kind.
+    pub fn records_of(&self, kind: Kind) -> &[usize] {
+        if kind == Kind::Iozone { &self.records } else { &self.other_records }
     }
 
     /// Who takes turns with data of a kind. Behind a log, the limits of a cache show nowhere.
@@ -178,9 +185,10 @@ impl Plan {
 
     /// How many series there are.
     pub fn series(&self) -> usize {
-        let nine: usize = self.data.iter().map(|&kind| self.turns(kind).len()).sum();
+        let with = |&kind: &Kind| self.turns(kind).len() * self.records_of(kind).len();
+        let nine: usize = self.data.iter().map(with).sum();
         let of = |section: &Section| match section {
-            Section::Nine => nine * self.records.len(),
+            Section::Nine => nine,
             Section::Volumes | Section::Disk => 2 * self.small_records.len(),
             Section::Sweep => 1 + self.limits.len(),
         };
@@ -198,8 +206,8 @@ impl Plan {
             (
                 "sample",
                 format!(
-                    "random tests and strides touch at most {} records of {main} MiB; random \
-                     writes of such a part are synced within the time",
+                    "random tests touch at most {} records of {main} MiB, strides {STRIDES} times \
+                     as many; random writes of such a part are synced within the time",
                     self.sample(self.memory)
                 ),
             ),
@@ -231,7 +239,9 @@ mod tests {
         assert_eq!((full.records[0], full.records[12], full.records.len()), (4096, 16 << 20, 13));
         assert_eq!(full.series(), 5 * 13 + 2 * 4 + 2 * 4 + 5);
         let usual = plan(Choice::default());
-        assert_eq!((usual.memory, usual.small_memory), (512 << 20, 128 << 20));
-        assert_eq!(usual.sample(usual.memory), 8192);
+        assert_eq!((usual.memory, usual.small_memory), (1 << 30, 128 << 20));
+        assert_eq!((usual.records.len(), &usual.other_records[..]), (13, &[1 << 20][..]));
+        assert_eq!(usual.series(), 3 * 13 + 2 + 2 + 2 + 5);
+        assert_eq!(usual.sample(usual.memory), 4096);
     }
 }
