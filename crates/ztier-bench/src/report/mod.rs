@@ -3,15 +3,17 @@
 //! Invariant: a figure is the median of its runs, and a ratio is made of medians of the same run.
 //! What could not be measured is named, with the reason; it never turns into a number.
 
-mod chart;
 mod layout;
+pub mod lines;
 mod machine;
+mod picture;
 mod stats;
 mod table;
 
-pub use chart::{Chart, Panel, escaped, round_up, short};
 pub use layout::{Column, IozoneTable, csv_field};
+pub use lines::{Line, Lines};
 pub use machine::{available_bytes, describe as machine};
+pub use picture::Picture;
 pub use stats::{geomean, median, slope};
 pub use table::{Table, bars};
 

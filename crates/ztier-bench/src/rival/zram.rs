@@ -181,7 +181,11 @@ mod tests {
     fn a_device_comes_holds_data_frees_it_and_goes() {
         let zram = match Zram::new(16 << 20) {
             Ok(zram) => zram,
-            Err(e) => return assert!(e.to_string().contains("needs root"), "{e}"),
+            Err(e) => {
+                let text = e.to_string();
+                let known = ["needs root", "did not appear", "cannot set comp_algorithm"];
+                return assert!(known.iter().any(|part| text.contains(part)), "{text}");
+            }
         };
         let (device, len) = (zram.path().to_owned(), 1u64 << 20);
         let mut pool = Pool::build(Kind::Ratio(2.0), RECORD_MAX, 1).unwrap();

@@ -1,8 +1,8 @@
 //! What every table has: ratios beside targets, figures by case, conditions, what is missing.
 
 use super::found::{Row, Table, Tables};
-use super::model::{Bar, Bars, Cell, Chart, Charts, Figure, Grid, Item, Line, Lines};
-use crate::report::Target;
+use super::model::{Bar, Bars, Cell, Chart, Charts, Figure, Grid, Item};
+use crate::report::{Line, Lines, Target};
 use crate::suite::{Run, State};
 
 /// Runs of a figure that are one after the other in time, when there are so many.
@@ -146,7 +146,7 @@ fn courses(rows: &[&Row]) -> Vec<Charts> {
             places: (1..=most).map(|n| n.to_string()).collect(),
             lines: of.iter().map(line).collect(),
         };
-        let legend = of.iter().map(|row| Line { name: row.system.clone(), source: false });
+        let legend = of.iter().map(|row| Line::new(&row.system));
         let (caption, legend) = (case.to_owned(), legend.collect());
         Charts { caption, legend, charts: vec![Chart::Lines(lines)] }
     };

@@ -2,9 +2,9 @@
 //!
 //! Invariants: all text is escaped; what may be wider than the page scrolls in a box of its own.
 
-use super::draw::{class, is_logarithmic, mark, quoted, styles, svg};
-use super::model::{Bars, Cell, Chart, Charts, Document, Grid, Item, Line, Section, number};
-use crate::report::escaped;
+use super::model::{Bars, Cell, Chart, Charts, Document, Grid, Item, Section, number};
+use crate::report::Line;
+use crate::report::lines::{class, escaped, mark, quoted, styles, svg};
 use std::fmt::Write as _;
 
 const STYLE: &str = include_str!("style.css");
@@ -123,7 +123,7 @@ fn charts(group: &Charts) -> String {
         text += "<figure>";
         match chart {
             Chart::Lines(lines) => {
-                let note = if is_logarithmic(lines) { "logarithmic scale" } else { "" };
+                let note = if lines.is_logarithmic() { "logarithmic scale" } else { "" };
                 text += &caption(&lines.title, note);
                 text += &svg(lines, &group.legend);
             }
@@ -185,6 +185,7 @@ fn marked(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::lines::PALETTE;
 
     #[test]
     fn text_of_others_can_not_become_markup() {
@@ -215,6 +216,13 @@ mod tests {
         assert!(!page.contains("<script") && !page.contains("<b>"), "{page}");
         assert!(page.contains("&lt;script&gt;\"&amp;<code>x</code>"), "{page}");
         assert!(page.contains("id=\"a&quot;\""));
+    }
+
+    #[test]
+    fn lines_have_the_colours_of_pictures() {
+        for (n, colour) in PALETTE.iter().enumerate() {
+            assert!(STYLE.contains(&format!("--c{n}:{colour}")), "{n}");
+        }
     }
 
     #[test]

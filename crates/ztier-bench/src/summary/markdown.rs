@@ -85,7 +85,8 @@ fn charts(group: &Charts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::summary::model::{Line, Lines, Section};
+    use crate::report::{Line, Lines};
+    use crate::summary::model::Section;
 
     #[test]
     fn tables_have_as_many_cells_as_columns() {
@@ -97,7 +98,7 @@ mod tests {
             lines: vec![vec![Some(1500.0), None]],
             ..Lines::default()
         };
-        let legend = vec![Line { name: "ours".into(), source: false }];
+        let legend = vec![Line::new("ours")];
         let group = Charts { caption: "c".into(), legend, charts: vec![Chart::Lines(lines)] };
         let items = vec![Item::Grid(table), Item::Charts(group)];
         let section = Section { id: String::new(), title: "s".into(), items };

@@ -5,7 +5,6 @@
 //! anew at any time; nothing is measured here.
 
 mod csv;
-mod draw;
 mod found;
 mod general;
 mod html;

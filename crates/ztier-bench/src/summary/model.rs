@@ -2,6 +2,8 @@
 //!
 //! Invariant: HTML, Markdown and CSV are made of this alone, so that they say the same.
 
+use crate::report::{Line, Lines};
+
 /// All of it.
 #[derive(Clone, Debug, Default)]
 pub struct Document {
@@ -141,15 +143,6 @@ pub struct Charts {
     pub charts: Vec<Chart>,
 }
 
-/// A line of all charts of a group.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Line {
-    /// Which system.
-    pub name: String,
-    /// Whether it is a figure of the source.
-    pub source: bool,
-}
-
 /// A measured quantity.
 #[derive(Clone, Debug)]
 pub enum Chart {
@@ -157,26 +150,6 @@ pub enum Chart {
     Lines(Lines),
     /// By system.
     Bars(Bars),
-}
-
-/// Lines, one a system.
-#[derive(Clone, Debug, Default)]
-pub struct Lines {
-    /// What is measured, with its unit.
-    pub title: String,
-    /// What goes from left to right.
-    pub across: String,
-    /// Places from left to right.
-    pub places: Vec<String>,
-    /// The points of each line of the legend, one a place.
-    pub lines: Vec<Vec<Option<f64>>>,
-}
-
-impl Lines {
-    /// Whether there is a point at all.
-    pub fn is_empty(&self) -> bool {
-        !self.lines.iter().flatten().flatten().any(|value| value.is_finite())
-    }
 }
 
 /// Bars, one a system.

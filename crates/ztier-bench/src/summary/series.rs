@@ -1,8 +1,8 @@
 //! IOzone's tests as tables have them: by system, kind of file and size of records.
 
 use super::found::Table;
-use super::model::{Cell, Chart, Grid, Line, Lines};
-use crate::report::{IozoneTable, median};
+use super::model::{Cell, Chart, Grid};
+use crate::report::{IozoneTable, Line, Lines, median};
 use crate::workload::iozone::{Series, TESTS};
 use std::collections::BTreeMap;
 

@@ -81,11 +81,15 @@ mod tests {
         let watch = Stopwatch::start();
         std::thread::sleep(Duration::from_millis(60));
         assert!(watch.stop().own_percent < 50.0);
-        let watch = Stopwatch::start();
-        let mut x = 1u64;
-        while watch.wall.elapsed() < Duration::from_millis(60) {
-            x = std::hint::black_box(x.wrapping_mul(31));
-        }
-        assert!(watch.stop().own_percent > 5.0);
+        let works = || {
+            let watch = Stopwatch::start();
+            let mut x = 1u64;
+            while watch.wall.elapsed() < Duration::from_millis(60) {
+                x = std::hint::black_box(x.wrapping_mul(31));
+            }
+            watch.stop().own_percent > 5.0
+        };
+        // A machine that is busy with something else may spoil some tries.
+        assert!((0..8).any(|_| works()));
     }
 }

@@ -2,11 +2,12 @@
 
 use super::{Given, Source, iozone};
 use crate::report::Target::AtLeast;
+use crate::report::{Line, Lines};
 use crate::summary::found::Table;
 use crate::summary::general::{
     Wanted, conditions, figures, other_ratios, shortfall, verdict, wanted,
 };
-use crate::summary::model::{Cell, Chart, Charts, Figure, Grid, Item, Line, Lines};
+use crate::summary::model::{Cell, Chart, Charts, Figure, Grid, Item};
 use crate::summary::series::{Speeds, charts, cpu, gather};
 use crate::workload::iozone::TESTS;
 
@@ -138,7 +139,7 @@ fn policies(table: &Table, section: &str) -> Option<Item> {
         })
     };
     let charts: Vec<Chart> = traces.into_iter().map(chart).collect();
-    let legend = systems.iter().map(|&name| Line { name: name.into(), source: false }).collect();
+    let legend = systems.iter().map(|&name| Line::new(name)).collect();
     let caption = format!("Hits by the size of the cache, a line a policy: {section}");
     let charts =
         (!charts.is_empty()).then_some(Charts { caption: caption.clone(), legend, charts });
@@ -227,7 +228,7 @@ fn sweep(table: &Table) -> Vec<Item> {
             lines: vec![values, one],
         }));
     }
-    let legend = [CACHE, BARE].map(|name| Line { name: name.into(), source: false }).into();
+    let legend = [CACHE, BARE].map(Line::new).into();
     let caption = "Gain by the limit of the pool".to_owned();
     vec![
         Item::Heading("Different limits, which the source had left to do".into()),

@@ -134,7 +134,13 @@ mod tests {
         let seen = drive.take();
         assert!((seen.mean_write() - 8192.0).abs() < 1e-9 && seen.busy_percent() <= 100.0);
         // Two at a time, 30 ms each.
-        let asleep = || std::thread::sleep(Duration::from_millis(30));
+        let both = std::sync::Barrier::new(2);
+        let asleep = || {
+            // Neither begins or ends without the other.
+            both.wait();
+            std::thread::sleep(Duration::from_millis(30));
+            both.wait();
+        };
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| drive.during(None, asleep));

@@ -2,7 +2,7 @@
 
 use super::plan::Plan;
 use super::{System, TESTS};
-use crate::report::{Chart, Panel, Report, Table, Target, bars, median, print};
+use crate::report::{Line, Lines, Picture, Report, Table, Target, bars, median, print};
 use crate::sys::usage::Cost;
 use crate::workload::iozone::{Outcome, Series};
 use std::path::Path;
@@ -146,7 +146,7 @@ pub fn picture(plan: &Plan, all: &[Found], path: &Path) -> Result<()> {
         0 => format!("{}K", bytes >> 10),
         mib => format!("{mib}M"),
     };
-    let panel = |file: u64, test: usize| Panel {
+    let panel = |file: u64, test: usize| Lines {
         title: format!("{}, {file} MiB, KiB/s", TESTS[test]),
         across: "record".into(),
         places: plan.records.iter().map(size).collect(),
@@ -155,15 +155,15 @@ pub fn picture(plan: &Plan, all: &[Found], path: &Path) -> Result<()> {
             .map(|found| plan.records.iter().map(|&r| found.speed(file, r, test)).collect())
             .collect(),
     };
-    let chart = Chart {
+    let picture = Picture {
         title: format!("Files and {} MiB of memory, by where swap goes", plan.memory),
-        lines: all.iter().map(|found| found.system.name().to_owned()).collect(),
+        legend: all.iter().map(|found| Line::new(found.system.name())).collect(),
         columns: TESTS.len(),
-        panels: plan
+        charts: plan
             .files
             .iter()
             .flat_map(|&file| (0..TESTS.len()).map(move |test| panel(file, test)))
             .collect(),
     };
-    std::fs::write(path, chart.svg()).context(format!("cannot write {}", path.display()))
+    std::fs::write(path, picture.svg()).context(format!("cannot write {}", path.display()))
 }

@@ -3,7 +3,7 @@
 use super::Target;
 use super::system::{Pool, System};
 use crate::data::Kind;
-use crate::report::{Chart, Column, IozoneTable, Panel, Report, Table, median, print};
+use crate::report::{Column, IozoneTable, Line, Lines, Picture, Report, Table, median, print};
 use crate::workload::iozone::{Figure, TESTS};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -58,8 +58,8 @@ impl Found {
         speeds.iter().sum::<f64>() / speeds.len() as f64
     }
 
-    /// Bytes that the disk read during a test, in the mean over all sizes of records; where few were
-    /// touched, also for those alone.
+    /// Bytes that the disk read during a test, in the mean over all sizes of records; where few
+    /// were touched, also for those alone.
     fn disk_read(&self, test: usize) -> Option<f64> {
         let all = self.runs.values().flatten().filter_map(|run| run[test].disk);
         let bytes: Vec<f64> = all.map(|moved| moved.read as f64).collect();
@@ -159,17 +159,17 @@ pub fn best(report: &mut Report, section: &str, found: &[Found]) {
 /// # Errors
 /// The file can't be written.
 pub fn picture(all: &[(Kind, Vec<Found>)], path: &Path) -> Result<()> {
-    let (lines, runs): (Vec<String>, Vec<&Found>) = all
+    let (legend, runs): (Vec<Line>, Vec<&Found>) = all
         .iter()
         .flat_map(|(kind, found)| found.iter().map(move |found| (kind, found)))
-        .map(|(kind, found)| (format!("{}, {kind}", found.system.name()), found))
+        .map(|(kind, found)| (Line::new(format!("{}, {kind}", found.system.name())), found))
         .unzip();
     let records = runs.first().map_or(Vec::new(), |found| found.records());
     let size = |bytes: &usize| match bytes >> 20 {
         0 => format!("{}K", bytes >> 10),
         mib => format!("{mib}M"),
     };
-    let panel = |(test, name): (usize, &&str)| Panel {
+    let panel = |(test, name): (usize, &&str)| Lines {
         title: format!("{name}, KiB/s"),
         across: "record".into(),
         places: records.iter().map(size).collect(),
@@ -178,11 +178,11 @@ pub fn picture(all: &[(Kind, Vec<Found>)], path: &Path) -> Result<()> {
             .map(|found| records.iter().map(|&record| found.speed(record, test)).collect())
             .collect(),
     };
-    let chart = Chart {
+    let picture = Picture {
         title: "The nine IOzone tests on a slow disk, without a read cache and with".into(),
-        lines,
+        legend,
         columns: 3,
-        panels: TESTS.iter().enumerate().map(panel).collect(),
+        charts: TESTS.iter().enumerate().map(panel).collect(),
     };
-    std::fs::write(path, chart.svg()).context(format!("cannot write {}", path.display()))
+    std::fs::write(path, picture.svg()).context(format!("cannot write {}", path.display()))
 }

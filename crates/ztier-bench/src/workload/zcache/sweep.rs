@@ -5,7 +5,7 @@ use super::plan::Plan;
 use super::system::{Shape, System};
 use super::{Progress, turns};
 use crate::data::Kind;
-use crate::report::{Chart, Panel, Report, Row, Table, print};
+use crate::report::{Line, Lines, Picture, Report, Row, Table, print};
 use crate::workload::iozone::TESTS;
 use std::path::Path;
 use ztier::error::{Context as _, Result};
@@ -75,7 +75,7 @@ fn table(report: &mut Report, swept: &[(u32, [f64; 9])]) {
 
 /// A panel a test: how many times as fast, by the limit.
 fn picture(swept: &[(u32, [f64; 9])], path: &Path) -> Result<()> {
-    let panel = |(test, name): (usize, &&str)| Panel {
+    let panel = |(test, name): (usize, &&str)| Lines {
         title: format!("{name}, times as fast"),
         across: "limit of the pool, part of the memory".into(),
         places: swept.iter().map(|(percent, _)| format!("{percent} %")).collect(),
@@ -84,13 +84,13 @@ fn picture(swept: &[(u32, [f64; 9])], path: &Path) -> Result<()> {
             swept.iter().map(|_| Some(1.0)).collect(),
         ],
     };
-    let chart = Chart {
+    let picture = Picture {
         title: "A file as large as the memory on a slow disk, by the limit of the read cache; \
                 data 2:1"
             .into(),
-        lines: vec!["with ztier".into(), "without".into()],
+        legend: vec![Line::new("with ztier"), Line::new("without")],
         columns: 3,
-        panels: TESTS.iter().enumerate().map(panel).collect(),
+        charts: TESTS.iter().enumerate().map(panel).collect(),
     };
-    std::fs::write(path, chart.svg()).context(format!("cannot write {}", path.display()))
+    std::fs::write(path, picture.svg()).context(format!("cannot write {}", path.display()))
 }

@@ -1,16 +1,59 @@
-//! Lines as an SVG that stands in a page: its colours are the page's, in light and in dark.
+//! Lines on scales, as SVG without colours: a page or a picture says what its classes look like.
 //!
 //! Invariants: text is only at the scales, each label where it can't touch the next; only what was
 //! measured is a point, and a line joins the points of one system; a scale begins at 0, or is
 //! logarithmic and said to be; sources have colours of their own, and ours the same everywhere.
 
-use super::model::{Line, Lines};
-use crate::report::{escaped, round_up, short};
 use std::fmt::Write as _;
 
-/// The picture and its plot, in its own units; a page scales it.
-const WIDE: f64 = 360.0;
-const HIGH: f64 = 204.0;
+/// A line of all charts of a group.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Line {
+    /// Which system.
+    pub name: String,
+    /// Whether it is a figure of the source.
+    pub source: bool,
+}
+
+impl Line {
+    /// The line of a system that was measured here.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), source: false }
+    }
+}
+
+/// Lines, one a system.
+#[derive(Clone, Debug, Default)]
+pub struct Lines {
+    /// What is measured, with its unit.
+    pub title: String,
+    /// What goes from left to right.
+    pub across: String,
+    /// Places from left to right.
+    pub places: Vec<String>,
+    /// The points of each line of the legend, one a place.
+    pub lines: Vec<Vec<Option<f64>>>,
+}
+
+impl Lines {
+    /// Whether there is a point at all.
+    pub fn is_empty(&self) -> bool {
+        !self.lines.iter().flatten().flatten().any(|value| value.is_finite())
+    }
+
+    /// Whether its values are so far apart that its scale is logarithmic.
+    pub fn is_logarithmic(&self) -> bool {
+        Scale::of(&self.values()).logarithmic
+    }
+
+    fn values(&self) -> Vec<f64> {
+        self.lines.iter().flatten().flatten().copied().filter(|value| value.is_finite()).collect()
+    }
+}
+
+/// The drawing and its plot, in its own units; a page scales it.
+pub const WIDE: f64 = 360.0;
+pub const HIGH: f64 = 204.0;
 const LEFT: f64 = 48.0;
 const TOP: f64 = 10.0;
 const PLOT: (f64, f64) = (300.0, 156.0);
@@ -23,7 +66,10 @@ const FAR: f64 = 30.0;
 const POINTS: usize = 40;
 /// Lines across a scale that begins at 0.
 const TICKS: u32 = 4;
-/// Colours of systems; those of the sources come behind them.
+/// Colours on white: of systems, then of sources. Of like lightness, and apart for most who see
+/// colours differently (after Okabe and Ito); pages have others for the dark.
+pub const PALETTE: [&str; 8] =
+    ["#0072b2", "#c04f00", "#007f5c", "#a8477e", "#8a6a00", "#2b83ba", "#5b6770", "#7b3fa0"];
 const SOURCES: usize = 6;
 /// Kinds of points, so that colour is not all that tells lines apart.
 const SHAPES: usize = 4;
@@ -68,24 +114,19 @@ impl Scale {
     }
 }
 
-/// Whether the values of a chart are so far apart that its scale is logarithmic.
-pub fn is_logarithmic(lines: &Lines) -> bool {
-    Scale::of(&values(lines)).logarithmic
-}
-
-fn values(lines: &Lines) -> Vec<f64> {
-    lines.lines.iter().flatten().flatten().copied().filter(|value| value.is_finite()).collect()
-}
-
-/// The picture.
+/// A chart for a page.
 pub fn svg(lines: &Lines, legend: &[Line]) -> String {
-    let scale = Scale::of(&values(lines));
+    let name = quoted(&lines.title);
+    let head = format!("<svg viewBox=\"0 0 {WIDE} {HIGH}\" role=\"img\" aria-label=\"{name}\">\n");
+    head + &drawing(lines, legend) + "</svg>"
+}
+
+/// What is in a chart, from 0, 0 to [`WIDE`], [`HIGH`].
+pub fn drawing(lines: &Lines, legend: &[Line]) -> String {
+    let scale = Scale::of(&lines.values());
     let x = |n: usize| LEFT + PLOT.0 * (n as f64 + 0.5) / lines.places.len().max(1) as f64;
     let y = |value: f64| TOP + PLOT.1 * (1.0 - scale.part(value));
-    let mut text = format!(
-        "<svg viewBox=\"0 0 {WIDE} {HIGH}\" role=\"img\" aria-label=\"{}\">\n",
-        quoted(&lines.title)
-    );
+    let mut text = String::new();
     for &tick in &scale.ticks {
         let at = y(tick);
         let _ = writeln!(
@@ -120,7 +161,7 @@ pub fn svg(lines: &Lines, legend: &[Line]) -> String {
         let points: Vec<(f64, f64)> = points.collect();
         let _ = writeln!(text, "<g class=\"{}\">{}</g>", style.class, drawn(style.mark, &points));
     }
-    text + "</svg>"
+    text
 }
 
 /// How many places there are from one label to the next, so that they do not touch.
@@ -180,6 +221,34 @@ pub fn mark(kind: usize, x: f64, y: f64) -> String {
     format!("<path class=\"mark\" d=\"{path}\"/>")
 }
 
+/// The next of 1, 2, 2.5, 5 and their tens and tenths.
+pub fn round_up(value: f64) -> f64 {
+    if value <= 0.0 {
+        return 1.0;
+    }
+    let power = 10f64.powf(value.log10().floor());
+    let factors = [1.0, 2.0, 2.5, 5.0];
+    let fits = factors.iter().map(|factor| factor * power).find(|step| *step >= value * 0.999);
+    fits.unwrap_or(10.0 * power)
+}
+
+/// A number in few letters: 1.5, 20, 12k, 2M.
+pub fn short(value: f64) -> String {
+    let (value, unit) = match value {
+        v if v >= 1e6 => (v / 1e6, "M"),
+        v if v >= 1e4 => (v / 1e3, "k"),
+        v => (v, ""),
+    };
+    let text = format!("{value:.2}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    format!("{text}{unit}")
+}
+
+/// Text between tags.
+pub fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
 /// Text within an attribute.
 pub fn quoted(text: &str) -> String {
     escaped(text).replace('"', "&quot;")
@@ -190,7 +259,7 @@ mod tests {
     use super::*;
 
     fn legend(source: bool) -> Vec<Line> {
-        vec![Line { name: "a".into(), source }]
+        vec![Line { source, ..Line::new("a") }]
     }
 
     fn lines(values: &[Option<f64>]) -> Lines {
@@ -215,9 +284,9 @@ mod tests {
     #[test]
     fn values_that_are_far_apart_are_on_a_logarithmic_scale() {
         let far = lines(&[Some(3.0), Some(2000.0)]);
-        assert!(is_logarithmic(&far) && !is_logarithmic(&lines(&[Some(3.0), Some(80.0)])));
+        assert!(far.is_logarithmic() && !lines(&[Some(3.0), Some(80.0)]).is_logarithmic());
         // 0 has no place on one.
-        assert!(!is_logarithmic(&lines(&[Some(0.0), Some(2000.0)])));
+        assert!(!lines(&[Some(0.0), Some(2000.0)]).is_logarithmic());
         let scale = Scale::of(&[3.0, 2000.0]);
         assert_eq!(scale.ticks, [1.0, 10.0, 100.0, 1000.0, 10_000.0]);
         assert!((scale.part(100.0) - 0.5).abs() < 1e-9);
@@ -239,5 +308,23 @@ mod tests {
         let svg = svg(&lines(&many), &legend(true));
         assert_eq!(svg.matches("class=\"mark\"").count(), 0);
         assert!(svg.contains("class=\"s6 source\""));
+    }
+
+    #[test]
+    fn scales_end_at_round_numbers() {
+        for (value, expected) in [
+            (0.0, "1"),
+            (0.9, "1"),
+            (1.0, "1"),
+            (1.1, "2"),
+            (2.2, "2.5"),
+            (2600.0, "5000"),
+            (0.03, "0.05"),
+            (6.0, "10"),
+        ] {
+            assert_eq!(short(round_up(value)), expected, "{value}");
+        }
+        assert_eq!(short(12_500.0), "12.5k");
+        assert_eq!(short(2e6), "2M");
     }
 }
