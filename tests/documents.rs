@@ -137,6 +137,27 @@ fn the_index_lists_every_document() {
     }
 }
 
+/// Lines of the table that begins with `head`.
+fn rows_below<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
+    let from = text.find(head).unwrap_or_else(|| panic!("no table begins with {head:?}"));
+    text[from..].lines().skip(2).take_while(|line| line.starts_with('|')).collect()
+}
+
+#[test]
+fn the_readme_shows_what_the_report_says() {
+    let readme = fs::read_to_string(project().join("README.md")).unwrap();
+    let report = fs::read_to_string(project().join("docs/results/report.md")).unwrap();
+    let shown = rows_below(&readme, "| ratio | source | here |");
+    let measured = rows_below(&report, "| ratio | source | here |");
+    assert!(shown.len() > 10, "{shown:#?}");
+    let other: Vec<_> = shown.iter().filter(|row| !measured.contains(row)).collect();
+    assert!(other.is_empty(), "not as in docs/results/report.md: {other:#?}");
+    let count = rows_below(&report, "| document | targets |").into_iter();
+    let all: usize =
+        count.map(|row| row.split(" | ").nth(1).unwrap().parse::<usize>().unwrap()).sum();
+    assert!(readme.contains(&format!("all {all} of them")), "the report has {all} targets");
+}
+
 #[test]
 fn the_package_has_the_version_of_the_program() {
     let log = fs::read_to_string(project().join("etc/debian/changelog")).unwrap();
