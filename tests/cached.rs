@@ -10,11 +10,12 @@ mod support {
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use support::ram_drive::RamDrive;
 use ztier::cache::Cached;
 use ztier::cache::policy::Rules;
 use ztier::media::{Action, Drive, DriveError};
+use ztier::stats::CacheStats;
 use ztier::volume::{BareVolume, Device, IoError, Request};
 
 const BLOCK: u64 = 4096;
@@ -224,11 +225,16 @@ fn threads_see_what_was_acknowledged() {
             scope.spawn(move || {
                 let mut limits = [MIB, limit, 0, limit].into_iter().cycle();
                 while !done.load(Ordering::Relaxed) {
-                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    std::thread::sleep(Duration::from_millis(20));
                     cached.set_limit(limits.next().unwrap()).unwrap();
                 }
             });
-            std::thread::sleep(std::time::Duration::from_millis(1500));
+            std::thread::sleep(Duration::from_millis(1500));
+            // More, where others had the machine meanwhile.
+            let end = Instant::now() + Duration::from_secs(60);
+            while !had_enough(&cached.stats()) && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(20));
+            }
             done.store(true, Ordering::Relaxed);
             STOP.store(true, Ordering::Relaxed);
         });
@@ -239,9 +245,13 @@ fn threads_see_what_was_acknowledged() {
         cached.read(0, &mut all).unwrap();
         assert!(all == *drive.bytes.lock().unwrap(), "a copy is not what the drive has");
         let stats = cached.stats();
-        assert!(stats.hit_blocks > 1000 && stats.evicted_blocks > 100, "{stats:?}");
-        assert!(stats.lost_blocks > 0 && stats.damaged_copies == 0, "{stats:?}");
+        assert!(had_enough(&stats) && stats.damaged_copies == 0, "{stats:?}");
     }
+}
+
+/// Whether threads have met often enough.
+fn had_enough(stats: &CacheStats) -> bool {
+    stats.hit_blocks > 1000 && stats.evicted_blocks > 100 && stats.lost_blocks > 0
 }
 
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -467,4 +477,103 @@ fn the_limit_holds_for_everything_and_memory_goes_back() {
         assert!((0..500).all(|block| touch(&cached, block) == 1));
         assert!(cached.set_limit(MIB - 1).is_err());
     }
+}
+
+/// However much of the limit is set aside for others than one reader.
+#[test]
+fn it_is_full_once_something_has_to_go() {
+    let drive = Arc::new(RamDrive::new(128 * MIB));
+    let blocks = 128 * MIB / BLOCK;
+    for block in 0..blocks {
+        drive.write(block * BLOCK, &content(block, 1)).unwrap();
+    }
+    for (begun, limit) in [(16, 16), (8, 8), (64, 16), (64, 4)] {
+        let drive = Arc::clone(&drive) as Arc<dyn Drive>;
+        let cached = Cached::over(drive, begun * MIB, 64 * MIB).unwrap();
+        let mut rng = 5;
+        for limit in [limit, 2 * limit, limit] {
+            cached.set_limit(limit * MIB).unwrap();
+            let before = cached.stats();
+            let is_wider = before.used_bytes * 2 < before.limit_bytes + MIB;
+            assert!(!(is_wider && before.full), "there is room: {before:?}");
+            let goes = (0..100_000).any(|_| {
+                touch(&cached, random(&mut rng) % blocks);
+                cached.stats().evicted_blocks > before.evicted_blocks
+            });
+            let stats = cached.stats();
+            assert!(goes && stats.full, "begun at {begun} MiB: {stats:?}");
+        }
+    }
+}
+
+/// A drive with one bad block: a read of that fails, and leaves anything where it was to go.
+struct Scratched {
+    drive: RamDrive,
+    bad: AtomicU64,
+    /// Loses its copies while a read fails.
+    above: Mutex<Option<Arc<Cached>>>,
+}
+
+impl Drive for Scratched {
+    fn size(&self) -> u64 {
+        self.drive.size()
+    }
+
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        let len = buf.len() as u64;
+        if !(at..at + len).contains(&(self.bad.load(Ordering::SeqCst) * BLOCK)) {
+            return self.drive.read(at, buf);
+        }
+        buf.fill(0xee);
+        if let Some(cached) = self.above.lock().unwrap().take() {
+            cached.set_limit(0).unwrap();
+            cached.set_limit(4 * MIB).unwrap();
+        }
+        Err(DriveError { action: Action::Read, at, len, errno: 5 })
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        self.drive.write(at, data)
+    }
+
+    fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
+        self.drive.zero(at, len)
+    }
+
+    fn flush(&self) -> Result<(), DriveError> {
+        self.drive.flush()
+    }
+}
+
+#[test]
+fn what_was_read_along_in_vain_is_not_believed() {
+    let none = AtomicU64::new(u64::MAX >> 12);
+    let (drive, above) = (RamDrive::new(16 * MIB), Mutex::new(None));
+    let drive = Arc::new(Scratched { drive, bad: none, above });
+    let over = Arc::clone(&drive) as Arc<dyn Drive>;
+    let cached = Cached::over(over, 4 * MIB, 4 * MIB).unwrap();
+    for block in 0..100 {
+        drive.write(block * BLOCK, &content(block, 1)).unwrap();
+    }
+    // Copies of every third two, so that there are several holes.
+    let copies = || (0..100u64).filter(|block| block / 2 % 3 == 1);
+    copies().for_each(|block| assert_eq!(touch(&cached, block), 1));
+    drive.bad.store(51, Ordering::SeqCst);
+    let mut buf = vec![0; 100 * BLOCK as usize];
+    cached.read(0, &mut buf).unwrap();
+    for (block, data) in (0..).zip(buf.chunks(BLOCK as usize)) {
+        assert_eq!(version(data, block), 1, "block {block}");
+    }
+    cached.audit().unwrap();
+
+    // Of what has no copy any more, the drive says what it is, or that it can't.
+    cached.set_limit(0).unwrap();
+    cached.set_limit(4 * MIB).unwrap();
+    drive.bad.store(u64::MAX >> 12, Ordering::SeqCst);
+    copies().for_each(|block| assert_eq!(touch(&cached, block), 1));
+    drive.bad.store(51, Ordering::SeqCst);
+    *drive.above.lock().unwrap() = Some(Arc::clone(&cached));
+    assert_eq!(cached.read(0, &mut buf).unwrap_err().errno, 5);
+    assert!(drive.above.lock().unwrap().is_none(), "the copies went meanwhile");
+    cached.audit().unwrap();
 }

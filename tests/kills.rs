@@ -28,7 +28,7 @@ use support::shell::missing;
 /// Jobs, each with a part of the volume of its own.
 const JOBS: u64 = 4;
 /// Bytes of such a part: more than is ever written between two kills.
-const PART: u64 = 64 << 20;
+const PART: u64 = 256 << 20;
 /// No round begins after this, unless it was asked for.
 const TIME: Duration = Duration::from_secs(45);
 

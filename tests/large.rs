@@ -2,8 +2,12 @@
 //! helps.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+use ztier::config::plan::MOST_THREADS;
 use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Volume};
 use ztier::volume::{Freight, Load, Way};
 
@@ -188,4 +192,83 @@ fn what_is_elsewhere_is_moved_in_parts() {
     assert_eq!(shipped, Err(IoError::OutOfRange));
     volume.close();
     volume.audit().unwrap();
+}
+
+/// Bytes at which the request's own thread panics while somebody helps it.
+struct Treacherous {
+    own: ThreadId,
+    panics: AtomicUsize,
+    begun: AtomicUsize,
+    done: AtomicUsize,
+}
+
+fn await_one(count: &AtomicUsize) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while count.load(Ordering::Relaxed) == 0 {
+        assert!(Instant::now() < deadline, "nobody comes");
+        std::thread::yield_now();
+    }
+}
+
+impl Freight for Treacherous {
+    fn take(&self, _: usize, part: &mut [u8]) -> Result<(), IoError> {
+        if std::thread::current().id() == self.own {
+            await_one(&self.begun);
+            self.panics.fetch_add(1, Ordering::Relaxed);
+            panic!("on purpose");
+        }
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        await_one(&self.panics);
+        std::thread::sleep(Duration::from_millis(100));
+        part.fill(7);
+        self.done.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn give(&self, _: usize, _: &[u8]) -> Result<(), IoError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn nobody_helps_any_more_when_a_thread_has_panicked() {
+    let volume = volume(16 * MIB, 64 * MIB);
+    let Some(least) = volume.worth_shipping() else {
+        println!("skipped: one processor, so no helpers");
+        return;
+    };
+    let mut channel = Arc::clone(&volume).channel();
+    let (panics, begun, done) = (0.into(), 0.into(), 0.into());
+    let own = std::thread::current().id();
+    // Leaked, because where this fails somebody still looks at it.
+    let freight: &'static _ = Box::leak(Box::new(Treacherous { own, panics, begun, done }));
+    let load = Load { way: Way::In, offset: 0, len: least, freight };
+    let mut scratch = vec![0; least];
+    let ship = AssertUnwindSafe(|| channel.ship(load, &mut scratch, Instant::now()));
+    assert!(catch_unwind(ship).is_err());
+    let [begun, done] = [&freight.begun, &freight.done].map(|n| n.load(Ordering::Relaxed));
+    assert_eq!(begun, done, "a helper is still at it");
+    // The next one is helped with again.
+    let bytes = Mutex::new(vec![9; least]);
+    let freight = &Elsewhere { bytes, broken: usize::MAX };
+    let load = Load { way: Way::In, offset: 0, len: least, freight };
+    channel.ship(load, &mut scratch, Instant::now()).unwrap();
+    let mut buf = vec![0; least];
+    submit(&mut *channel, Request::Read { offset: 0, buf: &mut buf }).unwrap();
+    assert!(buf.iter().all(|byte| *byte == 9));
+    volume.close();
+    volume.audit().unwrap();
+}
+
+#[test]
+fn as_many_threads_as_may_serve_find_a_place() {
+    let volume = volume(16 * MIB, 64 * MIB);
+    // Has the thread that recompresses take its place.
+    volume.recompress().unwrap();
+    // One more looks in when a daemon leaves.
+    let threads = 0..=MOST_THREADS;
+    let mut channels: Vec<_> = threads.map(|_| Arc::clone(&volume).channel()).collect();
+    for channel in &mut channels {
+        submit(&mut **channel, Request::Flush).unwrap();
+    }
 }

@@ -4,10 +4,21 @@
 //! volume's data are asked for at some rate, and what has no room is missed by one of three laws.
 #![allow(clippy::unwrap_used)]
 
+mod support {
+    #[allow(dead_code)]
+    pub mod ram_drive;
+}
+
 use proptest::prelude::*;
+use std::fs;
+use std::sync::Arc;
 use std::time::Duration;
+use support::ram_drive::RamDrive;
+use ztier::cache::Cached;
 use ztier::config::Bounds;
-use ztier::limit::{Controller, DiskReads, Machine, Ours, Reason, Role, Sample};
+use ztier::limit::{Controller, DiskReads, Machine, Ours, Reason, Role, Sample, Sampler};
+use ztier::media::Drive;
+use ztier::stats::CacheStats;
 
 const MIB: u64 = 1 << 20;
 const PAGE: f64 = 4096.0;
@@ -316,6 +327,109 @@ fn when_the_neighbour_has_gone_what_is_missed_comes_back() {
         world.run(90);
         assert_eq!(world.limit, world.bounds.min_bytes, "{role:?}: {}", world.reason);
     }
+}
+
+/// Reads blocks in random order, one by one.
+struct Reader {
+    blocks: u64,
+    at: u64,
+}
+
+impl Reader {
+    /// One of a drive of noise, which does not shrink.
+    fn of(drive: &RamDrive) -> Self {
+        let mut reader = Self { blocks: drive.size() / 4096, at: 1 };
+        let mut block = [0; 4096];
+        for at in 0..reader.blocks {
+            block.as_chunks_mut().0.fill_with(|| reader.next().to_le_bytes());
+            drive.write(at * 4096, &block).unwrap();
+        }
+        reader
+    }
+
+    fn next(&mut self) -> u64 {
+        self.at ^= self.at << 13;
+        self.at ^= self.at >> 7;
+        self.at ^= self.at << 17;
+        self.at
+    }
+
+    fn read(&mut self, cached: &Cached, count: u64) {
+        for _ in 0..count {
+            let block = self.next() % self.blocks;
+            cached.read(block * 4096, &mut [0; 4096]).unwrap();
+        }
+    }
+}
+
+/// It is the real cache that says whether it is full.
+#[test]
+fn copies_that_gave_way_to_the_least_come_back_when_misses_are_dear() {
+    let drive = Arc::new(RamDrive::new(48 * MIB));
+    let mut reader = Reader::of(&drive);
+    for (least, begun) in [(4, 64), (8, 8), (16, 16), (16, 64)] {
+        let mut world = World::new(Role::Copies);
+        world.bounds = Bounds { min_bytes: least * MIB, max_bytes: 64 * MIB };
+        (world.limit, world.files, world.data) = (64 * MIB, HUNGRY, COLD);
+        world.run(120);
+        assert_eq!(world.limit, least * MIB, "{}", world.reason);
+
+        let drive = Arc::clone(&drive) as Arc<dyn Drive>;
+        let cached = Cached::over(drive, begun * MIB, 64 * MIB).unwrap();
+        cached.set_limit(world.limit).unwrap();
+        for second in 120..180 {
+            reader.read(&cached, 500);
+            let ours = Ours::of_copies(&cached.stats());
+            // As of a disk with platters.
+            world.sample.ours = Ours { miss_ns: ours.misses * 8_000_000, ..ours };
+            let now = Duration::from_secs(second + 1);
+            let decision = world.controller.decide(now, &world.sample, &world.bounds);
+            world.reason = decision.reason;
+            decision.limit_bytes.into_iter().for_each(|limit| cached.set_limit(limit).unwrap());
+        }
+        let limit = cached.stats().limit_bytes / MIB;
+        assert!(limit >= 32, "{limit} MiB of {least} begun at {begun}: {}", world.reason);
+    }
+}
+
+/// What a volume reads of a disk is counted there, at the partition and at what is above it, and is
+/// no wait for files at any of them.
+#[test]
+fn own_reads_of_a_partition_are_not_what_files_wait_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| fs::write(dir.path().join(name), text).unwrap();
+    // So many reads of a page since the start, and the milliseconds that they took.
+    let line = |name: &str, reads: u64, ms: u64| {
+        format!("8 0 {name} {reads} 0 {} {ms} 0 0 0 0 0 {ms} {ms}\n", reads * 8)
+    };
+    write("meminfo", "MemTotal: 524288 kB\nMemAvailable: 262144 kB\n".into());
+    let mut controller = Controller::default();
+    let mut sampler = None;
+    let bounds = Bounds { min_bytes: 16 * MIB, max_bytes: 256 * MIB };
+    for second in 1..30 {
+        let own = ["sdb", "sdb1", "dm-0"].map(|name| line(name, second * 100, second * 800));
+        let others = ["nvme0n1", "nvme0n1p2"].map(|name| line(name, second * 1000, second * 100));
+        write("diskstats", [own.concat(), others.concat()].concat());
+        let pages = second * 1000;
+        write("vmstat", format!("workingset_refault_file {pages}\npgscan_kswapd {pages}\n"));
+        let sampler = sampler.get_or_insert_with(|| Sampler::open(dir.path(), None));
+        let own_reads = DiskReads { bytes: second * 100 * 4096, ns: second * 800_000_000 };
+        let ours = Ours { own_reads, regretted: Some(0), ..ours(Role::Copies, 128 * MIB) };
+        let sample = Sample { machine: sampler.sample(None), ours };
+        controller.decide(Duration::from_secs(second), &sample, &bounds);
+    }
+    // A thousand pages a second, of 0.1 ms each.
+    let files = controller.waits().files;
+    assert!((0.09..0.11).contains(&files), "{files}");
+}
+
+#[test]
+fn what_a_volume_reads_ahead_it_reads_itself() {
+    let stats =
+        CacheStats { missed_blocks: 3, ahead_blocks: 5, missed_ns: 7, ..CacheStats::default() };
+    let ours = Ours::of_copies(&stats);
+    assert_eq!(ours.own_reads, DiskReads { bytes: 8 * 4096, ns: 7 });
+    assert_eq!((ours.misses, ours.miss_ns), (3, 7));
 }
 
 #[test]

@@ -170,17 +170,18 @@ fn more_is_written_than_the_log_holds_by_several_threads() {
     assert!(pair.open().report().closed);
 }
 
-#[test]
-fn flushes_of_several_threads_share_commits() {
+/// How often the drive was flushed for ten flushes of each of four threads.
+fn drive_flushes_of_four() -> u64 {
     let mut pair = Pair::new(4 << 20);
     let volume = pair.open();
-    pair.log.flush_ms.store(40, Ordering::SeqCst);
+    // So long that the log waits for others as long as it ever does.
+    pair.log.flush_ms.store(80, Ordering::SeqCst);
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let volume = &volume;
             scope.spawn(move || {
                 let mut channel = Arc::clone(volume).channel();
-                for i in 0..15 {
+                for i in 0..10 {
                     let block = (thread * 200 + i) * BLOCK;
                     write(&mut *channel, block, &bytes(i, 4096)).unwrap();
                     channel.submit(Request::Flush, Instant::now()).unwrap();
@@ -189,13 +190,20 @@ fn flushes_of_several_threads_share_commits() {
         }
     });
     let stats = volume.stats().log.unwrap();
-    assert_eq!(stats.flushes, 60);
-    // 15 commits of all four; in turns, one and then three, there would be 30.
-    assert!(stats.drive_flushes <= 22, "{stats:?}");
+    assert_eq!(stats.flushes, 40);
     let Latency { count, p50_ns, max_ns, .. } = stats.commits;
-    assert!(count >= 15 && count <= stats.drive_flushes, "{stats:?}");
-    assert!(p50_ns >= 40_000_000 && p50_ns <= max_ns, "{stats:?}");
+    assert!(count >= 10 && count <= stats.drive_flushes, "{stats:?}");
+    assert!(p50_ns >= 80_000_000 && p50_ns <= max_ns, "{stats:?}");
     volume.close().unwrap();
+    stats.drive_flushes
+}
+
+#[test]
+fn flushes_of_several_threads_share_commits() {
+    // 10 commits of all four; in turns, one and then three, there would be 20. A machine that is
+    // busy with something else may spoil some tries.
+    let tries = || (0..8).map(|_| drive_flushes_of_four());
+    assert!(tries().any(|flushes| flushes <= 15), "{:?}", tries().collect::<Vec<_>>());
 }
 
 /// Writes of the backing store while somebody reads from it, or looks on, for a while.
@@ -266,9 +274,10 @@ fn waits_of_a_full_log() -> (Duration, Duration) {
 
 #[test]
 fn writers_of_a_full_log_wait_for_a_part_of_a_window() {
-    // A machine that is busy with something else may spoil one try.
-    let tries: Vec<_> = (0..4).map(|_| waits_of_a_full_log()).collect();
-    assert!(tries.iter().any(|(longest, window)| *longest * 3 < *window), "{tries:?}");
+    // A machine that is busy with something else may spoil some tries.
+    let tries = || (0..8).map(|_| waits_of_a_full_log());
+    let is_part = |(longest, window): (Duration, Duration)| longest * 3 < window;
+    assert!(tries().any(is_part), "{:?}", tries().collect::<Vec<_>>());
 }
 
 /// 64 durable blocks that do not shrink, the first of which is damaged in the log.

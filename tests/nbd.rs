@@ -168,7 +168,7 @@ fn too_many_options_end_the_connection() {
 
 #[test]
 fn an_idle_handshake_is_cut_off_but_an_idle_client_is_not() {
-    let limits = Limits { handshake: Duration::from_millis(150) };
+    let limits = Limits { handshake: Duration::from_secs(2) };
     let f = Fixture::with(volume(SIZE), 16, limits);
     let mut client = f.transmit(false);
     let begun = Instant::now();
@@ -179,8 +179,8 @@ fn an_idle_handshake_is_cut_off_but_an_idle_client_is_not() {
         c.stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         eventually("hangs up", || c.is_closed());
     }
-    assert!(begun.elapsed() >= Duration::from_millis(140));
-    std::thread::sleep(Duration::from_millis(200));
+    // By now the other one has been idle for as long.
+    assert!(begun.elapsed() >= Duration::from_millis(1990));
     assert_eq!(client.write(0, 0, b"patience"), 0);
 }
 

@@ -461,7 +461,37 @@ fn clusters_that_go_down_and_up() {
     check(&volume);
 }
 
-const TESTS: [fn(); 11] = [
+/// Two free what is dead in slots, and a writer uses its segments again at once.
+fn two_who_free_slots_beside_a_writer() {
+    let volume = above(32, 12, 5);
+    let mut channel = Arc::clone(&volume).channel();
+    for number in (0..4).chain(16..22) {
+        write(&mut *channel, number, 1).unwrap();
+    }
+    volume.spill_now();
+    let discard = Request::Discard { offset: 0, len: 32 * 4096 };
+    channel.submit(discard, Instant::now()).unwrap();
+    let tender = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || volume.clean_now())
+    };
+    let spiller = {
+        let volume = Arc::clone(&volume);
+        thread::spawn(move || volume.compact_now())
+    };
+    for number in (0..4).chain(16..24) {
+        write(&mut *channel, number, 2).unwrap();
+    }
+    tender.join().unwrap();
+    spiller.join().unwrap();
+    volume.clean_now();
+    for number in (0..4).chain(16..24) {
+        assert_eq!(read(&mut *channel, number), 2, "block {number}");
+    }
+    check(&volume);
+}
+
+const TESTS: [fn(); 12] = [
     writers_of_the_same_block,
     a_reader_beside_a_writer_and_the_cleaner,
     writers_at_the_limit,
@@ -473,12 +503,13 @@ const TESTS: [fn(); 11] = [
     a_group_that_is_written_while_it_is_recompressed,
     a_reader_beside_clusters_that_come_and_go,
     clusters_that_go_down_and_up,
+    two_who_free_slots_beside_a_writer,
 ];
 
 /// One test function: planting is for the whole process, so nothing may run beside it.
 #[test]
 fn every_schedule_holds_and_every_planted_bug_is_found() {
-    let bugs: [(Bug, fn()); 13] = [
+    let bugs: [(Bug, fn()); 14] = [
         (Bug::ReserveBeforeLock, TESTS[0]),
         (Bug::CopyWithoutCheck, TESTS[1]),
         (Bug::FreeBeforeReadersLeave, TESTS[1]),
@@ -492,6 +523,7 @@ fn every_schedule_holds_and_every_planted_bug_is_found() {
         (Bug::PressWithoutCheck, TESTS[8]),
         (Bug::ForgetPartsThatChanged, TESTS[8]),
         (Bug::ClusterByNumber, TESTS[9]),
+        (Bug::ClaimWithoutLooking, TESTS[11]),
     ];
     hold_and_find(&TESTS, &bugs, plant);
 }

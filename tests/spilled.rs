@@ -262,7 +262,9 @@ fn a_device_that_fails_is_told_and_costs_nothing() {
     assert!(full > 1000 && full < 3000, "{full}");
     check(&sandbox, full);
     let text = sandbox.ztier(&["status", "vol"]).ok();
-    assert!(text.contains("failed: 1 errors; nothing more goes down"), "{text}");
+    // Another slot may have been under way at that moment.
+    let told = |n: u32| text.contains(&format!("failed: {n} errors; nothing more goes down"));
+    assert!(told(1) || told(2), "{text}");
     assert!(text.contains("writes without space"), "{text}");
     // What is given up makes room, in memory alone.
     let mut disk = connect(&sandbox);

@@ -46,6 +46,8 @@ const AHEAD_MAX: u64 = 1 << 20;
 const AHEAD_MIN: u64 = 128 << 10;
 const AHEADS: (u64, u64) = (2, 8);
 const AHEADS_PART: u64 = 16;
+/// With less than this part of the limit to spare, nearly all of it is in use.
+const SPARE_PART: u64 = 8;
 /// From this many blocks on, a range that is zeroed is looked for in the index, not the index in
 /// the range.
 const WIDE: u64 = 1024;
@@ -103,6 +105,8 @@ pub struct Cached {
     hand: u64,
     keeps_writes: bool,
     limit: AtomicU64,
+    /// Copies that had left to make room when the limit became what it is.
+    evicted_before: AtomicU64,
     /// Whoever changes the limit.
     limiting: Mutex<()>,
     streams: Mutex<Streams>,
@@ -172,6 +176,7 @@ impl Cached {
             hand,
             keeps_writes: places(false) || places(true),
             limit: AtomicU64::new(0),
+            evicted_before: AtomicU64::new(0),
             limiting: Mutex::new(()),
             streams: Mutex::new(Streams::default()),
             ahead,
@@ -208,9 +213,13 @@ impl Cached {
         let share = share(bytes, self.shards.len() as u64, self.hand);
         self.limit.store(bytes, Ordering::Relaxed);
         self.hands.limit(share.most);
+        let mut evicted = 0;
         for shard in &self.shards {
-            shard.lock().set_limit(share.shard);
+            let mut shard = shard.lock();
+            shard.set_limit(share.shard);
+            evicted += shard.counts().evicted;
         }
+        self.evicted_before.store(evicted, Ordering::Relaxed);
     }
 
     /// All memory in bytes, now.
@@ -250,6 +259,9 @@ impl Cached {
             stats.lost_blocks += shard.lost();
         }
         stats.original_bytes = stats.blocks * BLOCK;
+        // Of a low limit, what is set aside for hands and windows that nobody needs is more.
+        let nearly = stats.used_bytes + stats.limit_bytes / SPARE_PART >= stats.limit_bytes;
+        stats.full = nearly || stats.evicted_blocks > load(&self.evicted_before);
         stats
     }
 
@@ -458,9 +470,13 @@ impl Cached {
             if self.drive.read(at, out).is_ok() {
                 continue;
             }
-            // Perhaps for what was read along, of which there is a copy.
+            // Perhaps for what was read along, of which there is a copy. That is looked up again:
+            // what is in its place now may be anything.
             let mut within = run.start;
             while let Some(part) = missed.run(within, run.end, 0) {
+                if within < part.start {
+                    self.read_window(first + within as u64, &mut blocks[within..part.start])?;
+                }
                 within = part.end;
                 let at = (first + part.start as u64) * BLOCK;
                 self.drive.read(at, blocks[part].as_flattened_mut())?;

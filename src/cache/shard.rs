@@ -274,13 +274,10 @@ impl Shard {
     /// Makes room for a record at the end of a queue.
     fn make_room(&mut self, queue: Queue, space: usize, gone_over: &mut u32) -> bool {
         while !self.segments.fits(queue, space) {
-            if self.may_open() {
-                return match self.frame(0) {
-                    Some(frame) => self.segments.open(queue, frame),
-                    None => false,
-                };
-            }
-            if !self.merge() && !self.evict(gone_over) {
+            // Where the limit allows more than there is, those that are there have to do.
+            let frame = if self.may_open() { self.frame(0) } else { None };
+            let opened = frame.is_some_and(|frame| self.segments.open(queue, frame));
+            if !opened && !self.merge() && !self.evict(gone_over) {
                 return false;
             }
         }
@@ -348,7 +345,9 @@ impl Shard {
         let mut lost = left > 0;
         let (mut left, mut at) = (from.live(), 0);
         while let Some(header) = from.header(at).filter(|_| left > 0) {
-            if let Some(place) = self.named(header.key, second, at) {
+            // A length that is damaged may be one for which there is no room.
+            let fits = to.used() + header.space() <= to.len();
+            if let Some(place) = self.named(header.key, second, at).filter(|_| fits) {
                 let moved = to.append(from.bytes(at, &header), &header);
                 self.table.set(header.key, Place::new(first, moved, place.hits()));
                 left -= 1;
@@ -514,6 +513,7 @@ mod tests {
     use super::*;
     use crate::BLOCK_SIZE;
     use crate::store::codec::{Algorithm, Codec};
+    use std::ops::Range;
 
     /// Whatever how many there are, and also while the index grows.
     #[test]
@@ -578,5 +578,70 @@ mod tests {
             let header = shard.hit(key, &mut out).unwrap();
             assert!(header.verify(&out, key.into()), "{key}");
         }
+    }
+
+    /// A block of half noise, of a record that is shorter than half of a block.
+    fn half(key: u32) -> [u8; BLOCK_SIZE] {
+        let (mut x, mut block) = (u64::from(key) + 1, [0; BLOCK_SIZE]);
+        for word in &mut block.as_chunks_mut::<8>().0[..230] {
+            x = x.wrapping_mul(0x5851_f42d_4c95_7f2d).rotate_left(23) + 1;
+            *word = x.to_le_bytes();
+        }
+        block
+    }
+
+    fn fill(shard: &mut Shard, keys: Range<u32>) {
+        let (mut codec, mut record) = (Codec::new(Algorithm::Lz4), vec![0; RECORD_MAX]);
+        for key in keys {
+            let header = encode(&mut codec, (key.into(), key), &half(key), false, &mut record);
+            shard.keep(&header, &record[..header.record_len()], Came::Missed, None);
+        }
+    }
+
+    #[test]
+    fn damaged_lengths_are_survived_where_segments_are_put_together() {
+        for in_second in [false, true] {
+            let pool = Arc::new(Pool::new("test", 1024, SEGMENT_MAX).unwrap());
+            let mut shard = Shard::new(Rules::CLOCK, pool, Arc::default(), 1 << 20);
+            fill(&mut shard, 0..40);
+            let is_in = |key: &u32, segment| shard.place(*key).unwrap().segment() == segment;
+            let first = (0..40).filter(|key| is_in(key, 0)).count() as u32;
+            assert!(is_in(&(2 * first - 1), 1) && is_in(&(2 * first), 2));
+            // What is left fits into one, but not if one of them were longer.
+            let live = [0..first / 2, first..first + first.div_ceil(2)];
+            let dead = [live[0].end..first, live[1].end..2 * first];
+            dead.into_iter().flatten().for_each(|key| assert!(shard.forget(key).is_some()));
+            let damaged = live[usize::from(in_second)].end - 1;
+            let before = shard.blocks();
+            // 2048 bytes more.
+            assert!(shard.flip(damaged, 13 * 8 + 3));
+            assert!(shard.merge());
+            shard.audit().unwrap();
+            assert_eq!((shard.counts().damaged, shard.blocks()), (1, before - 1));
+            let mut out = vec![0; RECORD_MAX];
+            let mut is_sound = |key: &u32| {
+                let found = shard.hit(*key, &mut out);
+                found.is_some_and(|header| header.verify(&out, u64::from(*key)))
+            };
+            // A longer one of the first segment has taken the room of the last one.
+            let lost = if in_second { vec![damaged] } else { vec![damaged, live[1].end - 1] };
+            let all = live.into_iter().flatten();
+            assert_eq!(all.filter(|key| !is_sound(key)).collect::<Vec<u32>>(), lost);
+        }
+    }
+
+    #[test]
+    fn where_there_are_no_more_frames_the_oldest_go() {
+        let pool = Arc::new(Pool::new("test", 6, SEGMENT_MAX).unwrap());
+        let mut shard = Shard::new(Rules::default(), pool, Arc::default(), 8 << 20);
+        fill(&mut shard, 0..2000);
+        assert!(shard.blocks() > 100 && shard.counts().evicted > 1000, "{:?}", shard.counts());
+        assert!((1950..2000).all(|key| shard.has(key)), "the newest are there");
+        shard.audit().unwrap();
+        // As soon as there are others, it grows.
+        shard.pool = Arc::new(Pool::new("test", 1024, SEGMENT_MAX).unwrap());
+        fill(&mut shard, 2000..4000);
+        assert!((2000..4000).all(|key| shard.has(key)), "{:?}", shard.counts());
+        shard.audit().unwrap();
     }
 }

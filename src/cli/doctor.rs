@@ -6,8 +6,10 @@ use super::output;
 use crate::config::machine;
 use crate::config::size::human;
 use crate::error::Result;
+use crate::export::reclaim;
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
 use serde::Serialize;
 use std::fs;
 use std::path::Path;
@@ -120,13 +122,14 @@ fn checks() -> Vec<Check> {
             huge_pages(),
             "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
         ),
+        Check::new("locking memory", memlock(), "raise `ulimit -l` (LimitMEMLOCK=infinity)"),
         Check::new(
-            "locking memory",
-            memlock(),
-            "raise `ulimit -l` (LimitMEMLOCK=infinity); needed to carry swap",
+            "carrying swap",
+            carries_swap(),
+            "run as root; in a container, add these capabilities",
         ),
         Check::new("memory", Ok(memory()), ""),
-        Check::new("swap", swap(), "nothing needs to be done: memory is then never swapped out"),
+        Check::new("swap", swap(), ""),
     ]);
     checks
 }
@@ -159,9 +162,17 @@ fn huge_pages() -> std::result::Result<String, String> {
 fn memlock() -> std::result::Result<String, String> {
     match getrlimit(Resource::Memlock).current {
         None => Ok("no limit".into()),
-        Some(_) if rustix::process::geteuid().is_root() => Ok("as root".into()),
+        Some(_) if reclaim::has(CapabilitySet::IPC_LOCK) => Ok("has CAP_IPC_LOCK".into()),
         Some(bytes) if bytes >= machine::memory_bytes() => Ok(human(bytes)),
         Some(bytes) => Err(format!("at most {}", human(bytes))),
+    }
+}
+
+/// Whether a daemon may hold swap of a machine that runs short of memory.
+fn carries_swap() -> std::result::Result<String, String> {
+    match reclaim::lacking()[..] {
+        [] => Ok(reclaim::NEEDED.map(|(name, _)| name).join(", ")),
+        ref lacking => Err(format!("lacks {}", lacking.join(", "))),
     }
 }
 
@@ -186,5 +197,8 @@ fn swap() -> std::result::Result<String, String> {
             Some(format!("{path} {}", human(kib.saturating_mul(1024))))
         })
         .collect();
-    if areas.is_empty() { Err("none".into()) } else { Ok(areas.join(", ")) }
+    match areas[..] {
+        [] => Ok("none: memory is never swapped out".into()),
+        _ => Ok(areas.join(", ")),
+    }
 }

@@ -141,13 +141,16 @@ impl Down {
             && swap_waits(&state)
             && Kept::is_there(&files.keep)
         {
-            return self.serve_to_the_end(paths, &state);
+            match self.serve_to_the_end(paths, &state) {
+                Err(e) if self.force && self.discard => output::remark(&format!("forced: {e}")),
+                done => return done,
+            }
         }
         let Some(lock) = Lock::acquire(&files, Duration::from_secs(1))? else {
             return Err(Error::failure(format!("volume `{}` came up just now", self.name))
                 .mend("look with `ztier list`"));
         };
-        state::clean(lock, &files)
+        if self.force { state::clean_by_force(lock, &files) } else { state::clean(lock, &files) }
     }
 
     /// Has another daemon end what the dead one left: pages that are swapped out to a device that

@@ -66,5 +66,5 @@ pub fn drain(client: &Client, name: &str) -> Result<()> {
 
 fn ask(client: &Client) -> Result<LogStats> {
     let stats: Stats = client.ask(&Request::Stats, PATIENCE)?;
-    stats.log.ok_or_else(|| Error::failure("the volume has no log"))
+    stats.log.ok_or_else(|| Error::failure("the volume has no log, so there is nothing to drain"))
 }

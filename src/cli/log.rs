@@ -30,7 +30,7 @@ pub struct Format {
     /// The drive or file that becomes the log; what is on it is gone
     #[arg(value_hint = ValueHint::AnyPath)]
     log: PathBuf,
-    /// The drive or file that the log will stand before
+    /// The slow drive or file whose changes it will take
     #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
     backing: PathBuf,
     /// Bytes in a segment: a power of two, 32K to 16M [default: 1M]

@@ -15,6 +15,11 @@ use std::time::{Duration, Instant};
 
 /// How long the present daemon may take to let go.
 const PATIENCE_TO_LEAVE: Duration = Duration::from_secs(60);
+/// How long the next daemon waits for it to end: longer, for what comes after the answer takes
+/// time, too, and one that does not answer may leave all the same.
+const PATIENCE_TO_FOLLOW: Duration = Duration::from_secs(180);
+/// How much earlier the end of a wait may come.
+const EARLY: Duration = Duration::from_secs(1);
 /// How long a daemon that replaces itself may take to be there again.
 const PATIENCE_TO_RETURN: Duration = Duration::from_secs(60);
 /// How often to look.
@@ -62,7 +67,13 @@ impl Restart {
         let begun = Instant::now();
         let served = match daemon::settled(&paths, &self.name) {
             Found::Up(Some(state)) => self.replace(&paths, &state)?,
-            Found::Up(None) => return Err(Error::failure("the daemon is starting or ending")),
+            Found::Up(None) => {
+                return Err(Error::failure(format!(
+                    "volume `{}` is coming up or going down",
+                    self.name
+                ))
+                .mend("look with `ztier list`, then try again"));
+            }
             Found::Dead(_) if self.log.is_some() => {
                 return Err(Error::failure(format!("the daemon of volume `{}` died", self.name))
                     .mend("go on without --log first: then its log can be drained"));
@@ -94,16 +105,20 @@ impl Restart {
             leave()?;
             return self.returned(&client, state.restarts);
         }
-        let next = daemon::Starting::begin(&plan, paths, PATIENCE_TO_LEAVE)?;
-        match leave() {
+        let next = daemon::Starting::begin(&plan, paths, PATIENCE_TO_FOLLOW)?;
+        let asked = Instant::now();
+        let mut served = match leave() {
+            Ok(()) => self.come(next)?,
             Err(e) if changes && self.has_left(&client) => {
                 // It is too late to stay; the next daemon serves what there was.
                 self.come(next)?;
                 return Err(e);
             }
-            left => left?,
-        }
-        let mut served = self.come(next)?;
+            Err(e) if asked.elapsed() + EARLY > PATIENCE_TO_LEAVE => {
+                self.come_late(next, paths, e)?
+            }
+            Err(e) => return Err(e),
+        };
         if changes && self.plan_of(paths)? == state.plan {
             return Err(Error::failure(format!("volume `{}` has the log that it had", self.name))
                 .mend("see what its daemon says"));
@@ -148,6 +163,24 @@ impl Restart {
     /// Starts a daemon for what another left.
     fn again(&self, paths: &Paths, state: &State) -> Result<Served> {
         self.come(daemon::Starting::begin(&state.plan, paths, daemon::LOOKERS)?)
+    }
+
+    /// Waits for a daemon that follows one without an answer: that is no refusal, and were the next
+    /// one ended, nobody would serve the volume once the present one leaves.
+    fn come_late(
+        &self,
+        next: daemon::Starting<'_>,
+        paths: &Paths,
+        unanswered: Error,
+    ) -> Result<Served> {
+        output::remark(&format!(
+            "{}: its daemon does not answer; the next one waits for it to end",
+            self.name
+        ));
+        self.come(next).map_err(|e| match daemon::find(paths, &self.name) {
+            Found::Up(_) => unanswered,
+            _ => e,
+        })
     }
 
     fn come(&self, next: daemon::Starting<'_>) -> Result<Served> {

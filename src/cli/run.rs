@@ -10,6 +10,7 @@ mod report;
 use super::down::Down;
 use super::swap::{PAGE_CLUSTER, SWAPPINESS, Setting, changed};
 use super::{meter::Meter, output};
+use crate::config::limit::Range;
 use crate::config::plan::Kind;
 use crate::config::size::human;
 use crate::config::{Amount, Choice, Job, Limit, Paths, Plan, Settings, Usage, Use, machine, name};
@@ -17,7 +18,6 @@ use crate::daemon::{self, Ready, state};
 use crate::error::{Context, Error, Result};
 use crate::export::job::{self, Parent};
 use crate::export::usage;
-use crate::volume;
 use clap::{Args, ValueHint};
 use relay::Relay;
 use report::{Report, Sampler};
@@ -42,7 +42,7 @@ const JOINING: i32 = 1 << 16;
 /// Makes a volume, uses it as swap, and runs the program in a cgroup with that limit. At its end
 /// prints what it took, and leaves nothing behind. Signals are passed on, and the program's exit
 /// status is that of this command (128 + the signal that ended it; 127: there is no such program;
-/// 126: it can't be started). Swap is the whole machine's.
+/// 126: it can't be started). Swap is the whole machine's: other programs may be swapped out to it.
 #[derive(Args)]
 pub struct Run {
     /// Memory of the program and all that it starts, like 512M
@@ -51,9 +51,10 @@ pub struct Run {
     /// Size of the swap below it [default: four times the memory]
     #[arg(long, value_name = "BYTES")]
     swap_size: Option<Amount>,
-    /// Limit on the memory of that swap [default: its size, or what the machine can spare]
-    #[arg(long, value_name = "BYTES|%")]
-    ram_limit: Option<Amount>,
+    /// Limit on the memory of that swap [default: its size, or what the machine can spare]. `auto`:
+    /// it adapts to what the machine and the swap need, up to that default
+    #[arg(long, value_name = "BYTES|%|auto")]
+    ram_limit: Option<Limit>,
     /// Take the coldest of it to this device or file when its memory is full; it is overwritten
     #[arg(long, value_name = "DEV|FILE", value_hint = ValueHint::AnyPath)]
     spill: Option<PathBuf>,
@@ -138,12 +139,16 @@ impl Run {
             Some(share) => share.of(machine::memory_bytes()).next_multiple_of(4096),
             None => memory.saturating_mul(SWAP_TIMES),
         };
+        let spared = || store_limit(memory, size, self.spill.is_some()).map(Amount::Bytes);
+        let (ram_limit, ram_max) = match self.ram_limit {
+            Some(Limit::Auto) => (Limit::Auto, Some(spared()?)),
+            Some(limit) => (limit, None),
+            None => (Limit::At(spared()?), None),
+        };
         let settings = Settings {
             size: Some(Amount::Bytes(size)),
-            ram_limit: Some(Limit::At(match self.ram_limit {
-                Some(limit) => limit,
-                None => Amount::Bytes(store_limit(memory, size)?),
-            })),
+            ram_limit: Some(ram_limit),
+            ram_max,
             spill: self.spill.clone(),
             export: self.export,
             usage: Some(Use::Swap),
@@ -164,7 +169,7 @@ impl Run {
             *tuned = state::settings(&paths.volume(&volume), &wanted, &mut notes);
             notes.iter().for_each(|note| output::remark(note));
         }
-        plan.job = Some(Job::of_this_process(parent.child(&volume))?);
+        plan.job = Some(Job::of_this_process(parent.child(&volume)?)?);
         Ok((plan, memory))
     }
 
@@ -216,8 +221,8 @@ fn joining(e: io::Error) -> io::Error {
 
 /// The limit on the memory of a swap of `size` bytes below a program of `memory` bytes: all that it
 /// may ever need, if the machine can spare that.
-fn store_limit(memory: u64, size: u64) -> Result<u64> {
-    let tables = volume::min_ram_limit(size, crate::config::plan::DEFAULT_SEGMENT);
+fn store_limit(memory: u64, size: u64, spills: bool) -> Result<u64> {
+    let tables = Range::in_memory(size, crate::config::plan::DEFAULT_SEGMENT, spills).least;
     // Hardly anything compresses better, and the kernel has tables of its own for all swap.
     let least = tables.max(size / 8);
     let there = usage::room(Path::new("")).map_or(u64::MAX, |room| room.memory);
@@ -270,15 +275,16 @@ impl<'a> Stage<'a> {
 
     /// Says what was chosen.
     fn announce(&self) {
-        let Plan { name, size_bytes, ram_limit_bytes, export, usage, .. } = &self.plan;
+        let Plan { name, size_bytes, ram_limit_bytes, ram_auto, export, usage, .. } = &self.plan;
         let settings = usage.as_ref().map(usage::tuned).unwrap_or_default();
         output::remark(&format!(
-            "{name}: {} for the program; {} of swap by {}, in at most {} of memory beside it{}; \
+            "{name}: {} for the program; {} of swap by {}, in at most {} of memory beside it{}{}; \
              swap is the whole machine's: others may be swapped out to it, too",
             human(self.memory),
             human(*size_bytes),
             export.kind(),
             human(*ram_limit_bytes),
+            if ram_auto.is_some() { ", as it adapts" } else { "" },
             changed(settings, |t| (t.before, t.set)),
         ));
         for note in &self.ready.notes {

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Make a volume and offer it as a block device or over NBD
 ///
-/// Without --size the settings come from NAME.toml in the configuration directory. Prints what to
-/// open, one a line, once it is usable.
+/// Without --size, --backing and --log the settings come from NAME.toml in the configuration
+/// directory. Prints what to open, one a line, once it is usable.
 #[derive(Args)]
 pub struct Up {
     /// Name of the volume
@@ -26,12 +26,12 @@ pub struct Up {
     /// Size of the device, like 3G or 512M: a multiple of 4096, up to 16T
     #[arg(long, value_name = "BYTES")]
     size: Option<Amount>,
-    /// The slow drive or file that a cache in memory, or also a log, stands before; the volume has
-    /// its size and content
+    /// A slow drive or file to speed up: by copies in memory, with --log by an SSD, too. Its
+    /// content stays, and is the volume's
     #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
     backing: Option<PathBuf>,
-    /// The fast drive or file to which changes go first, in order; it is overwritten if it holds
-    /// nothing known
+    /// The fast drive or file that takes changes first. It is overwritten, but one that holds
+    /// something known (a file system, a partition table) only with --wipe
     #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
     log: Option<PathBuf>,
     /// With a log: acknowledge each write when it is durable
@@ -53,14 +53,15 @@ pub struct Up {
     /// [default: 1000]
     #[arg(long, value_name = "MILLISECONDS")]
     commit_interval: Option<u64>,
-    /// With a log: percent of it that may serve reads of what the backing store has, too, also
-    /// after a restart; 0 for none, at most 50 [default: 25]
+    /// With a log: percent of it that may be used as a read cache, which is still there after a
+    /// restart; 0 for none, at most 50 [default: 25]
     #[arg(long, value_name = "PERCENT")]
     log_keep: Option<u64>,
     /// With a log or --spill: overwrite what is on its drive, unless that is a log with data
     #[arg(long)]
     wipe: bool,
-    /// With a log that holds data: take a backing store of the same content and another id, a copy
+    /// With a log that holds data: accept that the backing store is another drive now, a copy with
+    /// the same content
     #[arg(long)]
     moved: bool,
     /// With a log: go on although parts of it are damaged; what they held is lost
@@ -88,7 +89,8 @@ pub struct Up {
     /// overwritten if it holds nothing known
     #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
     spill: Option<PathBuf>,
-    /// With --spill: the most that is written there in a day, like 20G
+    /// With --spill: how much may be written there a day on average, like 20G; within 24 hours up
+    /// to twice that, and each start of the daemon begins a new day
     #[arg(long, value_name = "BYTES")]
     spill_daily: Option<Amount>,
     /// How blocks are compressed [default: lz4]
@@ -127,7 +129,7 @@ pub struct Up {
     /// With --use swap: priority, 0 to 32767; higher is used first [default: 100]
     #[arg(long, value_name = "N")]
     priority: Option<i32>,
-    /// With a log or --spill: wait so long for its drives to appear
+    /// Wait so long for the drives (--backing, --log, --spill) to appear
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     wait: u32,
     /// Stay in the foreground until a signal or `ztier down`
@@ -172,6 +174,7 @@ impl Up {
         if let Some(spill) = &mut plan.spill {
             spill.wipe = self.wipe;
         }
+        self.refuse_vain(&plan)?;
         self.refuse_second(&paths)?;
         if self.dry_run {
             return self.print_plan(&plan, &chosen, &paths);
@@ -195,6 +198,25 @@ impl Up {
         }
     }
 
+    /// Refuses what only means something to a log or a spill device, where there is none.
+    fn refuse_vain(&self, plan: &Plan) -> Result<()> {
+        let of_log = [
+            ("--moved", self.moved),
+            ("--accept-loss", self.accept_loss),
+            ("--abandon-log", self.abandon_log),
+        ];
+        let vain = of_log.iter().find(|(_, given)| *given && plan.log.is_none());
+        if let Some((flag, _)) = vain {
+            return Err(Error::usage(format!("{flag} is for a volume with a log"))
+                .mend(format!("leave out {flag}, or give --backing and --log")));
+        }
+        if self.wipe && plan.log.is_none() && plan.spill.is_none() {
+            return Err(Error::usage("--wipe is for the drive of a log or of --spill")
+                .mend("leave out --wipe: nothing is overwritten"));
+        }
+        Ok(())
+    }
+
     /// Writes the settings once they have proven to work. In the foreground a failure ends nothing.
     fn save_settings(&self, settings: &Settings, paths: &Paths) -> Result<()> {
         let file = paths.settings(&self.name);
@@ -209,7 +231,7 @@ impl Up {
         Ok(())
     }
 
-    /// The flags, over what the volume's file says if there is no `--size`.
+    /// The flags; if none of them says what the volume is, over what its file says.
     fn settings(&self, paths: &Paths) -> Result<Settings> {
         let flags = Settings {
             size: self.size,
@@ -262,7 +284,7 @@ impl Up {
                 if Instant::now() >= end {
                     let (drive, seconds) = (drive.display(), self.wait);
                     return Err(Error::failure(format!("{drive} is not there after {seconds} s"))
-                        .mend("look for it with `lsblk`, or give its name of today"));
+                        .mend("look for it with `lsblk`: it may have another name now"));
                 }
                 std::thread::sleep(Duration::from_millis(50));
             }

@@ -29,6 +29,7 @@ pub const DEFAULT_SEGMENT: u32 = 1 << 20;
 const WAITING_THREADS: u32 = 8;
 /// The most threads that serve one volume.
 pub const MOST_THREADS: u32 = 256;
+const _: () = assert!(cfg!(shuttle) || MOST_THREADS as usize <= volume::THREADS_MAX);
 /// The longest time until idle data is made durable, in milliseconds: a day.
 const LONGEST_INTERVAL_MS: u64 = 86_400_000;
 /// The longest path of a Unix socket, in bytes.
@@ -390,8 +391,10 @@ impl Plan {
         refuse_of_spill(settings)?;
         usage::refuse_with_log(settings)?;
         if settings.size.is_some() || settings.segment.is_some() || settings.algorithm.is_some() {
-            return Err(Error::usage("a volume that is its backing store has no data of its own")
-                .mend("leave out size, segment and algorithm, or give a --log, too"));
+            return Err(Error::usage(
+                "with --backing alone a volume has the size of that drive, and stores nothing itself",
+            )
+            .mend("leave out size, segment and algorithm"));
         }
         let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
         Ok(Self {

@@ -79,7 +79,7 @@ fn priority(settings: &Settings) -> Result<i32> {
     if (0..=HIGHEST_PRIORITY).contains(&priority) {
         return Ok(priority);
     }
-    Err(Error::usage(format!("priority {priority} is none that swap can have"))
+    Err(Error::usage(format!("swap can't have priority {priority}"))
         .mend(format!("give 0 to {HIGHEST_PRIORITY}")))
 }
 

@@ -17,4 +17,4 @@ pub(crate) use protocol::{
 pub use protocol::{Swapping, VERSION, Version};
 pub use question::Question;
 pub use sample::{Homes, Role, Sample};
-pub use server::{Handler, Server};
+pub use server::{After, Handler, Server};

@@ -302,7 +302,7 @@ pub(crate) fn receive_next<T: DeserializeOwned>(
             "the other side speaks version {} of the control protocol, this one {VERSION}",
             envelope.v
         ))
-        .mend("use the ztier that started the volume"));
+        .mend("use the ztier that started the volume, or take it down with that one"));
     }
     serde_json::from_value(envelope.body).context("a control message is not understood")
 }
@@ -314,6 +314,7 @@ fn left(deadline: Instant) -> Result<Duration> {
 
 fn late() -> Error {
     Error::failure("no answer on the control socket in time")
+        .mend("the daemon is stopped, or waits for a drive: see its log, and `dmesg`")
 }
 
 fn patience(e: std::io::Error) -> Error {

@@ -17,16 +17,16 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How many clients are heard at once; more have to wait.
 const MOST_CLIENTS: usize = 16;
 
+/// What is to be done once an answer is out, or could not be delivered.
+pub type After = Option<Box<dyn FnOnce()>>;
+
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Answers one request.
+    /// Answers one request, and says in `after` what that leads to, well or not.
     ///
     /// # Errors
     /// Whatever the person who asked shall read.
-    fn handle(&self, request: Request) -> Result<serde_json::Value>;
-
-    /// Called after the answer of `request` is out, or could not be delivered.
-    fn answered(&self, request: &Request);
+    fn handle(&self, request: Request, after: &mut After) -> Result<serde_json::Value>;
 }
 
 /// A listening control socket. It lives until [`Server::stop`].
@@ -113,9 +113,12 @@ fn serve(mut stream: UnixStream, handler: &dyn Handler) {
     }
     match receive::<Request>(&mut stream, LONGEST_REQUEST, Instant::now() + PATIENCE) {
         Ok(request) => {
-            let result = handler.handle(request.clone());
+            let mut after = None;
+            let result = handler.handle(request, &mut after);
             reply(&mut stream, result);
-            handler.answered(&request);
+            if let Some(after) = after {
+                after();
+            }
         }
         Err(e) => reply(&mut stream, Err(e)),
     }
@@ -140,7 +143,7 @@ mod tests {
     struct Echo;
 
     impl Handler for Echo {
-        fn handle(&self, request: Request) -> Result<serde_json::Value> {
+        fn handle(&self, request: Request, _: &mut After) -> Result<serde_json::Value> {
             match request {
                 Request::Ping => {
                     let version = Version { version: "1".into(), pid: 7 };
@@ -150,7 +153,6 @@ mod tests {
                 _ => Err(Error::failure("broken")),
             }
         }
-        fn answered(&self, _: &Request) {}
     }
 
     fn raw(path: &Path, text: &[u8]) -> String {

@@ -36,9 +36,14 @@ impl Heritage {
         };
         let Manifest { layout, volume, program, .. } = &found.manifest;
         if *layout != MEMORY_LAYOUT {
-            return refuse(format!(
-                "is laid out as ztier {program} does it (version {layout}, here {MEMORY_LAYOUT})"
-            ));
+            return Err(Error::failure(format!(
+                "the memory that was kept for volume `{name}` is laid out as ztier {program} does \
+                 it (version {layout}, here {MEMORY_LAYOUT})"
+            ))
+            .mend(format!(
+                "go on with it by that ztier's `ztier restart {name}`, or give up what is in it with \
+                 `ztier down {name} --discard`"
+            )));
         }
         if volume != name {
             return refuse(format!("is that of volume `{volume}`"));

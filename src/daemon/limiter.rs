@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::export::usage;
 use crate::limit::{
     Change, Controller, Decision, DiskReads, Machine, Ours, Ramp, Reason, Report, Role, STEP,
-    Sample, Sampler,
+    Sample, Sampler, Shown,
 };
 use crate::stats::Stats;
 use crate::volume::{Recompress, Worker};
@@ -112,8 +112,8 @@ impl Adapting {
             self.look_at_device(&running, &plan);
         }
         self.steps = self.steps.wrapping_add(1);
-        let except = self.device.filter(|_| self.is_swap);
-        let machine = self.sampler.sample(except);
+        let shown = self.device.map(|numbers| Shown { numbers, is_swap: self.is_swap });
+        let machine = self.sampler.sample(shown);
         let ours = ours(&running.volume.stats(), plan.segment_bytes.into(), self.is_swap);
         let now = self.began.elapsed();
         let possible = self.possible(now, &bounds);
@@ -230,21 +230,7 @@ impl Running {
 /// What the controller is to know of a volume.
 fn ours(stats: &Stats, segment: u64, is_swap: bool) -> Ours {
     if let Some(cache) = &stats.cache {
-        let own_reads =
-            DiskReads { bytes: cache.missed_blocks * BLOCK_SIZE as u64, ns: cache.missed_ns };
-        return Ours {
-            role: Role::Copies,
-            limit_bytes: cache.limit_bytes,
-            used_bytes: cache.used_bytes,
-            is_full: cache.used_bytes >= cache.limit_bytes / 8 * 7,
-            data_bytes: cache.original_bytes,
-            read_blocks: cache.hit_blocks + cache.missed_blocks,
-            misses: cache.missed_blocks,
-            miss_ns: cache.missed_ns,
-            regretted: Some(cache.ghosts_hit_blocks),
-            leaving_ns: 0,
-            own_reads,
-        };
+        return Ours::of_copies(cache);
     }
     let takes = !stats.spill_failed
         && stats.spill_slots - stats.spill_slots_used >= SLOTS_LEAST

@@ -9,7 +9,7 @@ use super::state::{self, Found, Lock, State};
 use super::{events, log, notify, opening, relog, serve, swapping};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage, size};
-use crate::control::{Handler, NewLog, Request, Sample, Server, Status, Version};
+use crate::control::{After, Handler, NewLog, Request, Sample, Server, Status, Version};
 use crate::error::{Context, Error, Result};
 use crate::export::reclaim::make_present;
 use crate::export::{Export, Leftover, usage};
@@ -269,18 +269,19 @@ fn wait(running: &Running, inbox: &Receiver<Event>) -> End {
         match event {
             Ok(Event::Down) => return End::Down,
             Ok(Event::Left) => return running.after_leaving(),
-            Ok(Event::Signal) if asked => return end_by_force(running),
-            Ok(Event::Signal) if running.waits_for_next() => match running.leave() {
-                Ok(()) => return End::Left,
-                Err(e) => log::line(&format!("asked to end, but {e}")),
-            },
+            // What waits for its next daemon is never taken from whoever has it open.
+            Ok(Event::Signal) if asked && !running.waits_for_next() => {
+                return end_by_force(running);
+            }
             // The one for whom the volume is has ended without a word.
             Ok(Event::Signal | Event::Abandoned) | Err(RecvTimeoutError::Timeout) => {
-                match running.stop(false) {
-                    Ok(()) => return End::Down,
+                match running.ask_to_end() {
+                    Ok(end) => return end,
                     Err(e) if !asked => {
                         log::line(&format!("asked to end, but {e}"));
-                        log::line("ending when it is released; a second signal ends at once");
+                        if !running.waits_for_next() {
+                            log::line("ending when it is released; a second signal ends at once");
+                        }
                         asked = true;
                     }
                     Err(_) => {}
@@ -335,6 +336,37 @@ impl Running {
         }
     }
 
+    /// Does what may end the export. If it has, however well, and nobody else has before, the
+    /// daemon ends by `event` once the answer is out.
+    fn ending(
+        &self,
+        event: Event,
+        after: &mut After,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let _turn = self.turn()?;
+        let is_there = || self.export.lock().is_some();
+        let was_there = is_there();
+        let done = work();
+        if was_there && !is_there() {
+            let events = self.events.lock().clone();
+            // If nobody listens, the daemon is ending anyway.
+            *after = Some(Box::new(move || {
+                let _ = events.send(event);
+            }));
+        }
+        done
+    }
+
+    /// Ends the export because somebody outside wants that, unless somebody inside changes it now.
+    fn ask_to_end(&self) -> Result<End> {
+        let _turn = self.turn()?;
+        if self.waits_for_next() {
+            return self.leave().map(|()| End::Left);
+        }
+        self.stop(false).map(|()| End::Down)
+    }
+
     /// Ends the device's use and stops the export. `force`: also when somebody holds the device.
     fn stop(&self, force: bool) -> Result<()> {
         match self.end_job(force).and_then(|()| self.end_use()) {
@@ -381,6 +413,8 @@ impl Running {
     /// Leaves the volume to a daemon that is about to start, with another log if one is given.
     /// `force`: also when its device can't wait and somebody holds it.
     fn restart(&self, force: bool, log: Option<NewLog>) -> Result<()> {
+        // Whoever watches over a job takes a daemon that leaves for one that died.
+        self.refuse_job(force)?;
         let Some(log) = log else { return self.make_way(force) };
         let next = relog::plan(&self.state.lock().plan, &log, &self.records)?;
         self.make_way(force)?;
@@ -521,10 +555,8 @@ impl Running {
 
     /// Ends what is left of a job whose runner has ended. `force`: also when it has not.
     fn end_job(&self, force: bool) -> Result<()> {
+        self.refuse_job(force)?;
         let Some(job) = self.state.lock().plan.job.clone() else { return Ok(()) };
-        if !force && job.exists() && job.runner().is_some() {
-            return Err(swapping::busy(&self.name, &job));
-        }
         match job.clear()? {
             0 => {}
             n => log::line(&format!("{n} processes that `ztier run` had left were ended")),
@@ -532,10 +564,21 @@ impl Running {
         Ok(())
     }
 
+    fn refuse_job(&self, force: bool) -> Result<()> {
+        let job = self.state.lock().plan.job.clone();
+        match job.filter(|job| !force && job.exists() && job.runner().is_some()) {
+            Some(job) => Err(swapping::busy(&self.name, &job)),
+            None => Ok(()),
+        }
+    }
+
     /// The block device.
     pub(super) fn device(&self) -> Result<PathBuf> {
         let first = self.export()?.as_ref().and_then(|e| e.endpoints().into_iter().next());
-        first.map(PathBuf::from).ok_or_else(|| Error::failure("there is no device"))
+        first.map(PathBuf::from).ok_or_else(|| {
+            Error::failure(format!("volume `{}` has no device now", self.name))
+                .mend("it is coming up or going down: try again soon")
+        })
     }
 
     /// The right to change what the device is used for.
@@ -597,7 +640,7 @@ fn flush(volume: &Arc<dyn Serving>) -> Result<()> {
 }
 
 impl Handler for Running {
-    fn handle(&self, request: Request) -> Result<serde_json::Value> {
+    fn handle(&self, request: Request, after: &mut After) -> Result<serde_json::Value> {
         let value = match request {
             Request::Ping => serde_json::to_value(Version {
                 version: env!("CARGO_PKG_VERSION").into(),
@@ -624,29 +667,14 @@ impl Handler for Running {
                 serde_json::to_value(self.swapoff(force)?)
             }
             Request::Restart { force, log } => {
-                let _turn = self.turn()?;
-                self.restart(force, log)?;
+                self.ending(Event::Left, after, || self.restart(force, log))?;
                 serde_json::to_value(())
             }
             Request::Down { discard, force } => {
-                let _turn = self.turn()?;
-                self.down(discard, force)?;
+                self.ending(Event::Down, after, || self.down(discard, force))?;
                 serde_json::to_value(())
             }
         };
         value.context("cannot encode the answer")
-    }
-
-    fn answered(&self, request: &Request) {
-        let stopped = self.export.try_lock().is_some_and(|export| export.is_none());
-        let event = match request {
-            Request::Down { .. } => Event::Down,
-            Request::Restart { .. } => Event::Left,
-            _ => return,
-        };
-        if stopped {
-            // If nobody listens, the daemon is ending anyway.
-            let _ = self.events.lock().send(event);
-        }
     }
 }

@@ -93,7 +93,7 @@ pub fn prepare(plan: &Plan) -> Result<Option<String>> {
     }
     if plan.job.is_none() && matches!(plan.usage, Some(Usage::Swap { forced: false, .. })) {
         return Err(Error::failure(format!("this process must not carry swap: {prepared}"))
-            .mend("run as root with CAP_SYS_RESOURCE"));
+            .mend("run as root with CAP_SYS_RESOURCE, CAP_IPC_LOCK and CAP_SYS_NICE"));
     }
     Ok(Some(prepared.to_string()))
 }

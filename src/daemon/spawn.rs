@@ -45,6 +45,8 @@ pub struct Starting<'a> {
     /// `None` once it is up, or gone.
     child: Option<Child>,
     ours: UnixStream,
+    /// How long it says nothing because another daemon has the volume.
+    patience: Duration,
 }
 
 impl<'a> Starting<'a> {
@@ -68,7 +70,7 @@ impl<'a> Starting<'a> {
             .context(what())?;
         // The Command, and with it our copy of the child's end, is gone: if the child dies, reading
         // ends.
-        let mut starting = Self { plan, paths, child: Some(child), ours };
+        let mut starting = Self { plan, paths, child: Some(child), ours, patience };
         let patience_ms = patience.as_millis() as u64;
         let order = Envelope { v: VERSION, body: Told { plan, paths, patience_ms } };
         send(&mut starting.ours, &order, Instant::now() + PATIENCE).context(what())?;
@@ -81,7 +83,7 @@ impl<'a> Starting<'a> {
     /// The daemon's own error; or that it died or was too late, and then it is ended and cleaned up
     /// after.
     pub fn finish(mut self, told: &dyn Fn(&str)) -> Result<Ready> {
-        match listen(&mut self.ours, told, PATIENCE).map(Reply::into_result) {
+        match listen(&mut self.ours, told, self.patience + PATIENCE).map(Reply::into_result) {
             Ok(Ok(ready)) => {
                 self.child = None;
                 serde_json::from_value(ready)
@@ -222,6 +224,7 @@ pub fn follow(end: End, name: &str) -> Result<()> {
     if end != End::Again {
         return Ok(());
     }
+    crate::export::nbd::hand_on()?;
     let error = Command::new(installed()).arg0(shown_as()).args(["daemon", name, "--again"]).exec();
     Err(error).context(format!("cannot start the next daemon of volume `{name}`"))
 }
@@ -349,12 +352,18 @@ mod tests {
 
     #[test]
     fn who_says_how_far_it_is_may_take_longer() {
+        // A machine that is busy with something else may spoil some tries.
+        assert!((0..5).any(|_| takes_longer_than(Duration::from_secs(1))));
+    }
+
+    /// Whether one who says how far it is was listened to for longer than that.
+    fn takes_longer_than(patience: Duration) -> bool {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-        let patience = Duration::from_secs(1);
         let child = std::thread::spawn(move || {
             let mut tell = |word| {
                 let message = Envelope { v: VERSION, body: word };
-                send(&mut theirs, &message, Instant::now() + patience).unwrap();
+                // Who listened may have given up.
+                let _ = send(&mut theirs, &message, Instant::now() + patience);
             };
             for i in 0..6 {
                 // Two at once: the second must not be lost with the first.
@@ -367,13 +376,14 @@ mod tests {
         });
         let heard = RefCell::new(Vec::new());
         let told = |text: &str| heard.borrow_mut().push(text.to_owned());
-        let answer = listen(&mut ours, &told, patience).unwrap().into_result();
-        assert_eq!(answer.unwrap(), "up");
+        let Ok(answer) = listen(&mut ours, &told, patience) else { return false };
+        assert_eq!(answer.into_result().unwrap(), "up");
         let all: Vec<String> = (0..6).flat_map(|i| [format!("{i}"), "and more".into()]).collect();
         assert_eq!(*heard.borrow(), all);
         let silent = listen(&mut ours, &told, patience / 4).err().unwrap();
         assert!(silent.to_string().contains("in time"), "{silent}");
         child.join().unwrap();
+        true
     }
 
     #[test]

@@ -185,7 +185,19 @@ pub fn names(paths: &Paths) -> Vec<String> {
 /// When something is held or can't be removed; then the state file stays, so that it can be tried
 /// again.
 pub fn clean(lock: Lock, files: &VolumeFiles) -> Result<Vec<String>> {
-    let mut removed = clean_leftovers(files, |_| true)?;
+    clean_all(lock, files, false)
+}
+
+/// The same, also where a device that waits for its daemon is held: who holds it gets errors.
+///
+/// # Errors
+/// As [`clean`], for anything else.
+pub fn clean_by_force(lock: Lock, files: &VolumeFiles) -> Result<Vec<String>> {
+    clean_all(lock, files, true)
+}
+
+fn clean_all(lock: Lock, files: &VolumeFiles, force: bool) -> Result<Vec<String>> {
+    let mut removed = remove_leftovers(files, |_| true, force)?;
     let kept = Kept::is_there(&files.keep);
     keeper::end(&files.keep)?;
     removed.extend(kept.then(|| "the memory that was kept".to_owned()));
@@ -202,24 +214,40 @@ pub(super) fn clean_leftovers(
     files: &VolumeFiles,
     which: impl Fn(&Leftover) -> bool,
 ) -> Result<Vec<String>> {
-    let (leftovers, usage) = match State::read(files) {
-        Ok(state) => {
-            // A device that waits and is not removed is taken up again, with all that uses it.
-            let goes_on = |state: &State| state.leftovers.iter().any(|l| !which(l) && l.waits());
-            state.as_ref().filter(|state| !goes_on(state)).map_or(Ok(()), end_use)?;
-            state.map(|state| (state.leftovers, state.plan.usage)).unwrap_or_default()
-        }
+    remove_leftovers(files, which, false)
+}
+
+fn remove_leftovers(
+    files: &VolumeFiles,
+    which: impl Fn(&Leftover) -> bool,
+    force: bool,
+) -> Result<Vec<String>> {
+    let state = match State::read(files) {
+        Ok(Some(state)) => state,
+        Ok(None) => return Ok(Vec::new()),
         Err(e) => return Ok(vec![format!("its unreadable state file ({e})")]),
     };
+    let State { leftovers, plan, .. } = &state;
+    // A device that waits and is not removed is taken up again, with all that uses it.
+    let goes_on = leftovers.iter().any(|left| !which(left) && left.waits());
+    let ended = if goes_on { Ok(()) } else { end_use(&state) };
+    // By force that is tried again below: who waits in a device can't end before he gets an error.
+    if !force {
+        ended?;
+    }
     let mut removed = Vec::new();
     for leftover in leftovers.iter().filter(|left| which(left) && left.exists()) {
-        leftover.remove()?;
+        let gone = if force { leftover.remove_by_force() } else { leftover.remove() };
+        gone?;
         if !leftover.exists() {
             removed.push(leftover.describe());
         }
     }
+    if force {
+        end_use(&state)?;
+    }
     if !leftovers.iter().any(Leftover::waits) {
-        untune(files, usage.as_ref());
+        untune(files, plan.usage.as_ref());
     }
     Ok(removed)
 }

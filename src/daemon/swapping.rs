@@ -157,8 +157,8 @@ impl Running {
             self.name
         ))
         .mend(
-            "run it as root with CAP_SYS_RESOURCE, or add --force where the machine itself \
-                 never runs short of memory",
+            "run it as root with CAP_SYS_RESOURCE, CAP_IPC_LOCK and CAP_SYS_NICE, or add --force \
+             where the machine itself never runs short of memory",
         ))
     }
 

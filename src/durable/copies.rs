@@ -110,8 +110,9 @@ impl Core {
 
     /// Counts all that the index names, of a log that was opened.
     pub(super) fn count_all(&mut self) {
-        let places: Vec<Place> = self.map.iter().map(|(_, place)| place).collect();
-        places.iter().for_each(|place| self.count(place, true));
+        let map = std::mem::take(&mut self.map);
+        map.iter().for_each(|(_, place)| self.count(&place, true));
+        self.map = map;
     }
 
     /// Whether the backing store has what is at a place.
@@ -384,11 +385,11 @@ impl Core {
             return;
         }
         self.holes.retire(self.written);
-        let clean = |place: &Place| self.segment_of(place.slot) < self.written;
-        let gone = self.map.iter().filter(|(_, place)| clean(place)).map(|(block, _)| block);
-        let gone: Vec<u64> = gone.collect();
-        self.counts.copies_released += gone.len() as u64;
-        gone.into_iter().for_each(|block| self.forget_block(block));
+        // What their segments have of changes goes with them, and none of it is dirty.
+        let mut map = std::mem::take(&mut self.map);
+        let gone = map.remove_where(|place| self.segment_of(place.slot) < self.written);
+        self.map = map;
+        self.counts.copies_released += gone as u64;
         self.sb.tail = self.tail_at(self.written);
         self.drop_epochs();
         self.segments.drain(..(self.written - self.first) as usize);

@@ -633,6 +633,12 @@ impl Core {
         self.sealed.get(after.checked_sub(1)?)?.payload(segment, offset, len)
     }
 
+    /// Whether the segment of a reading has left the log, although it is pinned: then the backing
+    /// store has what was there.
+    pub fn has_left(&self, reading: &Reading) -> bool {
+        reading.stamp.segment < self.first
+    }
+
     /// Ends a reading.
     pub fn release(&mut self, reading: &Reading) {
         if let Some(segment) = self.segment_mut(reading.stamp.segment) {

@@ -6,6 +6,7 @@
 //! takes less than 24 bytes.
 
 use super::format::{GRANULE, Kind, LEN_BITS};
+use std::ops::Range;
 
 /// Entries in a full page: 4 KiB.
 const FULL: usize = 256;
@@ -240,23 +241,42 @@ impl Map {
 
     /// Forgets all blocks from `start` to before `end`; `gone` hears where each was.
     pub fn remove_range(&mut self, start: u64, end: u64, mut gone: impl FnMut(Place)) {
-        let mut page = self.page_of(start);
-        while page < self.pages.len() && self.firsts[page] < end {
-            let entries = &mut self.pages[page];
+        let pages = self.page_of(start)..self.firsts.partition_point(|&first| first < end);
+        self.thin(pages, |entries| {
             let from = entries.partition_point(|e| e.block() < start);
             let to = entries.partition_point(|e| e.block() < end);
             entries.drain(from..to).for_each(|entry| gone(entry.place()));
-            self.len -= to - from;
-            if entries.is_empty() {
-                self.firsts.remove(page);
-                self.pages.remove(page);
-            } else {
-                self.firsts[page] = entries[0].block();
-                page += 1;
+        });
+    }
+
+    /// Forgets all blocks whose places `goes` is true of; how many those are.
+    pub fn remove_where(&mut self, mut goes: impl FnMut(Place) -> bool) -> usize {
+        let before = self.len;
+        self.thin(0..self.pages.len(), |entries| entries.retain(|entry| !goes(entry.place())));
+        before - self.len
+    }
+
+    /// Takes entries out of some pages. The room that pages leave is closed once, at the end: each
+    /// page that went alone would move all behind it.
+    fn thin(&mut self, pages: Range<usize>, mut take_out: impl FnMut(&mut Vec<Packed>)) {
+        let mut kept = pages.start;
+        for page in pages.clone() {
+            let mut entries = std::mem::take(&mut self.pages[page]);
+            let before = entries.len();
+            take_out(&mut entries);
+            self.len -= before - entries.len();
+            let Some(first) = entries.first().map(|entry| entry.block()) else { continue };
+            match self.pages[..kept].last_mut() {
+                Some(last) if last.len() + entries.len() <= FULL / 2 => last.extend(entries),
+                _ => {
+                    (self.firsts[kept], self.pages[kept]) = (first, entries);
+                    kept += 1;
+                }
             }
         }
-        let last = page.min(self.pages.len()).saturating_sub(1);
-        if last < self.pages.len() {
+        self.firsts.drain(kept..pages.end);
+        self.pages.drain(kept..pages.end);
+        if let Some(last) = kept.checked_sub(1) {
             self.tidy(last);
         }
     }
@@ -360,6 +380,7 @@ mod tests {
         assert_eq!(map.len(), model.len());
         assert!(map.iter().eq(model.iter().map(|(b, p)| (*b, *p))));
         assert!(map.firsts.iter().zip(&map.pages).all(|(f, p)| p[0].block() == *f));
+        assert_eq!(map.firsts.len(), map.pages.len());
     }
 
     proptest! {
@@ -383,6 +404,36 @@ mod tests {
                 prop_assert_eq!(map.get(*block), model.get(block).copied());
             }
             check(&map, &model);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn ranges_and_places_go_from_many_pages(
+            steps in 1u64..4,
+            cuts in prop::collection::vec((0u64..70_000, 0u64..20_000, 0u32..8), 1..8),
+        ) {
+            let (mut map, mut model) = (Map::default(), BTreeMap::new());
+            for i in 0..20_000 {
+                map.insert(i * steps, place(i as u32));
+                model.insert(i * steps, place(i as u32));
+            }
+            for (start, count, slot) in cuts {
+                let mut gone = Vec::new();
+                map.remove_range(start, start + count, |place| gone.push(place));
+                let there = model.extract_if(start..start + count, |_, _| true);
+                prop_assert!(gone.into_iter().eq(there.map(|(_, place)| place)));
+                check(&map, &model);
+                let goes = |place: Place| place.slot % 8 == slot || place.slot / 1000 == slot;
+                let before = model.len();
+                model.retain(|_, place| !goes(*place));
+                prop_assert_eq!(map.remove_where(goes), before - model.len());
+                check(&map, &model);
+            }
+            // However they went, pages are not left nearly empty side by side.
+            let small = |pair: &[Vec<Packed>]| pair[0].len() + pair[1].len() <= SMALL;
+            prop_assert!(!map.pages.windows(2).any(small));
         }
     }
 

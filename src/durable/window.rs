@@ -331,7 +331,10 @@ impl Core {
             self.window.step = Step::Idle;
             return;
         };
-        let before = self.counts.repeated;
+        // Who judges by the index may have let a record go because a newer one is there: that one
+        // has to be durable before the tail moves, too.
+        let lost = !self.holes.lost_before(end).is_empty();
+        let judges = lost || !damaged.is_empty() || !unreadable.is_empty();
         self.window.zeroed = std::mem::take(&mut self.window.zeros);
         if self.secure(end, &damaged, &unreadable).is_err() {
             // No room to say what is lost: the window is taken again later.
@@ -341,7 +344,7 @@ impl Core {
             return;
         }
         self.mixed(end);
-        let ticket = if self.counts.repeated > before { self.flush() } else { Ticket(0) };
+        let ticket = if judges { self.flush() } else { Ticket(0) };
         self.window.step = Step::Securing { end, ticket, blocks };
     }
 

@@ -3,15 +3,16 @@
 //!
 //! Invariants: whether the runner lives is told by process number and time of start together, so
 //! that a number that was given out again counts as nobody; only a cgroup that has the name of one
-//! of ours is ever emptied or removed.
+//! of ours is ever emptied or removed, and no two runs have one of the same name.
 
 use super::mounts::{Hierarchy, hierarchies};
 use crate::error::{Context, Error, Result};
 use rustix::fd::OwnedFd;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ const PREFIX: &str = "ztier-";
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How often to look whether they are.
 const GLANCE: Duration = Duration::from_millis(2);
+/// How many processes are held at once to be killed: each takes a descriptor.
+const HANDLES: usize = 64;
 
 /// A program that `ztier run` has started, or is about to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,11 +62,11 @@ impl Job {
         self.is_ours() && self.cgroup.is_dir()
     }
 
-    /// Ends all that is in its cgroup, and removes that. Returns how many processes had to be
-    /// ended.
+    /// Ends all that is in its cgroup and in those below, which its program may have made, and
+    /// removes them. Returns how many processes had to be ended.
     ///
     /// # Errors
-    /// A process can't be ended within 20 s, or the directory can't be removed.
+    /// A process can't be ended within 20 s, or a directory can't be removed.
     pub fn clear(&self) -> Result<usize> {
         if !self.exists() {
             return Ok(0);
@@ -71,27 +74,28 @@ impl Job {
         let mut ended = 0;
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let processes = self.processes();
-            ended = ended.max(processes.len());
-            for pid in &processes {
-                // It may have ended just now.
-                let _ = kill_process(*pid, Signal::KILL);
-            }
-            match fs::remove_dir(&self.cgroup) {
-                Err(e) if e.kind() == ErrorKind::NotFound => return Ok(ended),
+            // Anew each time: there may be more of them by now.
+            let tree = tree(&self.cgroup);
+            ended = ended.max(tree.iter().map(|dir| processes(dir).len()).sum());
+            self.kill(&tree);
+            match remove(&tree) {
+                Ok(()) => return Ok(ended),
                 Err(e) if Instant::now() >= deadline => {
-                    let what = format!("cannot remove cgroup {}", self.cgroup.display());
-                    return Err(e).context(what);
+                    return Err(e.mend("its cgroup.procs says who does not end; try again then"));
                 }
                 Err(_) => std::thread::sleep(GLANCE),
-                Ok(()) => return Ok(ended),
             }
         }
     }
 
-    fn processes(&self) -> Vec<Pid> {
-        let text = fs::read_to_string(self.cgroup.join("cgroup.procs")).unwrap_or_default();
-        text.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?)).collect()
+    /// Kills all that is in its cgroup and in those below, which `tree` names.
+    fn kill(&self, tree: &[PathBuf]) {
+        // So the kernel misses none, also of those that are just being made. Version 2 has that
+        // since Linux 5.14.
+        let all = fs::OpenOptions::new().write(true).open(self.cgroup.join("cgroup.kill"));
+        if all.and_then(|mut file| file.write_all(b"1")).is_err() {
+            tree.iter().for_each(|dir| kill_in(dir));
+        }
     }
 
     fn is_ours(&self) -> bool {
@@ -99,6 +103,54 @@ impl Job {
             .file_name()
             .is_some_and(|name| name.as_encoded_bytes().starts_with(PREFIX.as_bytes()))
     }
+}
+
+/// The cgroup `dir` and all below it, each after those in it.
+fn tree(dir: &Path) -> Vec<PathBuf> {
+    let mut all = vec![dir.to_owned()];
+    let mut seen = 0;
+    while let Some(dir) = all.get(seen) {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        let below: Vec<PathBuf> = dirs.map(|entry| entry.path()).collect();
+        all.extend(below);
+        seen += 1;
+    }
+    all.reverse();
+    all
+}
+
+/// The processes in the cgroup `dir` alone.
+fn processes(dir: &Path) -> Vec<Pid> {
+    let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    text.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?)).collect()
+}
+
+/// Kills the processes in the cgroup `dir` alone.
+fn kill_in(dir: &Path) {
+    for some in processes(dir).chunks(HANDLES) {
+        let handle = |pid: &Pid| Some((*pid, pidfd_open(*pid, PidfdFlags::empty()).ok()?));
+        let handles: Vec<_> = some.iter().filter_map(handle).collect();
+        // A number may have been given out again before its handle was opened. One that is listed
+        // now is that of the process behind the handle, or that has ended and nobody is hit.
+        let there = processes(dir);
+        for (_, handle) in handles.iter().filter(|(pid, _)| there.contains(pid)) {
+            let _ = pidfd_send_signal(handle, Signal::KILL); // it may have ended just now
+        }
+    }
+}
+
+/// Removes cgroups; what is not there is left alone without an error.
+fn remove(tree: &[PathBuf]) -> Result<()> {
+    for dir in tree {
+        match fs::remove_dir(dir) {
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                return Err(e).context(format!("cannot remove cgroup {}", dir.display()));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// When the process `pid` began, in clock ticks since the machine did.
@@ -151,9 +203,16 @@ impl Parent {
         Ok(Self { dir: top, unified: true })
     }
 
-    /// The directory of a cgroup of the name `name`.
-    pub fn child(&self, name: &str) -> PathBuf {
-        self.dir.join(format!("{PREFIX}{name}"))
+    /// A directory for the cgroup of a volume's job that nobody else has, also none of the same
+    /// name in another run directory or container: what is in it will be killed.
+    ///
+    /// # Errors
+    /// The kernel has no random number.
+    pub fn child(&self, volume: &str) -> Result<PathBuf> {
+        let mut unique = [0; 8]; // so few come whole
+        getrandom(&mut unique[..], GetRandomFlags::empty()).context("no random numbers")?;
+        let unique = u64::from_ne_bytes(unique);
+        Ok(self.dir.join(format!("{PREFIX}{volume}.{unique:016x}")))
     }
 
     /// Makes the cgroup `dir`, with a limit on memory of `bytes`. Where cgroups have a swappiness
@@ -273,6 +332,42 @@ mod tests {
             assert_eq!(job(name).clear().unwrap(), 0);
         }
         assert!(dir.path().join("other").exists() && !dir.path().join("ztier-x").exists());
+    }
+
+    /// All that is in cgroups below it, and these, of both versions as far as they are here.
+    #[test]
+    fn what_a_program_has_made_below_its_cgroup_goes_with_it() {
+        let all = hierarchies(Path::new("/proc/self/mountinfo"));
+        let legacy = |h: &Hierarchy| h.controllers.iter().any(|c| c == "memory");
+        for place in all.into_iter().filter(|h| h.unified || legacy(h)) {
+            let cgroup = place.point.join(format!("{PREFIX}test-{}", std::process::id()));
+            let inner = cgroup.join("a/b");
+            if let Err(e) = fs::create_dir(&cgroup).and_then(|()| fs::create_dir_all(&inner)) {
+                eprintln!("skipped: no cgroup can be made here: {e}");
+                continue;
+            }
+            fs::create_dir(cgroup.join("empty")).unwrap();
+            let sleep = || std::process::Command::new("sleep").arg("60").spawn().unwrap();
+            let mut children = [sleep(), sleep()];
+            for (child, dir) in children.iter().zip([&cgroup, &inner]) {
+                fs::write(dir.join("cgroup.procs"), child.id().to_string()).unwrap();
+            }
+            let job = Job { pid: 1, started: 0, cgroup };
+            let ended = job.clear();
+            for child in &mut children {
+                let _ = child.kill();
+                child.wait().unwrap();
+            }
+            assert_eq!(ended.unwrap(), 2, "{place:?}");
+            assert!(!job.exists());
+        }
+    }
+
+    #[test]
+    fn no_two_runs_have_one_cgroup() {
+        let parent = Parent { dir: "/cg".into(), unified: true };
+        let [one, two] = [parent.child("x").unwrap(), parent.child("x").unwrap()];
+        assert!(one != two && one.to_str().unwrap().starts_with("/cg/ztier-x."), "{one:?}");
     }
 
     #[test]

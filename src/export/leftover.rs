@@ -2,9 +2,9 @@
 //!
 //! Invariants: only what is provably ours is touched (a loop device that shows the named file, a
 //! mount of our FUSE file system, a ublk device with our mark, a link to a device of our kinds, a
-//! socket nobody listens on, an empty directory); nothing that is held is taken away; nothing waits
-//! without a bound. The server is taken for dead: while it lives, its export must be stopped
-//! instead.
+//! socket nobody listens on, an empty directory); nothing that is held is taken away, but by force
+//! a device whose users would wait for ever; nothing waits without a bound. The server is taken for
+//! dead: while it lives, its export must be stopped instead.
 
 use super::Leftover;
 use super::holders::{backing_file, of_block_device};
@@ -61,11 +61,24 @@ impl Leftover {
     /// # Errors
     /// It is held (the text names a holder and nothing was changed), or the privilege is missing.
     pub fn remove(&self) -> Result<()> {
+        self.remove_and(false)
+    }
+
+    /// The same, also of a device that waits for the next daemon and is held: whoever holds it
+    /// can't let go before his requests fail, which they do from then on.
+    ///
+    /// # Errors
+    /// As [`Leftover::remove`], of anything else.
+    pub fn remove_by_force(&self) -> Result<()> {
+        self.remove_and(true)
+    }
+
+    fn remove_and(&self, force: bool) -> Result<()> {
         if !self.exists() {
             return Ok(());
         }
         let what = self.clone();
-        within(LIMIT, move || what.remove_now()).unwrap_or_else(|| {
+        within(LIMIT, move || what.remove_now(force)).unwrap_or_else(|| {
             Err(Error::failure(format!("removing {} takes longer than 10 s", self.describe()))
                 .mend("try again, or reboot"))
         })
@@ -86,12 +99,12 @@ impl Leftover {
         }
     }
 
-    fn remove_now(&self) -> Result<()> {
+    fn remove_now(&self, force: bool) -> Result<()> {
         let cannot = || format!("cannot remove {}", self.describe());
         match self {
             Self::Loop { device, backing } => remove_loop(device, backing),
             Self::Mount(point) => remove_mount(point),
-            Self::Ublk { mark, .. } => ublk::remove(*mark),
+            Self::Ublk { mark, .. } => ublk::remove(*mark, force),
             Self::Link(path) => absent_is_fine(fs::remove_file(path)).context(cannot()),
             Self::Socket(path) => remove_socket(path),
             Self::Directory(path) => match fs::remove_dir(path) {
@@ -256,8 +269,10 @@ mod tests {
 
     #[test]
     fn late_work_is_given_up() {
-        let late = || std::thread::sleep(Duration::from_millis(300));
+        let (hold, held) = mpsc::channel::<()>();
+        let late = move || held.recv().is_ok();
         assert_eq!(within(Duration::from_millis(20), late), None);
-        assert_eq!(within(Duration::from_secs(5), || 7), Some(7));
+        drop(hold);
+        assert_eq!(within(Duration::from_secs(60), || 7), Some(7));
     }
 }

@@ -61,7 +61,20 @@ pub fn prepare_for_reclaim() -> Reclaim {
     }
 }
 
-fn has(capability: CapabilitySet) -> bool {
+/// What a process needs to carry swap of a machine that runs short of memory.
+pub const NEEDED: [(&str, CapabilitySet); 3] = [
+    ("CAP_SYS_RESOURCE", CapabilitySet::SYS_RESOURCE),
+    ("CAP_IPC_LOCK", CapabilitySet::IPC_LOCK),
+    ("CAP_SYS_NICE", CapabilitySet::SYS_NICE),
+];
+
+/// What this process lacks of it.
+pub fn lacking() -> Vec<&'static str> {
+    NEEDED.iter().filter(|(_, needed)| !has(*needed)).map(|(name, _)| *name).collect()
+}
+
+/// Whether this process has a capability.
+pub fn has(capability: CapabilitySet) -> bool {
     rustix::thread::capabilities(None).is_ok_and(|own| own.effective.contains(capability))
 }
 

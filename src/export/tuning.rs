@@ -81,7 +81,8 @@ fn file(root: &Path, key: &str) -> PathBuf {
 
 fn read(root: &Path, key: &str) -> Result<u64> {
     let text = fs::read_to_string(file(root, key)).context(format!("cannot read {key}"))?;
-    text.trim().parse().map_err(|_| Error::failure(format!("{key} is `{}`", text.trim())))
+    let number = text.trim().parse();
+    number.map_err(|_| Error::failure(format!("{key} is `{}`, which is no number", text.trim())))
 }
 
 #[cfg(test)]

@@ -17,5 +17,5 @@ mod sampler;
 pub use controller::{Controller, Decision, STEP};
 pub use ramp::Ramp;
 pub use reason::Reason;
-pub use sample::{Change, DiskReads, Machine, Ours, Report, Role, Sample, Waits};
+pub use sample::{Change, DiskReads, Machine, Ours, Report, Role, Sample, Shown, Waits};
 pub use sampler::Sampler;

@@ -1,7 +1,13 @@
 //! The kernel's texts about memory, of which every kernel has other lines: what is not there is
 //! absent, what is not understood is passed over.
 
-use super::sample::DiskReads;
+use super::sample::{DiskReads, Shown};
+
+/// Devices above others or above files, by what their names begin with: what is read of them is
+/// read of those, too.
+const ABOVE: [&str; 6] = ["dm-", "md", "bcache", "drbd", "loop", "zd"];
+/// The same of devices in memory.
+const IN_MEMORY: [&str; 2] = ["ram", "zram"];
 
 /// The number behind a word at the beginning of a line, as in `vmstat` and `memory.stat`.
 pub fn number(text: &str, key: &str) -> Option<u64> {
@@ -43,19 +49,27 @@ pub fn stalled_us(text: &str) -> Option<u64> {
 }
 
 /// All that was read of disks, by `/proc/diskstats`, and the nanoseconds in which they had anything
-/// to do, where all lines say that; not of what is in memory, and not of the device with numbers
-/// `except`. Partitions count again, and so do disks below others: who divides one number by the
-/// other does not mind.
-pub fn disk_reads(text: &str, except: Option<(u32, u32)>) -> Option<(DiskReads, Option<u64>)> {
+/// to do, where all lines say that; not of what is in memory. Each read counts once, at the disk at
+/// the bottom, because that is how often a volume takes off what it read itself. The device as
+/// which it is `shown` counts whatever is below it, for there are files on it, unless it is swap.
+pub fn disk_reads(text: &str, shown: Option<Shown>) -> Option<(DiskReads, Option<u64>)> {
     let mut sum: Option<(DiskReads, Option<u64>)> = None;
+    let mut disk = "";
     for line in text.lines() {
         let mut words = line.split_ascii_whitespace();
         let numbers = (|| Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?)))();
         let (Some(numbers), Some(name)) = (numbers, words.next()) else { continue };
-        let in_memory = name.starts_with("zram") || name.starts_with("ram");
+        if is_partition(name, disk) {
+            continue;
+        }
+        disk = name;
+        let counts = match shown.filter(|shown| shown.numbers == numbers) {
+            Some(shown) => !shown.is_swap,
+            None => is_at_bottom(name, text),
+        };
         let fields: [Option<u64>; 4] = [(); 4].map(|()| words.next()?.parse().ok());
         let [_, _, Some(sectors), Some(ms)] = fields else { continue };
-        if in_memory || except == Some(numbers) {
+        if !counts {
             continue;
         }
         let (all, busy) = sum.get_or_insert((DiskReads::default(), Some(0)));
@@ -66,6 +80,35 @@ pub fn disk_reads(text: &str, except: Option<(u32, u32)>) -> Option<(DiskReads, 
         *busy = busy.zip(busy_ms).map(|(ns, ms)| ns.saturating_add(ms.saturating_mul(1_000_000)));
     }
     sum
+}
+
+/// Whether a name is that of a partition of a disk, which are listed behind it.
+fn is_partition(name: &str, disk: &str) -> bool {
+    let ends_in_digit = disk.ends_with(|c: char| c.is_ascii_digit());
+    let rest = name.strip_prefix(disk);
+    let number = if ends_in_digit { rest.and_then(|rest| rest.strip_prefix('p')) } else { rest };
+    number.is_some_and(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Whether what is read of a disk is read of no other that is listed.
+fn is_at_bottom(name: &str, text: &str) -> bool {
+    let is_one_of = |kinds: &[&str]| kinds.iter().any(|kind| name.starts_with(kind));
+    !is_one_of(&ABOVE) && !is_one_of(&IN_MEMORY) && !has_paths(name, text)
+}
+
+/// Whether the ways to an NVMe disk are listed, too, as `nvme0c1n1` is one to `nvme0n1`. Those
+/// count on all kernels, the disk itself only on newer ones.
+fn has_paths(name: &str, text: &str) -> bool {
+    let Some((disk, space)) = nvme(name) else { return false };
+    let names = text.lines().filter_map(|line| line.split_ascii_whitespace().nth(2));
+    names
+        .filter_map(nvme)
+        .any(|(way, other)| other == space && way.split_once('c').is_some_and(|(of, _)| of == disk))
+}
+
+/// The two parts of an NVMe disk's name: which disk, and which space on it.
+fn nvme(name: &str) -> Option<(&str, &str)> {
+    name.strip_prefix("nvme")?.split_once('n')
 }
 
 #[cfg(test)]
@@ -99,16 +142,42 @@ mod tests {
 
     #[test]
     fn what_disks_read() {
-        let all = |except| disk_reads(DISKS, except);
-        let bytes = (80 + 6_082_378 + 8) * 512;
-        let found = DiskReads { bytes, ns: (2 + 135_613 + 4) * 1_000_000 };
-        assert_eq!(all(None), Some((found, None)), "a partition has no more in old kernels");
-        let but_loop = DiskReads { bytes: bytes - 80 * 512, ns: found.ns - 2_000_000 };
-        assert_eq!(all(Some((7, 0))), Some((but_loop, None)));
-        let new: String = DISKS.lines().take(2).map(|line| format!("{line}\n")).collect();
-        let busy = disk_reads(&new, None).and_then(|(_, busy)| busy);
-        assert_eq!(busy, Some(25_644_000_000));
+        let shown = |numbers, is_swap| disk_reads(DISKS, Some(Shown { numbers, is_swap }));
+        let found = DiskReads { bytes: 6_082_378 * 512, ns: 135_613_000_000 };
+        let disk = Some((found, Some(25_644_000_000)));
+        assert_eq!(disk_reads(DISKS, None), disk);
+        // There are files on the volume, whatever is below it; or pages that were swapped out.
+        let both = DiskReads { bytes: found.bytes + 80 * 512, ns: found.ns + 2_000_000 };
+        assert_eq!(shown((7, 0), false), Some((both, Some(25_644_000_000))));
+        assert_eq!((shown((7, 0), true), shown((254, 0), true)), (disk, None));
+        let old = format!("{DISKS} 8 0 sda 1 2 8 4\n");
+        assert_eq!(disk_reads(&old, None).map(|(_, busy)| busy), Some(None), "nobody tells");
         assert_eq!(disk_reads("", None), None);
+    }
+
+    /// By the names of devices, as they are listed, those that count.
+    #[test]
+    fn each_read_counts_once() {
+        for (listed, counted) in [
+            ("sda sda1 sda2 sdb sdaa", "sda sdb sdaa"),
+            ("nvme0n1 nvme0n1p1 nvme0n1p2 dm-0 dm-1", "nvme0n1"),
+            ("sda sda1 sdb sdb1 md127 md127p1 md_d0", "sda sdb"),
+            ("sda sdb dm-0 dm-1 dm-2", "sda sdb"),
+            ("loop0 loop0p1 loop1 sda", "sda"),
+            ("sda bcache0 drbd0 zd0 zd16 zd16p1 zram0 ram1", "sda"),
+            ("nvme0c0n1 nvme0c1n1 nvme0n1 nvme0n1p1", "nvme0c0n1 nvme0c1n1"),
+            ("nvme0n1 nvme0n2 nvme10n1 nvme0c3n1", "nvme0n2 nvme10n1 nvme0c3n1"),
+            ("mmcblk0 mmcblk0p1 mmcblk0boot0 sr0", "mmcblk0 mmcblk0boot0 sr0"),
+            ("ublkb1 ublkb1p1 ublkb10 nbd0 nbd0p1 rbd0", "ublkb1 ublkb10 nbd0 rbd0"),
+            ("xvda1 xvda2", "xvda1 xvda2"),
+        ] {
+            let bit = |name| 1u64 << listed.split(' ').take_while(|other| *other != name).count();
+            let line = |name| format!("8 0 {name} 1 0 {} 1 0 0 0 0 0 1 1\n", bit(name));
+            let text: String = listed.split(' ').map(line).collect();
+            let sectors: u64 = counted.split(' ').map(bit).sum();
+            let found = disk_reads(&text, None).map(|(reads, _)| reads.bytes / 512);
+            assert_eq!(found, Some(sectors), "{listed}");
+        }
     }
 
     proptest! {

@@ -1,7 +1,9 @@
 //! What a decision is made of, and what is told about it.
 
 use super::reason::Reason;
+use crate::BLOCK_SIZE;
 use crate::config::Bounds;
+use crate::stats::CacheStats;
 use serde::{Deserialize, Serialize};
 
 /// What becomes of data that a volume's memory has no room for.
@@ -29,6 +31,15 @@ impl Role {
     pub fn is_swap(self) -> bool {
         matches!(self, Self::SoleSwap | Self::SpillsSwap)
     }
+}
+
+/// The block device as which a volume is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Its numbers, major and minor.
+    pub numbers: (u32, u32),
+    /// Whether the machine swaps to it; else it has files, as far as anybody knows.
+    pub is_swap: bool,
 }
 
 /// What was read of disks since the machine started.
@@ -86,6 +97,27 @@ pub struct Ours {
     pub leaving_ns: u64,
     /// What this volume itself read of disks.
     pub own_reads: DiskReads,
+}
+
+impl Ours {
+    /// That of a volume which keeps copies of what a disk has.
+    pub fn of_copies(cache: &CacheStats) -> Self {
+        // The time of a miss is also that of what was read ahead with it.
+        let fetched = cache.missed_blocks + cache.ahead_blocks;
+        Self {
+            role: Role::Copies,
+            limit_bytes: cache.limit_bytes,
+            used_bytes: cache.used_bytes,
+            is_full: cache.full,
+            data_bytes: cache.original_bytes,
+            read_blocks: cache.hit_blocks + cache.missed_blocks,
+            misses: cache.missed_blocks,
+            miss_ns: cache.missed_ns,
+            regretted: Some(cache.ghosts_hit_blocks),
+            leaving_ns: 0,
+            own_reads: DiskReads { bytes: fetched * BLOCK_SIZE as u64, ns: cache.missed_ns },
+        }
+    }
 }
 
 /// Everything at one moment.

@@ -6,7 +6,7 @@
 //! Invariant: what can't be read is said ([`Sampler::missing`]), and never an error.
 
 use super::pressure;
-use super::sample::Machine;
+use super::sample::{Machine, Shown};
 use crate::config::machine::{self, CgroupLimit};
 use rustix::io::{Errno, pread};
 use std::fs::File;
@@ -65,14 +65,13 @@ impl Sampler {
         }
     }
 
-    /// What there is to say now. What was read of the device with numbers `except` is left out.
-    pub fn sample(&mut self, except: Option<(u32, u32)>) -> Machine {
+    /// What there is to say now, to a volume that is `shown` as a device.
+    pub fn sample(&mut self, shown: Option<Shown>) -> Machine {
         let Self { buffer, meminfo, vmstat, pressure, disks, group } = self;
         let text = read(meminfo.as_ref(), buffer);
         let available = text.and_then(|text| pressure::meminfo(text, "MemAvailable"));
         let total = text.and_then(|text| pressure::meminfo(text, "MemTotal"));
-        let disks =
-            read(disks.as_ref(), buffer).and_then(|text| pressure::disk_reads(text, except));
+        let disks = read(disks.as_ref(), buffer).and_then(|text| pressure::disk_reads(text, shown));
         let machine = Machine {
             total_bytes: total.unwrap_or_else(machine::ram_bytes),
             available_bytes: available,

@@ -14,12 +14,15 @@ use super::holder;
 use super::sysfs;
 use super::transfer::{Progress, check, failed};
 use crate::error::{Context, Error, Result};
+use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, RawMode, Stat};
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
+use std::cell::Cell;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 const BLKROGET: Opcode = opcode::none(0x12, 94);
@@ -33,6 +36,13 @@ const DEAD_WAIT: Duration = Duration::from_secs(10);
 
 /// Bytes moved at a time through memory of our own.
 const BOUNCE: usize = 256 << 10;
+
+thread_local! {
+    /// That memory, for as long as its thread lives. Taken for each request it would be mapped,
+    /// touched and unmapped each time, and wait for the machine where that is short of memory: for
+    /// writes to this very device, it may be.
+    static OWN: Cell<Option<Buffer>> = const { Cell::new(None) };
+}
 /// Threads that read at once for [`Drive::read_many`].
 const READERS: usize = 16;
 
@@ -315,6 +325,14 @@ impl FileDrive {
     }
 }
 
+/// Does something with this thread's memory to bounce through.
+fn bouncing<R>(work: impl FnOnce(&mut [u8]) -> R) -> R {
+    let mut buffer = OWN.take().unwrap_or_else(|| Buffer::new(BOUNCE));
+    let result = work(&mut buffer);
+    OWN.set(Some(buffer));
+    result
+}
+
 impl Drive for FileDrive {
     fn size(&self) -> u64 {
         self.size
@@ -334,38 +352,41 @@ impl Drive for FileDrive {
         if !self.bounces(buf) {
             return self.read_aligned(at, buf).map_err(fail);
         }
-        let mut bounce = Buffer::new(BOUNCE.min(buf.len()));
-        let mut at = at;
-        for piece in buf.chunks_mut(bounce.len()) {
-            self.read_aligned(at, &mut bounce[..piece.len()]).map_err(&fail)?;
-            piece.copy_from_slice(&bounce[..piece.len()]);
-            at += piece.len() as u64;
-        }
-        Ok(())
+        bouncing(|bounce| {
+            let mut at = at;
+            for piece in buf.chunks_mut(bounce.len()) {
+                self.read_aligned(at, &mut bounce[..piece.len()]).map_err(&fail)?;
+                piece.copy_from_slice(&bounce[..piece.len()]);
+                at += piece.len() as u64;
+            }
+            Ok(())
+        })
     }
 
     fn read_many(&self, wanted: Vec<(u64, Buffer)>) -> Vec<Result<(u64, Buffer), DriveError>> {
-        let read = |wanted: Vec<(u64, Buffer)>| -> Vec<_> {
-            let each = wanted.into_iter().map(|(at, mut buffer)| {
-                self.read(at, &mut buffer)?;
-                Ok((at, buffer))
-            });
-            each.collect()
+        let readers = wanted.len().min(READERS);
+        let mut all: Vec<_> = wanted.into_iter().map(Ok).collect();
+        let left = Mutex::new(all.iter_mut());
+        let next = || left.lock().next();
+        let read = || {
+            while let Some(one) = next() {
+                if let Ok((at, buffer)) = one
+                    && let Err(e) = self.read(*at, buffer)
+                {
+                    *one = Err(e);
+                }
+            }
         };
-        let share = wanted.len().div_ceil(READERS).max(1);
-        let mut rest = wanted;
-        let mut shares = Vec::new();
-        while rest.len() > share {
-            let after = rest.split_off(share);
-            shares.push(std::mem::replace(&mut rest, after));
-        }
         std::thread::scope(|scope| {
-            let start = |share| scope.spawn(|| read(share));
-            let readers: Vec<_> = shares.into_iter().map(start).collect();
-            let last = read(rest);
-            let all = readers.into_iter().filter_map(|reader| reader.join().ok());
-            all.chain([last]).flatten().collect()
-        })
+            // As many as the system gives; whoever asks reads as well.
+            for _ in 1..readers {
+                if Builder::new().spawn_scoped(scope, read).is_err() {
+                    break;
+                }
+            }
+            read();
+        });
+        all
     }
 
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
@@ -374,14 +395,15 @@ impl Drive for FileDrive {
         if !self.bounces(data) {
             return self.write_aligned(at, data).map_err(fail);
         }
-        let mut bounce = Buffer::new(BOUNCE.min(data.len()));
-        let mut at = at;
-        for piece in data.chunks(bounce.len()) {
-            bounce[..piece.len()].copy_from_slice(piece);
-            self.write_aligned(at, &bounce[..piece.len()]).map_err(&fail)?;
-            at += piece.len() as u64;
-        }
-        Ok(())
+        bouncing(|bounce| {
+            let mut at = at;
+            for piece in data.chunks(bounce.len()) {
+                bounce[..piece.len()].copy_from_slice(piece);
+                self.write_aligned(at, &bounce[..piece.len()]).map_err(&fail)?;
+                at += piece.len() as u64;
+            }
+            Ok(())
+        })
     }
 
     fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
@@ -564,6 +586,45 @@ mod tests {
         let end = 4096 + (700 << 10);
         assert!(back[4096..end].iter().all(|b| *b == 0));
         assert!(back[..4096].iter().chain(&back[end..]).all(|b| *b == 7));
+    }
+
+    #[test]
+    fn many_are_read_at_once_and_each_fails_for_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let drive = FileDrive::open(&file(&dir, 1 << 20), Access::Exclusive).unwrap();
+        for at in (0..1u64 << 20).step_by(4096) {
+            drive.write(at, &[(at >> 12) as u8; 4096]).unwrap();
+        }
+        for count in [0, 1, 5, 16, 100, 257] {
+            let at = |i: u64| i * 7 % 257 * 4096;
+            let all = drive.read_many((0..count).map(|i| (at(i), Buffer::new(4096))).collect());
+            assert_eq!(all.len() as u64, count);
+            for (i, one) in (0..).zip(all) {
+                match one {
+                    Ok((from, bytes)) => {
+                        assert_eq!(from, at(i));
+                        assert!(bytes.iter().all(|b| *b == (from >> 12) as u8));
+                    }
+                    Err(e) => assert_eq!((e.at, at(i)), (1 << 20, 1 << 20)),
+                }
+            }
+        }
+    }
+
+    /// In a process that gets no thread: there is no room for a stack as large as it asks for.
+    #[test]
+    fn many_are_read_also_without_threads() {
+        let name = "media::file_drive::tests::many_are_read_also_without_threads";
+        if std::env::var_os("ZTIER_TEST_ALONE").is_none() {
+            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+            alone.args(["--exact", name]).env("ZTIER_TEST_ALONE", "");
+            let ended = alone.env("RUST_MIN_STACK", (1u64 << 60).to_string()).output().unwrap();
+            let said = String::from_utf8_lossy(&ended.stdout);
+            assert!(ended.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        assert!(Builder::new().spawn(|| ()).is_err());
+        many_are_read_at_once_and_each_fails_for_itself();
     }
 
     #[test]

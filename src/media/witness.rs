@@ -4,16 +4,18 @@
 //! counts what is written to a block device, and notes when a file was changed. A witness is a
 //! number that stands for all of that: if it is the same later, nothing was written. Invariants:
 //! where something is not known for certain there is no witness; so there is none of drives that
-//! other machines can write to, of files on file systems that do not tell all changes, and across
-//! a boot, because what was noted before a crash may have been lost while what was written was not.
+//! are not known to be this machine's alone, of files on file systems that do not tell all changes,
+//! and across a boot, because what was noted before a crash may have been lost while what was
+//! written was not.
 
 use super::buffer::Buffer;
 use super::drive::{ALIGN, Drive};
 use super::file_drive::FileDrive;
 use super::sysfs;
 use std::fs;
+use std::iter;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// File systems that note each change of a file at once, also one through mapped memory: ext2 to 4,
@@ -22,10 +24,9 @@ const NOTING: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 /// A file that was changed less than this ago could be changed again without that being noted: the
 /// kernel's clock for it ticks at least each 10 ms.
 const TICKS: Duration = Duration::from_millis(50);
-/// Names of devices that another machine may write to.
-const SHARED: [&str; 3] = ["nbd", "rbd", "drbd"];
-/// Parts of the path of such a device: iSCSI, Fibre Channel.
-const SHARED_WAYS: [&str; 2] = ["/session", "/rport-"];
+/// Buses of SCSI adapters; those of SATA are ports. Not FireWire, which takes several machines, nor
+/// the kernel's own target.
+const BUSES: [&str; 5] = ["pci", "platform", "usb", "virtio", "vmbus"];
 /// Devices that lie above each other, at most.
 const DEEP: u32 = 8;
 /// Times that counters are read, until they stand still.
@@ -92,22 +93,18 @@ fn disk_of(dir: &Path) -> &Path {
 
 /// What was written to a device so far, and to those below it.
 fn of_device(dir: &Path, deep: u32) -> Option<String> {
-    let path = dir.to_string_lossy();
-    let name = sysfs::name(dir);
-    let shared = SHARED.iter().any(|kind| name.starts_with(kind))
-        || SHARED_WAYS.iter().any(|way| path.contains(way));
-    if shared || deep == 0 {
+    if deep == 0 {
         return None;
     }
     let disk = disk_of(dir);
     if let Some(file) = sysfs::loop_file(disk) {
         return of_file(&fs::File::open(file).ok()?);
     }
-    if sysfs::line(&disk.join("queue/iostats"))? != "1" {
+    if !is_own(disk) || sysfs::line(&disk.join("queue/iostats"))? != "1" {
         return None;
     }
     let seq = sysfs::line(&disk.join("diskseq"))?;
-    let mut text = format!("device {path} {seq} {:?}", written(dir)?);
+    let mut text = format!("device {} {seq} {:?}", dir.display(), written(dir)?);
     if disk != dir {
         text += &format!(" past it {:?}", past_partitions(disk)?);
     }
@@ -115,6 +112,53 @@ fn of_device(dir: &Path, deep: u32) -> Option<String> {
         text += &format!(" over {}", of_device(&fs::canonicalize(below).ok()?, deep - 1)?);
     }
     Some(text)
+}
+
+/// Whether nobody but this machine writes to a disk, as what it hangs on tells. Only what is known
+/// is believed: the disks of any network have counters, too, and those count what is written here.
+fn is_own(disk: &Path) -> bool {
+    let device = disk.join("device");
+    match kind(&device).as_deref() {
+        // What a hypervisor gives is as good as a disk: who may write to that is its own affair.
+        Some("virtio" | "xen" | "mmc") => true,
+        Some("scsi") => has_own_adapter(&device).unwrap_or(false),
+        Some("nvme") => are_pcie(iter::once(device)),
+        // Above all the ways to it.
+        Some("nvme-subsystem") => {
+            are_pcie(sysfs::entries(&device).filter(|dir| kind(dir).as_deref() == Some("nvme")))
+        }
+        Some(_) => false,
+        // Those below are asked for themselves. Others have theirs elsewhere, or in memory, which
+        // they empty without a write.
+        None => {
+            let stacked = ["dm", "md"].iter().any(|kind| disk.join(kind).exists());
+            stacked && sysfs::entries(&disk.join("slaves")).next().is_some()
+        }
+    }
+}
+
+/// The bus or class of a device.
+fn kind(device: &Path) -> Option<String> {
+    Some(sysfs::name(&fs::read_link(device.join("subsystem")).ok()?))
+}
+
+/// Whether a SCSI device is directly below an adapter that knows of no transport: with iSCSI and
+/// Fibre Channel there is a session or a remote port between them, with SAS an end device, which
+/// may be in an enclosure of several machines; that of SRP only the adapter shows.
+fn has_own_adapter(device: &Path) -> Option<bool> {
+    let device = fs::canonicalize(device).ok()?;
+    let host = device.ancestors().nth(2)?;
+    let bus = host.parent()?;
+    let plugged = sysfs::name(bus).starts_with("ata") || BUSES.contains(&kind(bus)?.as_str());
+    let mut ways = sysfs::entries(host).filter(|dir| sysfs::name(dir).ends_with("_host"));
+    let plain = ways.next().is_some_and(|way| sysfs::name(&way) == "scsi_host");
+    Some(sysfs::name(host).starts_with("host") && plugged && plain && ways.next().is_none())
+}
+
+/// Whether NVMe controllers, one at least, are in this machine: the others are on some network.
+fn are_pcie(controllers: impl Iterator<Item = PathBuf>) -> bool {
+    let mut ways = controllers.map(|dir| sysfs::line(&dir.join("transport"))).peekable();
+    ways.peek().is_some() && ways.all(|way| way.as_deref() == Some("pcie"))
 }
 
 /// Writes, sectors of them, discards, sectors of those.
@@ -163,7 +207,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::media::Access;
-    use std::os::unix::fs::FileExt;
+    use std::os::unix::fs::{FileExt, symlink};
 
     fn of(path: &Path) -> Option<u64> {
         witness(&FileDrive::open(path, Access::ReadOnly).unwrap())
@@ -192,8 +236,24 @@ mod tests {
         assert!(of(&path).is_some() && of(&path) != second);
     }
 
-    /// A directory like the kernel's for a device, with reads, writes, and discards so far.
+    /// A directory like the kernel's for a virtual machine's disk.
     fn device(dir: &Path, counts: [u64; 3]) {
+        counted(dir, counts);
+        put_on(&dir.join("device"), "virtio");
+    }
+
+    /// A directory of a device that is on a bus, or in a class.
+    fn put_on(dir: &Path, kind: &str) {
+        fs::create_dir_all(dir).unwrap();
+        let link = dir.join("subsystem");
+        if !link.is_symlink() {
+            symlink(Path::new("/sys/bus").join(kind), link).unwrap();
+        }
+    }
+
+    /// A directory like the kernel's for a disk of no kind, with reads, writes, and discards so
+    /// far.
+    fn counted(dir: &Path, counts: [u64; 3]) {
         let [reads, writes, discards] = counts;
         let (read, written, gone) = (reads * 8, writes * 8, discards * 2048);
         let stat = format!(
@@ -244,14 +304,22 @@ mod tests {
         assert_ne!(counts([10, 20, 4]), before, "past its partitions");
     }
 
+    /// A device of the device mapper, or of md, above others.
+    fn stack(above: &Path, kind: &str, below: &[&Path]) {
+        counted(above, [0, 5, 0]);
+        fs::create_dir(above.join(kind)).unwrap();
+        fs::create_dir(above.join("slaves")).unwrap();
+        for dir in below {
+            symlink(dir, above.join("slaves").join(sysfs::name(dir))).unwrap();
+        }
+    }
+
     #[test]
     fn what_lies_below_a_device_is_part_of_its_witness() {
         let root = tempfile::tempdir().unwrap();
         let (above, below) = (root.path().join("dm-0"), root.path().join("sda"));
-        device(&above, [0, 5, 0]);
         device(&below, [0, 7, 0]);
-        fs::create_dir(above.join("slaves")).unwrap();
-        std::os::unix::fs::symlink(&below, above.join("slaves/sda")).unwrap();
+        stack(&above, "dm", &[&below]);
         let before = of_device(&above, DEEP);
         assert!(before.is_some());
         device(&below, [0, 8, 0]);
@@ -262,12 +330,6 @@ mod tests {
     #[test]
     fn a_device_that_does_not_tell_all_has_no_witness() {
         let root = tempfile::tempdir().unwrap();
-        for shared in ["nbd0", "rbd1", "drbd0", "platform/host2/session1/target/sdb", "rport-1/sdc"]
-        {
-            let dir = root.path().join(shared);
-            device(&dir, [1, 1, 1]);
-            assert_eq!(of_device(&dir, DEEP), None, "{shared}");
-        }
         let dir = root.path().join("sda");
         device(&dir, [1, 1, 1]);
         assert!(of_device(&dir, DEEP).is_some());
@@ -279,5 +341,112 @@ mod tests {
         device(&dir, [1, 1, 1]);
         fs::write(dir.join("stat"), "1 2 3\n").unwrap();
         assert_eq!(of_device(&dir, DEEP), None, "a kernel that does not count discards");
+    }
+
+    fn is_witnessed(dir: &Path) -> bool {
+        of_device(dir, DEEP).is_some()
+    }
+
+    #[test]
+    fn a_device_has_a_witness_only_if_its_kind_is_known() {
+        let root = tempfile::tempdir().unwrap();
+        for kind in ["virtio", "xen", "mmc", "rbd", "ccw", "nd", "ublk-char", "drbd"] {
+            let dir = root.path().join(kind);
+            counted(&dir, [1, 1, 1]);
+            put_on(&dir.join("device"), kind);
+            assert_eq!(is_witnessed(&dir), ["virtio", "xen", "mmc"].contains(&kind), "{kind}");
+        }
+        for bare in ["nbd0", "rnbd0", "drbd0", "etherd!e0.1", "zd0", "ublkb0", "zram0", "ram0"] {
+            let dir = root.path().join(bare);
+            counted(&dir, [1, 1, 1]);
+            assert!(!is_witnessed(&dir), "{bare}");
+        }
+    }
+
+    #[test]
+    fn a_scsi_disk_has_a_witness_only_if_its_adapter_is_alone() {
+        // The adapter and its bus, the host's transport, what is between host and target.
+        let cases = [
+            (true, "0000:00:1f.2/ata1", "ata", "", ""),
+            (true, "0000:03:00.0", "pci", "", ""),
+            (true, "1d84000.ufshc", "platform", "", ""),
+            (true, "usb1/1-1/1-1:1.0", "usb", "", ""),
+            (true, "0000:00:04.0/virtio1", "virtio", "", ""),
+            (true, "VMBUS:00/f8b3781b", "vmbus", "", ""),
+            (false, "platform", "", "iscsi_host", "session1"),
+            (false, "0000:04:00.0", "pci", "iscsi_host", "session2"),
+            (false, "0000:05:00.0", "pci", "fc_host", "rport-0:0-1"),
+            (false, "VMBUS:00/f912ad6d", "vmbus", "fc_host", ""),
+            (false, "0000:06:00.0", "pci", "sas_host", "port-0:0/end_device-0:0"),
+            (false, "0000:07:00.0", "pci", "sas_host", "port-0:0/expander-0:0/end_device-0:0:1"),
+            (false, "0000:08:00.0", "pci", "srp_host", ""),
+            (false, "0000:09:00.0", "pci", "", "snic_sas_tgt:0:0-1"),
+            (false, "tcm_loop_0/tcm_loop_adapter_0", "tcm_loop_bus", "", ""),
+            (false, "fw1/fw1.0", "firewire", "", ""),
+        ];
+        let root = tempfile::tempdir().unwrap();
+        for (own, adapter, bus, transport, between) in cases {
+            let adapter = root.path().join(adapter);
+            let host = adapter.join("host0");
+            if !bus.is_empty() {
+                put_on(&adapter, bus);
+            }
+            fs::create_dir_all(host.join("scsi_host")).unwrap();
+            fs::create_dir_all(host.join(transport)).unwrap();
+            let device = host.join(between).join("target0:0:0/0:0:0:0");
+            put_on(&device, "scsi");
+            let disk = device.join("block/sda");
+            counted(&disk, [1, 1, 1]);
+            symlink("../..", disk.join("device")).unwrap();
+            assert_eq!(is_witnessed(&disk), own, "{}", disk.display());
+        }
+    }
+
+    #[test]
+    fn an_nvme_drive_has_a_witness_only_if_every_way_to_it_is_in_the_machine() {
+        let root = tempfile::tempdir().unwrap();
+        let controller = |name: &str, transport: &str| {
+            let dir = root.path().join(name);
+            put_on(&dir, "nvme");
+            fs::write(dir.join("transport"), format!("{transport}\n")).unwrap();
+            dir
+        };
+        for (name, transport) in [("nvme0", "pcie"), ("nvme1", "tcp"), ("nvme2", "rdma")] {
+            let disk = controller(name, transport).join(format!("{name}n1"));
+            counted(&disk, [1, 1, 1]);
+            symlink("..", disk.join("device")).unwrap();
+            assert_eq!(is_witnessed(&disk), transport == "pcie", "{transport}");
+        }
+        let subsystem = root.path().join("nvme-subsys0");
+        put_on(&subsystem, "nvme-subsystem");
+        let disk = subsystem.join("nvme0n1");
+        counted(&disk, [1, 1, 1]);
+        put_on(&disk, "block");
+        symlink("..", disk.join("device")).unwrap();
+        assert!(!is_witnessed(&disk), "no way to it is known");
+        for (name, own) in [("nvme0", true), ("nvme1", false)] {
+            symlink(root.path().join(name), subsystem.join(name)).unwrap();
+            assert_eq!(is_witnessed(&disk), own, "{name}");
+        }
+        controller("nvme1", "pcie");
+        assert!(is_witnessed(&disk), "both are in the machine");
+    }
+
+    #[test]
+    fn what_is_above_others_has_a_witness_only_if_all_below_have() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        device(&at("vda"), [1, 1, 1]);
+        device(&at("vdb"), [1, 1, 1]);
+        counted(&at("nbd0"), [1, 1, 1]);
+        stack(&at("md0"), "md", &[&at("vda"), &at("vdb")]);
+        stack(&at("md1"), "md", &[&at("vda"), &at("nbd0")]);
+        stack(&at("bcache0"), "bcache", &[&at("vda")]);
+        stack(&at("dm-9"), "dm", &[]);
+        for (below, own) in [("md0", true), ("md1", false), ("bcache0", false), ("dm-9", false)] {
+            let above = at(&format!("dm-{below}"));
+            stack(&above, "dm", &[&at(below)]);
+            assert_eq!((is_witnessed(&at(below)), is_witnessed(&above)), (own, own), "{below}");
+        }
     }
 }

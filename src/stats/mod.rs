@@ -237,7 +237,11 @@ pub struct CacheStats {
     pub limit_bytes: u64,
     /// All its memory.
     pub used_bytes: u64,
-    /// Part of that: index, ghosts, tables.
+    /// Whether the limit is in the way: nearly all of it is in use, or something had to go since it
+    /// is what it is.
+    #[serde(default)]
+    pub full: bool,
+    /// Part of `used_bytes`: index, ghosts, tables.
     pub index_bytes: u64,
     /// Blocks that have a copy.
     pub blocks: u64,

@@ -17,8 +17,8 @@
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// How many threads can take part at once.
-pub const PARTICIPANTS_MAX: usize = if cfg!(shuttle) { 8 } else { 256 };
+/// How many threads can take part at once: 256 that serve, and those of the volume's own.
+pub const PARTICIPANTS_MAX: usize = if cfg!(shuttle) { 8 } else { 264 };
 
 const IDLE: u64 = u64::MAX;
 

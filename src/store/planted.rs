@@ -35,6 +35,8 @@ pub enum Bug {
     ForgetPartsThatChanged = 12,
     /// A cluster that was decoded is known by the number of its segment, which comes back.
     ClusterByNumber = 13,
+    /// Whoever frees what is dead in slots does not look again after he has claimed a segment.
+    ClaimWithoutLooking = 14,
 }
 
 crate::planted::plantable!(Bug, shuttle);

@@ -314,9 +314,11 @@ impl Store {
         for (found, block) in found.iter_mut().zip(first..self.index.blocks_max()) {
             let entry = self.index.load(block);
             let Home::Record(at) = entry.home() else { continue };
+            if !self.may_be(at) || at.len < TINY {
+                continue;
+            }
             let sequence = self.segments.sequence(at.segment);
-            let fits = at.offset + at.record_len() <= self.shape.segment;
-            if !fits || at.len < TINY || sequence >= how.before {
+            if sequence >= how.before {
                 continue;
             }
             let Some(Place::Frame(frame)) = self.segments.place(at.segment) else { continue };

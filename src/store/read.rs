@@ -35,7 +35,7 @@ pub enum Why {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
     pub(super) home: Home,
-    /// Of the segment, 0 for what is in none.
+    /// Of the segment, 0 for what is in none that exists.
     pub(super) sequence: u64,
 }
 
@@ -51,10 +51,16 @@ impl Store {
     pub(super) fn version(&self, entry: Entry) -> Version {
         let home = entry.home();
         let sequence = match home {
-            Home::Record(at) => self.segments.sequence(at.segment),
-            Home::Hole | Home::Same(_) => 0,
+            Home::Record(at) if self.segments.has(at.segment) => self.segments.sequence(at.segment),
+            Home::Hole | Home::Same(_) | Home::Record(_) => 0,
         };
         Version { home, sequence }
+    }
+
+    /// Whether a record can be there. An entry is not checked by itself, so where memory is damaged
+    /// it may name a place outside of everything.
+    pub(super) fn may_be(&self, at: Location) -> bool {
+        self.segments.has(at.segment) && at.offset + at.record_len() <= self.shape.segment
     }
 
     /// Reads one block as of some moment during the call. Returns which version that was.
@@ -123,10 +129,10 @@ impl Store {
         (entry, at): (Entry, Location),
         out: &mut [u8; BLOCK_SIZE],
     ) -> Result<(), Why> {
-        let sequence = self.segments.sequence(at.segment);
-        if at.offset + at.record_len() > self.shape.segment {
+        if !self.may_be(at) {
             return Err(Why::Damaged);
         }
+        let sequence = self.segments.sequence(at.segment);
         match self.segments.place(at.segment) {
             None => Err(Why::Damaged),
             Some(Place::Frame(frame)) => {
@@ -194,3 +200,34 @@ fn prefetch(record: &[u8]) {
 
 #[cfg(not(all(target_arch = "x86_64", not(any(miri, shuttle)))))]
 fn prefetch(_record: &[u8]) {}
+
+#[cfg(all(test, not(miri), not(shuttle)))]
+mod tests {
+    use super::super::codec::Algorithm;
+    use super::super::format::{SEGMENT_MIN, SEGMENTS_MAX};
+    use super::super::{Shape, Store};
+    use super::*;
+    use crate::media::Memory;
+
+    #[test]
+    fn an_entry_that_names_no_segment_is_damage() {
+        let (blocks_max, segment, algorithm) = (512, SEGMENT_MIN, Algorithm::None);
+        let shape = Shape { blocks_max, segment, frames: 4, slots: 0, algorithm };
+        let store = Store::new(&Memory::default(), shape, 8 << 20).unwrap();
+        let mut session = store.session().unwrap();
+        // Just behind the table, and where nothing is mapped.
+        for segment in [4, SEGMENTS_MAX - 1] {
+            let damaged = Entry::record(Location { segment, offset: 0, len: 100, parts: 0 });
+            let leaf = store.index.retain(7, &store.budget).unwrap();
+            let old = store.index.swap(&leaf, 7, damaged);
+            store.index.release(&leaf, i64::from(old.is_hole()));
+            let read = store.read(&mut session, 7, &mut [0; BLOCK_SIZE]);
+            assert_eq!(read, Err(Stopped { done: 0, why: Why::Damaged }));
+            assert_eq!(store.version(damaged).sequence, 0);
+            // Like any other damage it is mended by a write or a discard.
+            store.clear(&mut session, 7, 1, false);
+            store.read(&mut session, 7, &mut [1; BLOCK_SIZE]).unwrap();
+        }
+        store.leave(&session);
+    }
+}

@@ -157,6 +157,11 @@ impl Segments {
         ids.fresh - ids.free.len() as u32
     }
 
+    /// Whether there is such a segment in the table: what a damaged entry names need not be.
+    pub fn has(&self, segment: u32) -> bool {
+        segment < self.count()
+    }
+
     fn word(&self, segment: u32, what: usize) -> &AtomicU64 {
         self.words.get(segment as usize * STRIDE + what)
     }
@@ -336,9 +341,16 @@ impl Segments {
             end != 0 && u64::from(self.dead_bytes(*segment)) == end
         };
         let is_below = |segment: &u32| matches!(self.place(*segment), Some(Place::Slot(_)));
-        self.unclaimed().filter(is_dead).filter(is_below).find(|segment| {
+        let is_gone = |segment: &u32| is_dead(segment) && is_below(segment);
+        self.unclaimed().filter(is_gone).find(|segment| {
             let word = self.word(*segment, CLAIMED);
-            word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+            let claimed = word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok();
+            // Meanwhile somebody else may have freed it, and a writer opened it again.
+            if claimed && !is_gone(segment) && !on(Bug::ClaimWithoutLooking) {
+                self.unclaim(*segment);
+                return false;
+            }
+            claimed
         })
     }
 

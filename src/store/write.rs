@@ -183,7 +183,9 @@ impl Store {
 
     /// Counts that a block went from one home to another.
     pub(super) fn account(&self, counts: &mut Counts, old: Home, new: Home) {
-        if let Home::Record(at) = old {
+        if let Home::Record(at) = old
+            && self.segments.has(at.segment)
+        {
             self.segments.dead(at.segment, at.share());
         }
         counts.block(old, -1);

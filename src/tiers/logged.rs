@@ -474,13 +474,28 @@ impl Logged {
         });
         for (block, check) in (first..).zip(checks.take(out.len())) {
             if (Stamp { block, ..reading.stamp }).check(sum) != check {
-                return Err(self.damaged(block));
+                return self.read_elsewhere(reading, block, out);
             }
         }
         if !hand.unpacked.decode(&mut hand.packing.codec, reading.kind, payload, first, out) {
-            return Err(self.damaged(first));
+            return self.read_elsewhere(reading, first, out);
         }
         Ok(())
+    }
+
+    /// Reads what was not where it was located: that was damaged, or its segment had to go at once,
+    /// because the backing store has it, and the slot is used again.
+    fn read_elsewhere(
+        &self,
+        reading: &Reading,
+        block: u64,
+        out: &mut [[u8; BLOCK_SIZE]],
+    ) -> Result<(), Fault> {
+        if !self.core.lock().has_left(reading) {
+            return Err(self.damaged(block));
+        }
+        let at = reading.stamp.block * BLOCK_SIZE as u64;
+        Ok(self.backing.read(at, out.as_flattened_mut())?)
     }
 
     fn damaged(&self, block: u64) -> Fault {

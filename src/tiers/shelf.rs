@@ -8,6 +8,7 @@
 
 use crate::BLOCK_SIZE;
 use crate::durable::cluster::Unpacked;
+use crate::durable::format::Kind;
 use crate::durable::{Core, Found, Reading};
 use crate::media::{ALIGN, Buffer, Drive, DriveError};
 use crate::store::codec::{Algorithm, Codec};
@@ -35,13 +36,24 @@ pub struct Shelf {
 struct Hand {
     codec: Codec,
     unpacked: Unpacked,
-    found: Vec<Place>,
+    /// Payloads that the log has in memory: which of the blocks that are wanted.
+    found: Vec<(usize, Kind, Vec<u8>)>,
 }
 
-/// Where the log has a block: which of those that are wanted.
-enum Place {
-    Memory(usize, crate::durable::format::Kind, Vec<u8>),
-    Log(usize, Reading),
+/// Payloads that the log's drive has, of which of the blocks that are wanted. They stay there until
+/// this is dropped, however that comes.
+struct Pins<'a> {
+    core: &'a Mutex<Core>,
+    readings: Vec<(usize, Reading)>,
+}
+
+impl Drop for Pins<'_> {
+    fn drop(&mut self) {
+        if !self.readings.is_empty() {
+            let mut core = self.core.lock();
+            self.readings.iter().for_each(|(_, reading)| core.release(reading));
+        }
+    }
 }
 
 impl Shelf {
@@ -58,43 +70,40 @@ impl Shelf {
     }
 
     /// Looks up which of the blocks the log has.
-    fn locate(&self, first: u64, count: usize, found: &mut Vec<Place>) {
+    fn locate(
+        &self,
+        first: u64,
+        count: usize,
+        found: &mut Vec<(usize, Kind, Vec<u8>)>,
+    ) -> Pins<'_> {
         found.clear();
+        let mut pins = Pins { core: &self.core, readings: Vec::new() };
         let mut core = self.core.lock();
         if !core.has_copies() {
-            return;
+            return pins;
         }
         let mut payload = Vec::new();
         for (i, block) in (first..).take(count).enumerate() {
             match core.locate_copy(block, &mut payload) {
-                Some(Found::Memory(kind)) => {
-                    found.push(Place::Memory(i, kind, std::mem::take(&mut payload)));
-                }
-                Some(Found::Log(reading)) => found.push(Place::Log(i, reading)),
+                Some(Found::Memory(kind)) => found.push((i, kind, std::mem::take(&mut payload))),
+                Some(Found::Log(reading)) => pins.readings.push((i, reading)),
                 _ => {}
             }
         }
+        pins
     }
 
     /// Reads up to [`PART`] blocks; whether the backing store was asked.
     fn read_part(&self, first: u64, out: &mut [[u8; BLOCK_SIZE]]) -> Result<bool, DriveError> {
         let mut hand = self.hand();
-        self.locate(first, out.len(), &mut hand.found);
+        let pins = self.locate(first, out.len(), &mut hand.found);
         let mut missing = vec![true; out.len()];
-        let found = std::mem::take(&mut hand.found);
-        let mut readings = Vec::new();
-        for place in &found {
-            match place {
-                Place::Memory(i, kind, payload) => {
-                    let (block, out) = (first + *i as u64, std::slice::from_mut(&mut out[*i]));
-                    let Hand { codec, unpacked, .. } = &mut hand;
-                    missing[*i] = !unpacked.decode(codec, *kind, payload, block, out);
-                }
-                Place::Log(i, reading) => readings.push((*i, *reading)),
-            }
+        let Hand { codec, unpacked, found } = &mut hand;
+        for (i, kind, payload) in found.iter() {
+            let (block, out) = (first + *i as u64, std::slice::from_mut(&mut out[*i]));
+            missing[*i] = !unpacked.decode(codec, *kind, payload, block, out);
         }
-        self.read_log(&mut hand, &mut readings, out, &mut missing);
-        hand.found = found;
+        self.read_log(&mut hand, pins, out, &mut missing);
         self.hands.lock().push(hand);
         let mut asked = false;
         let mut from = 0;
@@ -111,10 +120,11 @@ impl Shelf {
     fn read_log(
         &self,
         hand: &mut Hand,
-        readings: &mut [(usize, Reading)],
+        mut pins: Pins<'_>,
         out: &mut [[u8; BLOCK_SIZE]],
         missing: &mut [bool],
     ) {
+        let readings = &mut pins.readings;
         if readings.is_empty() {
             return;
         }
@@ -159,9 +169,10 @@ impl Shelf {
                 bad.push(*reading);
             }
         }
-        let mut core = self.core.lock();
-        readings.iter().for_each(|(_, reading)| core.release(reading));
-        bad.iter().for_each(|reading| core.drop_copy(reading, reading.stamp.block));
+        if !bad.is_empty() {
+            let mut core = self.core.lock();
+            bad.iter().for_each(|reading| core.drop_copy(reading, reading.stamp.block));
+        }
     }
 }
 
@@ -198,5 +209,92 @@ impl Drive for Shelf {
 
     fn flush(&self) -> Result<(), DriveError> {
         self.backing.flush()
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::logged::{LogHand, Logged};
+    use super::super::tending::{Policy, Tending};
+    use super::*;
+    use crate::durable::{Kept, Options, format, open};
+    use crate::media::{Access, FileDrive, Memory};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
+
+    /// A drive with which whoever reads it ends at last.
+    struct Deadly {
+        drive: FileDrive,
+        strikes: AtomicBool,
+    }
+
+    impl Drive for Deadly {
+        fn size(&self) -> u64 {
+            self.drive.size()
+        }
+
+        fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+            assert!(!self.strikes.load(Ordering::SeqCst), "it strikes");
+            self.drive.read(at, buf)
+        }
+
+        fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+            self.drive.write(at, data)
+        }
+
+        fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
+            self.drive.zero(at, len)
+        }
+
+        fn flush(&self) -> Result<(), DriveError> {
+            self.drive.flush()
+        }
+    }
+
+    fn eventually(what: &str, is_so: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn who_ends_while_he_reads_keeps_nothing_in_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let drive = |name, bytes| {
+            let path = dir.path().join(name);
+            std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+            FileDrive::open(&path, Access::Exclusive).unwrap()
+        };
+        let (drive, backing) = (drive("log", 16 << 20), Arc::new(drive("backing", 1 << 20)));
+        let log = Arc::new(Deadly { drive, strikes: AtomicBool::new(false) });
+        format(&*log, [7; 16], [0; 64], 256, 64 << 10).unwrap();
+        let kept = Kept::new(&Memory::default()).unwrap();
+        let options = Options { keep_percent: 50, ..Options::default() };
+        let (core, _) = open(&*log, options, 1000, false, kept).unwrap();
+        let core = Arc::new(Mutex::new(core));
+        let [log_too, below]: [Arc<dyn Drive>; 2] = [log.clone(), backing.clone()];
+        let logged = Logged::new(Arc::clone(&core), Arc::clone(&log_too), Arc::clone(&below));
+        let (shelf, logged) = (Shelf::new(Arc::clone(&core), log_too, below), Arc::new(logged));
+        let none = Algorithm::None;
+        let tending = Tending::start(&logged, Policy::default(), none, None).unwrap();
+        logged.write(&mut LogHand::new(none), 3, &[[5; BLOCK_SIZE]]).unwrap();
+        tending.drain(true);
+        eventually("it is not written back", || core.lock().is_clean());
+        // From the log: the backing store has something else now.
+        backing.write(3 * BLOCK, &[6; BLOCK_SIZE]).unwrap();
+        let mut out = [0; BLOCK_SIZE];
+        shelf.read(3 * BLOCK, &mut out).unwrap();
+        assert_eq!(out, [5; BLOCK_SIZE]);
+        log.strikes.store(true, Ordering::SeqCst);
+        let ended = catch_unwind(AssertUnwindSafe(|| shelf.read(3 * BLOCK, &mut out)));
+        assert!(ended.is_err());
+        assert!(core.lock().stats().segments_clean > 0);
+        logged.keep(0);
+        eventually("the segment is still pinned", || core.lock().stats().segments_clean == 0);
+        tending.close(&|| 0).unwrap();
     }
 }

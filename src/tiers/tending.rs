@@ -13,7 +13,7 @@ use crate::store::codec::Algorithm;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 /// Writes of the log that are in flight at once.
@@ -97,7 +97,7 @@ impl Tending {
     }
 
     fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = std::thread::Builder::new().name(name.into());
+        let thread = Builder::new().name(name.into());
         self.threads.push(thread.spawn(work).context("cannot start a thread of the log")?);
         Ok(())
     }
@@ -319,9 +319,63 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<
         }
     };
     std::thread::scope(|scope| {
+        // As many as the system gives; without any, this one moves everything.
         for _ in 1..MOVERS {
-            scope.spawn(mover);
+            if Builder::new().spawn_scoped(scope, mover).is_err() {
+                break;
+            }
         }
         mover();
     });
+}
+
+#[cfg(all(test, not(miri)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::logged::LogHand;
+    use super::*;
+    use crate::BLOCK_SIZE;
+    use crate::durable::{Kept, Options, format, open};
+    use crate::media::{Access, Drive, FileDrive, Memory};
+
+    /// In a process that gets no thread: there is no room for a stack as large as it asks for.
+    #[test]
+    fn a_window_ends_also_without_threads() {
+        let name = "tiers::tending::tests::a_window_ends_also_without_threads";
+        if std::env::var_os("ZTIER_TEST_ALONE").is_none() {
+            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+            alone.args(["--exact", name]).env("ZTIER_TEST_ALONE", "");
+            let ended = alone.env("RUST_MIN_STACK", (1u64 << 60).to_string()).output().unwrap();
+            let said = String::from_utf8_lossy(&ended.stdout);
+            assert!(ended.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        assert!(Builder::new().spawn(|| ()).is_err());
+        let dir = tempfile::tempdir().unwrap();
+        let drive = |name, bytes| {
+            let path = dir.path().join(name);
+            std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+            Arc::new(FileDrive::open(&path, Access::Exclusive).unwrap())
+        };
+        let (log, backing) = (drive("log", 16 << 20), drive("backing", 1 << 20));
+        format(&*log, [7; 16], [0; 64], 256, 64 << 10).unwrap();
+        let kept = Kept::new(&Memory::default()).unwrap();
+        let (core, _) = open(&*log, Options::default(), 1000, false, kept).unwrap();
+        let below = Arc::clone(&backing) as Arc<dyn Drive>;
+        let logged = Logged::new(Arc::new(Mutex::new(core)), log, below);
+        let mut hand = LogHand::new(Algorithm::None);
+        let content = |block| [[block as u8 + 1; BLOCK_SIZE]];
+        for block in 0..40 {
+            logged.write(&mut hand, block, &content(block)).unwrap();
+        }
+        assert!(!finish(&logged));
+        let plan = logged.core().begin_window(1 << 20).unwrap();
+        let ended = carry(&logged, Writeback::new(plan), &|| true);
+        assert!(!matches!(ended, Ended::Badly { .. }), "{ended:?}");
+        for block in 0..40 {
+            let mut bytes = Buffer::new(BLOCK_SIZE);
+            backing.read(block * BLOCK_SIZE as u64, &mut bytes).unwrap();
+            assert!(bytes[..] == content(block)[0], "block {block}");
+        }
+    }
 }

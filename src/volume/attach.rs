@@ -393,7 +393,10 @@ impl Pair {
         let (log, backing) = (self.log.display(), self.backing.display());
         let blocks = claimed.backing.size() / BLOCK_SIZE as u64;
         let stored = Identity::decode(&sb.identity).ok_or_else(|| {
-            Error::failure(format!("{log} does not say which backing store it has"))
+            Error::failure(format!("{log} does not say which backing store it has")).mend(
+                "its superblock is damaged: see `ztier log check`; `ztier log format --force` gives \
+                 up what it holds",
+            )
         })?;
         let refuse = |text: String| {
             let mend = if dirty {

@@ -72,7 +72,8 @@ impl BareVolume {
                 record.log.display()
             ))
             .mend(format!(
-                "bring it up with --log, then drain it (`ztier restart NAME --log none`); {}",
+                "bring it up with that --log, then drain it (`ztier restart NAME --log none`); if that \
+                 log is gone, give any new file as --log together with --abandon-log; {}",
                 record.state()
             ))),
             _ => Ok(Self::cached(Cached::over(Arc::new(drive), ram_limit, most)?)),
@@ -171,12 +172,12 @@ impl Serving for BareVolume {
     fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         match &self.cache {
             Some(cache) => cache.set_limit(bytes),
-            None => Err(Error::usage("this volume keeps no copies, so it has no ram-limit")),
+            None => Err(super::no_copies()),
         }
     }
 
     fn tune(&self, _tuning: &Tuning) -> Result<()> {
-        Err(Error::usage("the volume has no log, so nothing of one can be set"))
+        Err(super::no_log())
     }
 
     fn drain(&self, _on: bool) -> Result<()> {

@@ -8,8 +8,8 @@
 //! Invariants:
 //! - one request is shared at a time; others are served by their own threads alone;
 //! - a helper touches a request's memory only while it is counted in `inside`, and is counted only
-//!   while the request is there to be seen; the request's thread does not return before it has
-//!   taken the request away and `inside` is 0.
+//!   while the request is there to be seen; the request's thread does not leave [`Crew::share`],
+//!   by a panic either, before it has taken the request away and `inside` is 0.
 
 use super::device::{Freight, Way};
 use super::hand::Hand;
@@ -26,7 +26,7 @@ pub(super) const WORTH_SHARING: usize = 256 << 10;
 /// What a helper takes at a time, aligned on the device.
 pub(super) const PIECE: usize = 64 << 10;
 /// More helpers than this find nothing to do in the largest usual request.
-const HELPERS_MAX: usize = 3;
+pub(super) const HELPERS_MAX: usize = 3;
 
 /// A request that is worth sharing.
 pub(super) enum Work<'a> {
@@ -137,23 +137,13 @@ impl Crew {
         let (job, scratch) = work.job();
         shared.next.store(0, Ordering::Relaxed);
         *shared.failed.lock() = None;
-        {
-            let mut call = shared.call.lock();
-            call.number += 1;
-            call.job = Some(job);
-        }
-        shared.called.notify_all();
+        let shown = Shown::new(shared, job);
 
-        // SAFETY: `work` borrowed what the job names until this function returns, and no helper
-        // touches it after that (below).
+        // SAFETY: `work` borrowed what the job names for longer than this function, which is not
+        // left before `shown` is dropped; no helper touches it after that.
         unsafe { shared.take_pieces(job, ram, hand, scratch) };
 
-        shared.call.lock().job = None;
-        let mut round = 0;
-        while shared.inside.load(Ordering::Acquire) > 0 {
-            crate::sync::relax(round);
-            round = round.saturating_add(1);
-        }
+        drop(shown);
         let failed = shared.failed.lock().take();
         failed.map_or(Ok(()), Err)
     }
@@ -272,6 +262,33 @@ impl Crew {
 impl Drop for Crew {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// A request that helpers see. Dropping it takes it away and waits for those who are inside, also
+/// when its thread panics: what they work on is then about to go.
+struct Shown<'a>(&'a Shared);
+
+impl<'a> Shown<'a> {
+    fn new(shared: &'a Shared, job: Job) -> Self {
+        {
+            let mut call = shared.call.lock();
+            call.number += 1;
+            call.job = Some(job);
+        }
+        shared.called.notify_all();
+        Self(shared)
+    }
+}
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        self.0.call.lock().job = None;
+        let mut round = 0;
+        while self.0.inside.load(Ordering::Acquire) > 0 {
+            crate::sync::relax(round);
+            round = round.saturating_add(1);
+        }
     }
 }
 

@@ -312,7 +312,7 @@ impl Serving for LogVolume {
     fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         match &self.cache {
             Some(cache) => cache.set_limit(bytes),
-            None => Err(Error::usage("this volume keeps no copies, so it has no ram-limit")),
+            None => Err(super::no_copies()),
         }
     }
 

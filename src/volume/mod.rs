@@ -34,6 +34,7 @@ use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
 use crate::media::Memory;
 use crate::stats::{Latencies, Stats};
+use crate::store::epoch::PARTICIPANTS_MAX;
 use crate::store::format::{BLOCKS_MAX, Home, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX};
 use crate::store::index::LEAF;
 use crate::store::tally::Counts;
@@ -49,6 +50,12 @@ pub(crate) use worker::Worker;
 /// How memory files are laid out: entries, records, tables, and what each file is called. Counts up
 /// with every change, so that no program takes over what another lays out differently.
 pub const MEMORY_LAYOUT: u32 = 3;
+
+/// Threads that need a place in the store and serve no front-end: who cleans, who spills, who
+/// recompresses, who looks, who flushes when a daemon leaves, and the helpers.
+const OWN_THREADS: usize = 5 + crew::HELPERS_MAX;
+/// The most threads that can serve a volume at once: every one of them finds a place.
+pub const THREADS_MAX: usize = PARTICIPANTS_MAX - OWN_THREADS;
 
 /// The largest device, in bytes: 16 TiB.
 pub const SIZE_MAX: u64 = BLOCKS_MAX * BLOCK_SIZE as u64;
@@ -464,6 +471,17 @@ impl Volume {
     }
 }
 
+/// A setting of a log, where there is none.
+pub fn no_log() -> Error {
+    Error::usage("the volume has no log, and this is a setting of one").mend("leave it out")
+}
+
+/// A limit on copies, where none are kept.
+fn no_copies() -> Error {
+    Error::usage("the volume came up with --ram-limit 0 and keeps no copies")
+        .mend("take it down, and up with another --ram-limit")
+}
+
 fn no_room_to_recompress() -> Error {
     Error::failure("there is no memory to recompress with")
         .mend("discard something (fstrim) or give a higher ram-limit first")
@@ -547,11 +565,12 @@ impl Serving for Volume {
     }
 
     fn tune(&self, _: &Tuning) -> Result<()> {
-        Err(Error::usage("this volume has no log to set anything of"))
+        Err(no_log())
     }
 
     fn drain(&self, _on: bool) -> Result<()> {
-        Err(Error::usage("this volume has no backing store to drain to"))
+        Err(Error::usage("the volume has no log, so there is nothing to drain")
+            .mend("`ztier down` takes it down"))
     }
 
     fn volatile_bytes(&self) -> u64 {

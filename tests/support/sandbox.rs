@@ -88,6 +88,7 @@ impl Sandbox {
             .env("ZTIER_CONFIG_DIR", self.config_dir())
             .env("ZTIER_STATE_DIR", self.state_dir())
             .env_remove("NOTIFY_SOCKET")
+            .env_remove("COLUMNS")
             .stdin(Stdio::null());
         command
     }

@@ -8,8 +8,7 @@
 //! Invariants:
 //! - the keeper never reads or writes the memory: it only has it, and keeps it from being swapped
 //!   out while no daemon does;
-//! - `NAME.keep` is its socket as long as it lives; who may connect is decided by the run
-//!   directory;
+//! - `NAME.keep` is its socket as long as it lives; it hears nobody but its owner and root;
 //! - messages carry a version, because a keeper may be older than the daemon that it serves.
 
 mod link;

@@ -7,7 +7,9 @@ use super::wire::{bound, receive, send};
 use super::{Answer, Manifest, Say};
 use crate::error::{Context, Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Mode;
 use rustix::mm::{MapFlags, MlockAllFlags, MlockFlags, ProtFlags};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
@@ -113,7 +115,12 @@ impl Keeping {
         let what = "cannot hear who connects";
         let peer = accept_with(&self.socket, SocketFlags::CLOEXEC).context(what)?;
         bound(&peer, PATIENCE)?;
-        match receive(&peer)? {
+        let said = receive(&peer)?;
+        if let Err(e) = admit(&peer) {
+            send(&peer, Answer::Failed { why: e.to_string() }, &[])?;
+            return Ok(false);
+        }
+        match said {
             Some((Say::Give, _)) => {
                 let (manifest, names) = (self.manifest.clone(), self.names.clone());
                 let files: Vec<_> = self.files.iter().map(AsFd::as_fd).collect();
@@ -185,6 +192,16 @@ impl Drop for Locked {
     }
 }
 
+/// Refuses everybody but the owner and root.
+fn admit(peer: &OwnedFd) -> Result<()> {
+    let uid = socket_peercred(peer).context("cannot see who asks")?.uid;
+    if uid.is_root() || uid == rustix::process::geteuid() {
+        return Ok(());
+    }
+    Err(Error::failure(format!("user {} may not have this volume's memory", uid.as_raw()))
+        .mend("ask as the user who started it, or as root"))
+}
+
 fn place_of(path: &Path) -> Option<(u64, u64)> {
     rustix::fs::lstat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
@@ -198,8 +215,54 @@ fn listen_on(path: &Path) -> Result<(OwnedFd, (u64, u64))> {
     let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     let socket = socket_with(kind.0, kind.1, kind.2, None).context(what())?;
     let address = SocketAddrUnix::new(path).context(what())?;
+    // The socket file inherits the mode of the unbound socket, so it never has another one.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).context(what())?;
     bind(&socket, &address).context(what())?;
     listen(&socket, 8).context(what())?;
     let place = place_of(path).ok_or_else(|| Error::failure(what()))?;
     Ok((socket, place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Uid, geteuid};
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+
+    #[test]
+    fn nobody_else_may_connect_from_the_first_moment_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("v.keep");
+        let (_socket, place) = listen_on(&path).unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(place_of(&path), Some(place));
+    }
+
+    #[test]
+    fn the_owner_is_admitted_and_others_are_refused() {
+        if !geteuid().is_root() {
+            eprintln!("skipped: only root can be somebody else");
+            return;
+        }
+        let name = format!("ztier-admit-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let listener = UnixListener::bind_addr(&address).unwrap();
+        let admitted = |uid: u32| {
+            let address = address.clone();
+            // This changes who that thread is, and nobody else.
+            let stranger = std::thread::spawn(move || {
+                rustix::thread::set_thread_uid(Uid::from_raw(uid)).unwrap();
+                UnixStream::connect_addr(&address).unwrap()
+            });
+            let stream = stranger.join().unwrap();
+            let (peer, _) = listener.accept().unwrap();
+            drop(stream);
+            admit(&peer.into())
+        };
+        admitted(0).unwrap();
+        let refused = admitted(65534).unwrap_err().to_string();
+        assert!(refused.contains("user 65534 may not have"), "{refused}");
+    }
 }

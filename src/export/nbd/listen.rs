@@ -1,19 +1,21 @@
 //! Where clients find the server: Unix sockets, TCP, sockets handed over by a service manager.
 //!
 //! Invariants: a Unix socket is never connectable by anybody but its owner, not even for a moment;
-//! only sockets that nobody serves are replaced; only the socket that we made is removed.
+//! only sockets that nobody serves are replaced; only the socket that we made is removed; what was
+//! handed over stays with the process, also when that becomes another program.
 
 use super::uri;
 use crate::error::{Context, Error, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -25,6 +27,9 @@ const BACKLOG: i32 = 128;
 const INHERITED_FIRST: i32 = 3;
 /// Most descriptors that are taken over.
 const INHERITED_MAX: i32 = 64;
+
+/// What was handed over, where it was handed over.
+static HANDED: OnceLock<Vec<OwnedFd>> = OnceLock::new();
 
 /// One place to listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -265,23 +270,56 @@ fn inherited() -> Result<Vec<Listener>> {
     if TAKEN.swap(true, Ordering::AcqRel) {
         return Err(Error::failure("the inherited sockets are in use by another export"));
     }
-    let mut listeners = Vec::new();
-    for raw in INHERITED_FIRST..INHERITED_FIRST + count {
-        // SAFETY: LISTEN_PID names this process, so by the protocol of socket activation these
-        // descriptors were opened for whoever takes them over, and TAKEN makes that us, once.
-        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let what = format!("cannot use the inherited descriptor {raw}");
-        let stream = sockopt::socket_type(&fd).context(&what)? == SocketType::STREAM;
-        if !stream || !sockopt::socket_acceptconn(&fd).context(&what)? {
-            return Err(Error::failure(format!("{what}: it is not a listening stream socket")));
-        }
-        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).context(&what)?;
-        let flags = rustix::fs::fcntl_getfl(&fd).context(&what)?;
-        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK).context(&what)?;
-        let address = inherited_address(&fd);
-        listeners.push(Listener { fd, address });
+    let numbers = INHERITED_FIRST..INHERITED_FIRST + count;
+    numbers.clone().try_for_each(check)?;
+    // SAFETY: they were open when this program began (`check`), so nothing in it has made them. By
+    // the protocol of socket activation, in which LISTEN_PID names this process, they were opened
+    // for whoever takes them over, and TAKEN makes that us, once.
+    let own = |raw| unsafe { OwnedFd::from_raw_fd(raw) };
+    HANDED.get_or_init(|| numbers.map(own).collect()).iter().map(serve).collect()
+}
+
+/// Refuses a descriptor that was not handed over, or is no socket to accept from.
+fn check(raw: RawFd) -> Result<()> {
+    // SAFETY: it is only looked at. Where nothing is open under that number, the first look says
+    // so; whatever else it is, whoever has it goes on having it.
+    let fd = unsafe { BorrowedFd::borrow_raw(raw) };
+    if listens(fd).unwrap_or(false) {
+        return Ok(());
     }
-    Ok(listeners)
+    let what = format!("descriptor {raw} was not handed over as a listening stream socket");
+    Err(Error::failure(what).mend("set LISTEN_FDS to how many were, from descriptor 3 on"))
+}
+
+/// Whether a descriptor is a listening socket and was open when this program began: what it opens
+/// itself is closed when it becomes another.
+fn listens(fd: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+    Ok(!rustix::io::fcntl_getfd(fd)?.contains(FdFlags::CLOEXEC)
+        && sockopt::socket_type(fd)? == SocketType::STREAM
+        && sockopt::socket_acceptconn(fd)?)
+}
+
+/// A listener on what was handed over, which itself stays.
+fn serve(handed: &OwnedFd) -> Result<Listener> {
+    let what = "cannot use an inherited socket";
+    rustix::io::fcntl_setfd(handed, FdFlags::CLOEXEC).context(what)?;
+    let flags = rustix::fs::fcntl_getfl(handed).context(what)?;
+    rustix::fs::fcntl_setfl(handed, flags | OFlags::NONBLOCK).context(what)?;
+    let fd = handed.try_clone().context(what)?;
+    let address = inherited_address(&fd);
+    Ok(Listener { fd, address })
+}
+
+/// Has the program that this process is about to become find what was handed over where it was.
+/// Clients that come meanwhile wait for it.
+///
+/// # Errors
+/// The system's.
+pub fn hand_on() -> Result<()> {
+    let mut handed = HANDED.get().into_iter().flatten();
+    handed
+        .try_for_each(|fd| rustix::io::fcntl_setfd(fd, FdFlags::empty()))
+        .context("cannot hand the inherited sockets on")
 }
 
 fn inherited_address(fd: &OwnedFd) -> Address {
@@ -302,6 +340,21 @@ fn inherited_address(fd: &OwnedFd) -> Address {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn what_we_have_opened_was_not_handed_over() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(check(listener.as_raw_fd()).is_err());
+        rustix::io::fcntl_setfd(&listener, FdFlags::empty()).unwrap();
+        check(listener.as_raw_fd()).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        rustix::io::fcntl_setfd(&file, FdFlags::empty()).unwrap();
+        let refused = check(file.as_raw_fd()).unwrap_err().to_string();
+        assert!(refused.contains("was not handed over") && refused.contains("LISTEN_FDS"));
+        assert!(check(RawFd::MAX).is_err(), "nothing is open there");
+        file.metadata().unwrap();
+    }
 
     #[test]
     fn tcp_is_loopback_unless_asked_otherwise() {

@@ -18,11 +18,11 @@ mod transmission;
 mod uri;
 mod wire;
 
-pub use listen::{Listen, PORT};
+pub use listen::{Listen, PORT, hand_on};
 
 use crate::error::{Context, Error, Result};
 use crate::export::{Export, Leftover};
-use crate::volume::Device;
+use crate::volume::{Device, THREADS_MAX};
 use connection::Clients;
 use listen::Listener;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
@@ -34,6 +34,7 @@ use std::time::Duration;
 
 /// Connections that are reasonable when nobody says otherwise.
 pub const MAX_CONNECTIONS: usize = 64;
+const _: () = assert!(cfg!(shuttle) || MAX_CONNECTIONS <= THREADS_MAX);
 
 /// What is served, and where.
 #[derive(Clone, Debug)]

@@ -273,16 +273,18 @@ impl Ublk {
     }
 
     /// Waits a little for processes that only look, then refuses because of the first holder. What
-    /// it returns keeps everybody else from using the device exclusively.
-    fn claim(&self) -> Result<OwnedFd> {
+    /// it returns keeps everybody else from using the device exclusively; `None` where there is
+    /// nothing to use any more, because the kernel has done by now what it was late with.
+    fn claim(&self) -> Result<Option<OwnedFd>> {
         let deadline = Instant::now() + LOOKERS_WAIT;
-        let shown = self.options.link();
+        let (shown, device) = (self.options.link(), self.block_device());
         loop {
-            let claimed = node::claim(&self.block_device());
+            let claimed = node::claim(&device);
             let held = self.holders();
             let lasting = held.iter().find(|h| !h.starts_with("process"));
             match (lasting.or(held.first()), claimed) {
-                (None, Ok(node)) => return Ok(node),
+                (None, Ok(node)) => return Ok(Some(node)),
+                (None, Err(e)) if is_gone(e) && !node::exists(&device) => return Ok(None),
                 (None, Err(Errno::BUSY)) if Instant::now() >= deadline => {
                     return Err(loopdev::in_use(&shown, "something invisible from here"));
                 }
@@ -325,6 +327,11 @@ impl Ublk {
 /// want many under way.
 fn helpers(queues: u16) -> usize {
     (16 / usize::from(queues.max(1))).max(2)
+}
+
+/// Whether a block device could not be opened because there is none.
+fn is_gone(why: Errno) -> bool {
+    matches!(why, Errno::NOENT | Errno::NXIO | Errno::NODEV)
 }
 
 /// What the kernel is told of the volume.
@@ -398,11 +405,11 @@ impl Export for Ublk {
         if !self.there {
             return Ok(());
         }
-        let claimed = self.claim()?;
-        // What somebody wrote and closed may still be on its way from the page cache.
-        let flushed = rustix::fs::fsync(&claimed);
-        flushed.context(format!("cannot flush {}", self.block_device().display()))?;
-        drop(claimed);
+        if let Some(claimed) = self.claim()? {
+            // What somebody wrote and closed may still be on its way from the page cache.
+            let flushed = rustix::fs::fsync(&claimed);
+            flushed.context(format!("cannot flush {}", self.block_device().display()))?;
+        }
         self.take_away()
     }
 
@@ -431,6 +438,7 @@ impl std::fmt::Debug for Ublk {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volume::{self, Algorithm, Volume};
 
     #[test]
     fn marks_tell_volumes_apart_and_stay() {
@@ -443,6 +451,31 @@ mod tests {
 
     /// Another value would orphan the devices of running daemons.
     const MARK_OF_VOL: u64 = 0x427d_5c60_c238_601d;
+
+    #[test]
+    fn a_device_that_is_gone_need_not_be_claimed() {
+        let made_of = volume::Options {
+            size: 4096,
+            ram_limit: 16 << 20,
+            ram_limit_max: 0,
+            segment: 1 << 20,
+            algorithm: Algorithm::None,
+            lock_memory: false,
+        };
+        let device = Arc::new(Volume::new(&made_of).unwrap());
+        let options = Options {
+            name: "v".into(),
+            run_dir: "/run/ztier".into(),
+            link_dir: "/dev/ztier".into(),
+            threads: 1,
+            resume: false,
+        };
+        // A number that the driver never gives away.
+        let id = u32::MAX;
+        let export = Ublk { id, options, device, resumed: false, crew: None, there: true };
+        assert!(export.claim().unwrap().is_none());
+        assert!(is_gone(Errno::NXIO) && !is_gone(Errno::ACCESS));
+    }
 
     #[test]
     fn there_is_at_least_one_queue_and_no_more_than_cpus() {

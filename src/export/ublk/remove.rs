@@ -1,7 +1,8 @@
 //! Finding and removing the device of a daemon that is gone.
 //!
 //! Invariants: a device is ours if the driver has kept our mark for it; one that is mounted, or
-//! carries swap or another device, is not taken away; nothing waits without a bound.
+//! carries swap or another device, is not taken away, unless somebody insists; nothing waits
+//! without a bound.
 
 use super::abi::DeviceInfo;
 use super::control::{self, Control, Failure};
@@ -27,18 +28,22 @@ pub(super) fn find_with(control: &mut Control, mark: u64) -> Option<(u32, Device
         .find(|(_, info)| info.server_flags == mark)
 }
 
-/// Removes the device that has `mark`. Requests that wait in it fail.
+/// Removes the device that has `mark`. Requests that wait in it fail. `force`: also when it is
+/// held; who holds it gets errors from then on.
 ///
 /// # Errors
 /// It is held, and the text says by what; or something else serves it.
-pub(crate) fn remove(mark: u64) -> Result<()> {
+pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
     let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
     let Some((id, info)) = find_with(&mut control, mark) else { return Ok(()) };
     let shown = node::block(id);
     // A process in the middle of a request could not let go before that fails.
     let held = holders::of_block_device(&shown);
-    if let Some(holder) = held.iter().find(|h| !h.starts_with("process")) {
-        return Err(loopdev::in_use(&shown, holder));
+    if let Some(holder) = held.iter().find(|h| !force && !h.starts_with("process")) {
+        // Who waits for a daemon that never comes can't let go of it either.
+        return Err(loopdev::in_use(&shown, holder).mend(
+            "end that first, or, where that hangs, give it errors with `ztier down --force`",
+        ));
     }
     if is_served(&info) {
         return Err(Error::failure(format!(

@@ -64,16 +64,23 @@ fn programs_get_every_byte_back_whoever_is_killed() {
     step("daemon killed", daemon_killed);
     step("both killed", both_killed);
     step("swap moved", swap_moved);
-    assert_eq!(
-        ok(&machine, "dmesg | grep -iE 'i/o error|swap-device|blocked for|Killed'; true"),
-        ""
-    );
+    // Writes may be refused, see `calmly`.
+    let bad = "i/o error|read-error on swap-device|blocked for|Killed";
+    assert_eq!(ok(&machine, &format!("dmesg | grep -iE '{bad}'; true")), "");
     machine.off().unwrap();
+}
+
+/// Runs a script that has to succeed; once more if writes were refused, as they may be while the
+/// real CPUs are taken away and memory in stock is used up.
+#[track_caller]
+fn calmly(machine: &Machine, script: &str) -> String {
+    let text = ok(machine, script);
+    if took(machine, "no_space") == 0 { text } else { ok(machine, script) }
 }
 
 fn twice_the_memory(machine: &Machine) {
     let run = "ztier run --mem 64M --export ublk --json /tmp/took --";
-    let text = ok(machine, &format!("{run} {LOAD} 128 --passes 1"));
+    let text = calmly(machine, &format!("{run} {LOAD} 128 --passes 1"));
     assert!(text.contains("compared 32768 pages"), "{text}");
     let mib = 1 << 20;
     let peak = took(machine, "peak_bytes");
@@ -87,12 +94,15 @@ fn twice_the_memory(machine: &Machine) {
 fn status_and_signals(machine: &Machine) {
     let run = "ztier run --mem 16M --name job --export ublk -- ";
     let done = machine.run(&format!("{run} sh -c 'cat /proc/self/cgroup; exit 7'"), SOON).unwrap();
-    assert!(done.status == 7 && done.text.contains("0::/ztier-job\n"), "{done:?}");
+    assert!(done.status == 7 && done.text.contains("0::/ztier-job."), "{done:?}");
     let program = "trap 'echo usr1' USR1; trap 'echo term; exit 9' TERM; echo ready; \
                    while :; do sleep 0.05; done";
     let task = machine.begin(&format!("echo run $$; exec {run} sh -c \"{program}\"")).unwrap();
     task.wait_for("ready", SOON).unwrap();
     let pid = runner(&task);
+    // Its daemon is this run's alone: who watches it would take one that leaves for one that died.
+    let refused = machine.run("ztier restart job", SOON).unwrap();
+    assert!(refused.status == 1 && refused.text.contains("ztier run"), "{refused:?}");
     ok(machine, &format!("kill -USR1 {pid}"));
     task.wait_for("usr1", SOON).unwrap();
     ok(machine, &format!("kill -TERM {pid}"));
@@ -102,7 +112,8 @@ fn status_and_signals(machine: &Machine) {
 
 fn spilled(machine: &Machine) {
     let run = "ztier run --mem 32M --export ublk --ram-limit 12M --spill /disk/below";
-    let text = ok(machine, &format!("{run} --json /tmp/took -- {LOAD} 64 --passes 1 --noise 5"));
+    let script = format!("{run} --json /tmp/took -- {LOAD} 64 --passes 1 --noise 5");
+    let text = calmly(machine, &script);
     assert!(text.contains("compared 16384 pages"), "{text}");
     assert!(took(machine, "spilled_bytes") > 4 << 20);
     assert!(took(machine, "store_peak_bytes") <= 12 << 20);

@@ -56,12 +56,58 @@ fn what_is_in_the_way_is_named_and_nothing_changes() {
 
     // Taken away by force under a user, who gets errors; the device goes with him.
     ok(&machine, "ztier up u --size 64M --export ublk");
-    let holder = machine.begin("exec 3</dev/ztier/u; echo open; sleep 4").unwrap();
+    let held = "exec 3</dev/ztier/u; echo open; while [ ! -e /tmp/enough ]; do sleep 0.2; done";
+    let holder = machine.begin(held).unwrap();
     holder.wait_for("open", SOON).unwrap();
     refused(&machine, "ztier down u --discard", "process");
+    let _enough = machine.begin("sleep 2; touch /tmp/enough").unwrap();
     let forced = machine.run("ztier down u --discard --force", SOON).unwrap();
     holder.wait(SOON).unwrap();
-    ok(&machine, "sleep 0.5; ! ls /dev/ublkb0");
+    let gone = "for n in $(seq 100); do [ -e /dev/ublkb0 ] || exit 0; sleep 0.2; done; exit 1";
+    ok(&machine, gone);
     assert!(forced.status == 0 || forced.text.contains("still open"), "{forced:?}");
+    machine.off().unwrap();
+}
+
+/// Kills the daemon and the keeper of its memory, which would be replaced if the daemon saw it die.
+const KILL_BOTH: &str = r#"pid=$(sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' /run/ztier/u.json | head -1)
+kill -STOP $pid
+for p in /proc/[0-9]*; do
+    case $(tr '\0' ' ' <$p/cmdline 2>&-) in *"ztier keeper u "*) kill -9 ${p#/proc/};; esac
+done
+kill -9 $pid; sleep 0.3"#;
+
+#[test]
+fn by_force_a_dead_daemon_s_device_goes_whoever_holds_it() {
+    let Some((lab, _turn)) = lab() else { return };
+    let machine = setup(&lab).memory(768).boot().unwrap();
+    ok(&machine, "modprobe ublk_drv");
+    let mounted = "ztier up u --size 64M --export ublk && mkfs.ext4 -q /dev/ztier/u && \
+                   mount /dev/ztier/u /mnt && head -c 9M /dev/urandom >/mnt/a";
+
+    // What is kept is given up only by who says so, and then the device with it.
+    ok(&machine, mounted);
+    ok(&machine, KILL);
+    refused(&machine, "ztier down u --force", "--discard");
+    refused(&machine, "ztier down u --discard", "mounted on /mnt");
+    let sync = machine.begin("sync").unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(!sync.ended(), "{}", sync.output());
+    ok(&machine, "ztier down u --discard --force");
+    sync.wait(SOON).unwrap();
+    ok(&machine, "umount /mnt");
+    nothing_left(&machine);
+
+    // Where nothing is kept, nobody can go on with it.
+    ok(&machine, mounted);
+    ok(&machine, KILL_BOTH);
+    refused(&machine, "ztier down u", "mounted on /mnt");
+    refused(&machine, "ztier restart u", "mounted on /mnt");
+    ok(&machine, "ztier down u --force && umount /mnt");
+    nothing_left(&machine);
+
+    // The same name is free again.
+    ok(&machine, "ztier up u --size 64M --export ublk && ztier down u");
+    nothing_left(&machine);
     machine.off().unwrap();
 }

@@ -1,0 +1,230 @@
+//! The log's core without threads: what happens, happens at the worst moment, between two of its
+//! steps.
+#![cfg(not(shuttle))]
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/ram_drive.rs"]
+mod ram_drive;
+
+use ram_drive::RamDrive;
+use std::sync::atomic::Ordering;
+use ztier::durable::format::{Kind, crc, data_at};
+use ztier::durable::{
+    self, Command, Core, Device, Fills, Found, Kept, Op, Options, Outcome, Progress, Reading,
+    Refused, Writeback,
+};
+use ztier::media::{Buffer, Drive, Memory};
+
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 1024;
+const SEGMENT: u32 = 64 << 10;
+const SEGMENTS: u64 = 16;
+
+/// A log without threads: nothing happens but what is asked for.
+struct Machine {
+    core: Core,
+    log: RamDrive,
+    backing: RamDrive,
+}
+
+fn open(log: &RamDrive, keep_percent: u64, epoch: u64) -> Core {
+    let options = Options { keep_percent, checkpoint: 0, ..Options::default() };
+    let kept = Kept::new(&Memory::default()).unwrap();
+    durable::open(log, options, epoch, false, kept).unwrap().0
+}
+
+impl Machine {
+    fn new(keep_percent: u64) -> Self {
+        let size = (1..)
+            .map(|mib| mib << 18)
+            .find(|&size| size > data_at(size, SEGMENT) + SEGMENTS * u64::from(SEGMENT));
+        let (log, backing) = (RamDrive::new(size.unwrap()), RamDrive::new(BLOCKS * BLOCK as u64));
+        durable::format(&log, [7; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
+        Self { core: open(&log, keep_percent, 1), log, backing }
+    }
+
+    /// The power goes, with all that was not written.
+    fn cut(&mut self) {
+        self.core = open(&self.log, 0, 2);
+    }
+
+    fn perform(&self, command: &Command) -> Outcome {
+        let drive = match command.device {
+            Device::Log => &self.log,
+            Device::Backing => &self.backing,
+        };
+        let done = match &command.op {
+            Op::Read(len) => {
+                let mut bytes = Buffer::new(*len);
+                return match drive.read(command.at, &mut bytes) {
+                    Ok(()) => Outcome::Bytes(bytes),
+                    Err(e) => Outcome::Failed(e),
+                };
+            }
+            Op::Write(bytes, range) => drive.write(command.at, &bytes[range.clone()]),
+            Op::Join(parts) => drive.write(command.at, &durable::join(parts)),
+            Op::Zero(len) => drive.zero(command.at, *len),
+            Op::Flush => drive.flush(),
+        };
+        done.map_or_else(Outcome::Failed, |()| Outcome::Done)
+    }
+
+    /// Does all that the log wants done.
+    fn work(&mut self) {
+        loop {
+            while let Some(command) = self.core.next_command() {
+                let outcome = self.perform(&command);
+                self.core.complete(command.id, &outcome);
+            }
+            if !self.core.is_forgetting() {
+                return;
+            }
+        }
+    }
+
+    fn write(&mut self, block: u64, byte: u8) -> Result<(), Refused> {
+        let mut fills = Fills::default();
+        let payload = [byte; BLOCK];
+        self.core.reserve(block, Kind::Raw, (BLOCK, crc(&payload)), &mut fills)?;
+        fills.fill(&payload);
+        fills.finish();
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        let ticket = self.core.flush();
+        self.work();
+        assert_eq!(self.core.progress(ticket), Progress::Done);
+    }
+
+    fn write_back(&mut self) {
+        self.core.finish_segment();
+        self.flush();
+        self.window();
+    }
+
+    fn window(&mut self) {
+        let mut writeback = Writeback::new(self.core.begin_window(u64::MAX).unwrap());
+        let ended = loop {
+            while let Some(command) = writeback.next_command() {
+                let outcome = self.perform(&command);
+                writeback.complete(command.id, outcome);
+            }
+            if let Some(ended) = writeback.ended() {
+                break ended;
+            }
+            writeback.proceed();
+        };
+        self.core.end_window(ended);
+        self.work();
+    }
+
+    /// What a reader of the volume gets, and from where.
+    fn read(&mut self, block: u64) -> u8 {
+        let mut out = Vec::new();
+        match self.core.locate(block, &mut out) {
+            Found::Memory(_) => {}
+            Found::Log(reading) => {
+                out = self.read_log(&reading);
+                self.core.release(&reading);
+            }
+            Found::Backing => {
+                out = vec![0; BLOCK];
+                self.backing.read(block * BLOCK as u64, &mut out).unwrap();
+            }
+            found => panic!("{found:?}"),
+        }
+        assert!(out.iter().all(|byte| *byte == out[0]), "block {block} is torn");
+        out[0]
+    }
+
+    fn read_log(&self, reading: &Reading) -> Vec<u8> {
+        let from = reading.at as usize;
+        self.log.content()[from..from + reading.len as usize].to_vec()
+    }
+}
+
+#[test]
+fn copies_make_room_for_what_is_laid_out_anew() {
+    let mut machine = Machine::new(50);
+    let (_, segments) = machine.core.fullness();
+    // Four segments that the backing store has, too, and a reader who stays in the oldest.
+    for block in 0..60 {
+        machine.write(block, 1).unwrap();
+    }
+    machine.write_back();
+    let copies = machine.core.stats().blocks_clean;
+    assert!(copies >= 45, "{copies}");
+    let mut out = Vec::new();
+    let first = (0..60).find_map(|block| match machine.core.locate_copy(block, &mut out) {
+        Some(Found::Log(reading)) => Some(reading),
+        _ => None,
+    });
+    let reading = first.unwrap();
+    // Changes until nothing more fits: the copies cannot leave, because of him. The last ones, from
+    // the middle of a segment on, are in memory alone.
+    let mut next = 100;
+    while machine.core.head() + 4 < segments {
+        machine.write(next, 2).unwrap();
+        machine.work();
+        next += 1;
+    }
+    for _ in 0..7 {
+        machine.write(next, 2).unwrap();
+        next += 1;
+    }
+    machine.flush();
+    let durable = next;
+    while machine.write(next, 3).is_ok() {
+        next += 1;
+    }
+    assert!(next > durable + 32 && machine.core.head() + 2 == segments, "{next} blocks");
+    assert!(machine.core.stats().segments_clean > 0, "the copies have left");
+    let before = machine.core.stats().errors;
+
+    machine.log.broken.store(true, Ordering::SeqCst);
+    let ticket = machine.core.flush();
+    let command = machine.core.next_command().unwrap();
+    let outcome = machine.perform(&command);
+    machine.core.complete(command.id, &outcome);
+    machine.log.broken.store(false, Ordering::SeqCst);
+    machine.work();
+
+    assert_eq!(machine.core.progress(ticket), Progress::Done);
+    assert!(machine.core.stats().errors > before && !machine.core.is_failed());
+    assert_eq!(machine.core.stats().segments_clean, 0, "they were in the way");
+    assert!(machine.core.is_counted());
+    for block in 0..60 {
+        assert_eq!(machine.read(block), 1, "block {block}");
+    }
+    for block in 100..next {
+        let expected = if block < durable { 2 } else { 3 };
+        assert_eq!(machine.read(block), expected, "block {block}");
+    }
+    // The one who stayed finds something else in his place, and sees it.
+    assert!(machine.core.has_left(&reading));
+    machine.core.release(&reading);
+    let found = machine.read_log(&reading);
+    assert!(!reading.stamp.fits(&found, reading.check) || found == [1; BLOCK]);
+}
+
+#[test]
+fn a_window_waits_for_what_is_newer_than_what_it_lacks() {
+    let mut machine = Machine::new(0);
+    machine.write(7, 1).unwrap();
+    machine.write_back();
+    machine.write(7, 2).unwrap();
+    machine.core.finish_segment();
+    machine.flush();
+    // What is durable rots, and its successor is in memory alone.
+    let Found::Log(reading) = machine.core.locate(7, &mut Vec::new()) else {
+        panic!("it is not in the log");
+    };
+    machine.core.release(&reading);
+    machine.log.damage(reading.at + 100);
+    machine.write(7, 3).unwrap();
+    machine.window();
+    assert_eq!(machine.core.fullness().0, 1, "the tail has moved");
+    machine.cut();
+    assert_eq!(machine.read(7), 3, "neither an older one nor an error");
+}
