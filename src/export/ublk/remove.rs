@@ -8,10 +8,15 @@ use super::abi::DeviceInfo;
 use super::control::{self, Control, Failure};
 use super::{LIMIT, doctor, node};
 use crate::error::{Context, Error, Result};
+use crate::export::leftover::within;
+use crate::export::usage::{self, Usage};
 use crate::export::{holders, loopdev};
 use rustix::io::Errno;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+/// How long swap on a device that is taken away by force may take to end before.
+const SWAP_WAIT: Duration = Duration::from_secs(1);
 
 /// The number of the device that has `mark`, if there is one and this process may ask.
 pub(crate) fn find(mark: u64) -> Option<u32> {
@@ -53,8 +58,20 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
         ))
         .mend("end that first"));
     }
+    if force && usage::is_swap(&shown) {
+        end_swap(&shown);
+    }
     control.stop(id, LIMIT).context(format!("cannot stop {}", shown.display()))?;
     delete(&mut control, id, LIMIT)
+}
+
+/// Has swap on the device end, which has to begin before the device goes: afterwards nobody could
+/// name it, and the kernel would go on using it. What is still to be read from it then fails.
+fn end_swap(shown: &Path) {
+    let usage = Usage::Swap { priority: 0, tuned: Vec::new(), forced: true };
+    let device = shown.to_owned();
+    // Whatever comes of it, the device goes.
+    let _ = within(SWAP_WAIT, move || usage::end(&usage, &device));
 }
 
 /// Whether the process that served the device has it open.

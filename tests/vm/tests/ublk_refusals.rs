@@ -73,9 +73,16 @@ fn what_is_in_the_way_is_named_and_nothing_changes() {
 const KILL_BOTH: &str = r#"pid=$(sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' /run/ztier/u.json | head -1)
 kill -STOP $pid
 for p in /proc/[0-9]*; do
-    case $(tr '\0' ' ' <$p/cmdline 2>&-) in *"ztier keeper u "*) kill -9 ${p#/proc/};; esac
+    case $(tr '\0' ' ' <$p/cmdline 2>&-) in "ztier keeper u "*) kill -9 ${p#/proc/};; esac
 done
 kill -9 $pid; sleep 0.3"#;
+
+/// Has more swapped out than it leaves in memory, of a file in memory.
+const FILL: &str = "mount -t cgroup2 none /sys/fs/cgroup
+echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+mkdir /sys/fs/cgroup/little && echo 16M >/sys/fs/cgroup/little/memory.max || exit 1
+(echo 0 >/sys/fs/cgroup/little/cgroup.procs; head -c 30000000 /dev/urandom >/mnt/a) || exit 2
+awk '/ublk/ { used = $4 } END { exit !(used > 8192) }' /proc/swaps";
 
 #[test]
 fn by_force_a_dead_daemon_s_device_goes_whoever_holds_it() {
@@ -83,7 +90,7 @@ fn by_force_a_dead_daemon_s_device_goes_whoever_holds_it() {
     let machine = setup(&lab).memory(768).boot().unwrap();
     ok(&machine, "modprobe ublk_drv");
     let mounted = "ztier up u --size 64M --export ublk && mkfs.ext4 -q /dev/ztier/u && \
-                   mount /dev/ztier/u /mnt && head -c 9M /dev/urandom >/mnt/a";
+                   mount /dev/ztier/u /mnt && head -c 9000000 /dev/urandom >/mnt/a";
 
     // What is kept is given up only by who says so, and then the device with it.
     ok(&machine, mounted);
@@ -104,6 +111,23 @@ fn by_force_a_dead_daemon_s_device_goes_whoever_holds_it() {
     refused(&machine, "ztier down u", "mounted on /mnt");
     refused(&machine, "ztier restart u", "mounted on /mnt");
     ok(&machine, "ztier down u --force && umount /mnt");
+    nothing_left(&machine);
+
+    // Swap does not outlive its device, with what was in it.
+    ok(
+        &machine,
+        "ztier up u --size 64M --export ublk && ztier swapon u && mount -t tmpfs none /mnt",
+    );
+    ok(&machine, FILL);
+    ok(&machine, KILL_BOTH);
+    refused(&machine, "ztier down u", "is in use: swap");
+    ok(&machine, "ztier down u --force");
+    let gone = "n=0; while grep ublk /proc/swaps; do n=$((n + 1)); [ $n -lt 50 ] || exit 1; \
+                sleep 0.2; done";
+    ok(&machine, gone);
+    refused(&machine, "cat /mnt/a >/tmp/a", "Input/output error");
+    ok(&machine, "umount /mnt; rm /tmp/a");
+    assert_eq!(ok(&machine, "cat /proc/sys/vm/page-cluster /proc/sys/vm/swappiness"), "3\n60\n");
     nothing_left(&machine);
 
     // The same name is free again.
