@@ -8,8 +8,8 @@ mod ram_drive;
 
 use ram_drive::RamDrive;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier};
 use std::time::Instant;
 use ztier::media::Memory;
 use ztier::volume::{
@@ -443,10 +443,16 @@ fn threads_beside_the_volumes_own() {
     let below = SpillTo { drive: drive.clone(), slots, daily: 0 };
     let volume = Volume::create_over(&options, &Memory::default(), Some(below)).unwrap();
     volume.set_recompress(Recompress::Idle).unwrap();
+    // A thread's own memory is taken whatever the limit says: before the others have filled it.
+    let all_there = Barrier::new(THREADS as usize);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let volume = Arc::clone(&volume);
-            scope.spawn(move || work(volume, thread));
+            let (volume, all_there) = (Arc::clone(&volume), &all_there);
+            scope.spawn(move || {
+                let channel = volume.channel();
+                all_there.wait();
+                work(channel, thread);
+            });
         }
     });
     let stats = volume.stats();
@@ -461,8 +467,7 @@ const THREADS: u64 = 4;
 const OWN: u64 = SIZE / BLOCK / THREADS;
 
 /// What the thread of that number does with its blocks.
-fn work(volume: Arc<Volume>, thread: u64) {
-    let mut channel = volume.channel();
+fn work(mut channel: Box<dyn Channel>, thread: u64) {
     let mut dice = Dice(thread * 77 + 5);
     let mut seeds = vec![None; OWN as usize];
     let content = |seed: Option<u64>| match seed {
