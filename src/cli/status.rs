@@ -1,7 +1,8 @@
 //! `ztier status`: what a running volume is, what it holds, and who holds it.
 
 use super::{PATIENCE, adapting, client, output};
-use crate::config::plan::{LogPlan, SpillPlan};
+use crate::config::log::LogPlan;
+use crate::config::plan::SpillPlan;
 use crate::config::size::{exact, human};
 use crate::config::{Paths, Usage};
 use crate::control::{self, Request};

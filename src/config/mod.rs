@@ -5,6 +5,7 @@
 
 pub mod file;
 pub mod limit;
+pub mod log;
 pub mod machine;
 pub mod name;
 pub mod paths;

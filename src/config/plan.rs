@@ -2,6 +2,7 @@
 
 use super::file::Settings;
 use super::limit::{Bounds, Range, Said};
+use super::log::LogPlan;
 use super::machine;
 use super::name;
 use super::paths::Paths;
@@ -30,8 +31,6 @@ const WAITING_THREADS: u32 = 8;
 /// The most threads that serve one volume.
 pub const MOST_THREADS: u32 = 256;
 const _: () = assert!(cfg!(shuttle) || MOST_THREADS as usize <= volume::THREADS_MAX);
-/// The longest time until idle data is made durable, in milliseconds: a day.
-const LONGEST_INTERVAL_MS: u64 = 86_400_000;
 /// The longest path of a Unix socket, in bytes.
 const LONGEST_SOCKET: usize = 107;
 
@@ -197,39 +196,6 @@ pub struct SpillPlan {
     pub wipe: bool,
 }
 
-/// The durable log of a plan.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LogPlan {
-    /// The log's drive.
-    pub log: PathBuf,
-    /// The backing store.
-    pub backing: PathBuf,
-    /// Acknowledge writes when they are durable.
-    pub sync: bool,
-    /// Percent of the log that may fill before writeback runs beside foreground work.
-    pub writeback_threshold_percent: u64,
-    /// Bytes of a window of writeback while the log is nearly empty.
-    pub writeback_window_bytes: u64,
-    /// Writeback runs by itself.
-    #[serde(default = "on")]
-    pub writeback: bool,
-    /// Milliseconds without a change after which what is in memory is made durable.
-    #[serde(default = "one_second")]
-    pub commit_interval_ms: u64,
-    /// Percent of the log for what the backing store has, too: 0 to 50.
-    #[serde(default = "quarter")]
-    pub keep_percent: u64,
-    /// Overwrite what is on the log's drive, if it is no log.
-    pub wipe: bool,
-    /// Take a copy of the backing store for it.
-    pub moved: bool,
-    /// Go on without durable chunks that are missing.
-    pub accept_loss: bool,
-    /// Go on without what a log held that cannot be used any more.
-    #[serde(default)]
-    pub abandon: bool,
-}
-
 impl Plan {
     /// Checks `settings` and fills in what they leave out. `kind` is how the volume is offered.
     ///
@@ -335,17 +301,11 @@ impl Plan {
         }
         usage::refuse_with_log(settings)?;
         refuse_of_spill(settings)?;
-        let percent = settings.writeback_threshold.unwrap_or(50);
-        check_threshold(percent)?;
-        let commit_interval_ms = settings.commit_interval.unwrap_or(one_second());
-        check_interval(commit_interval_ms)?;
-        let keep_percent = settings.log_keep.unwrap_or(quarter());
-        check_keep(keep_percent)?;
-        let window = writeback_window(settings)?;
+        let plan = LogPlan::of(settings, log.clone(), backing.clone())?;
         let segment_bytes = check_segment(settings)?;
         let pair = volume::Pair {
-            log: log.clone(),
-            backing: backing.clone(),
+            log,
+            backing,
             segment: segment_bytes,
             wipe: false,
             moved: false,
@@ -364,15 +324,7 @@ impl Plan {
             recompress: Recompress::Off,
             export: export(volume, settings, kind, paths)?,
             threads: check_threads(settings, 2)?,
-            log: Some(LogPlan {
-                sync: settings.sync.unwrap_or(false),
-                writeback_threshold_percent: percent,
-                writeback_window_bytes: window,
-                writeback: settings.writeback.unwrap_or(on()),
-                commit_interval_ms,
-                keep_percent,
-                ..LogPlan::new(log, backing)
-            }),
+            log: Some(plan),
             backing: None,
             spill: None,
             usage: None,
@@ -416,74 +368,6 @@ impl Plan {
     }
 }
 
-impl LogPlan {
-    /// A log that works as one does of which nothing else is said.
-    fn new(log: PathBuf, backing: PathBuf) -> Self {
-        Self {
-            log,
-            backing,
-            sync: false,
-            writeback_threshold_percent: 50,
-            writeback_window_bytes: 64 << 20,
-            writeback: on(),
-            commit_interval_ms: one_second(),
-            keep_percent: quarter(),
-            wipe: false,
-            moved: false,
-            accept_loss: false,
-            abandon: false,
-        }
-    }
-}
-
-fn on() -> bool {
-    true
-}
-
-fn one_second() -> u64 {
-    1000
-}
-
-fn quarter() -> u64 {
-    25
-}
-
-/// Checks which part of a log may have what the backing store has, too.
-///
-/// # Errors
-/// When it is more than half.
-pub fn check_keep(percent: u64) -> Result<()> {
-    if percent <= 50 {
-        return Ok(());
-    }
-    Err(Error::usage(format!("log-keep {percent} is more than half of the log"))
-        .mend("give 0 to 50 percent"))
-}
-
-/// Checks a threshold of writeback.
-///
-/// # Errors
-/// When it is more than 100 percent.
-pub fn check_threshold(percent: u64) -> Result<()> {
-    if percent <= 100 {
-        return Ok(());
-    }
-    Err(Error::usage(format!("writeback-threshold {percent} is more than 100 percent"))
-        .mend("give 0 to 100"))
-}
-
-/// Checks an interval of commits.
-///
-/// # Errors
-/// When it is more than a day.
-pub fn check_interval(ms: u64) -> Result<()> {
-    if ms <= LONGEST_INTERVAL_MS {
-        return Ok(());
-    }
-    Err(Error::usage(format!("commit-interval {ms} is more than a day"))
-        .mend(format!("give milliseconds, 0 to {LONGEST_INTERVAL_MS}")))
-}
-
 /// The limit on copies of a backing store's blocks.
 fn cache_limit(settings: &Settings) -> Result<(u64, Option<Bounds>)> {
     let (limit, bounds) = Said::of(settings).resolve(&Range::of_copies())?;
@@ -505,16 +389,6 @@ pub fn check_cache_limit(limit: u64) -> Result<()> {
         .mend("give less, like 10%"));
     }
     volume::check_cache_limit(limit)
-}
-
-fn writeback_window(settings: &Settings) -> Result<u64> {
-    match settings.writeback_window {
-        Some(super::Amount::Percent(_)) => {
-            Err(Error::usage("writeback-window is a number of bytes, like 64M"))
-        }
-        Some(super::Amount::Bytes(bytes)) => Ok(bytes),
-        None => Ok(64 << 20),
-    }
 }
 
 fn absolute(path: &std::path::Path) -> Result<PathBuf> {

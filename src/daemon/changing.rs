@@ -4,6 +4,7 @@
 
 use super::running::Running;
 use crate::config::limit::{Range, Said};
+use crate::config::log::LogPlan;
 use crate::config::{Amount, Bounds, Limit, Plan, plan, size};
 use crate::control::{AdaptChange, LogChange, RecompressChange};
 use crate::error::{Error, Result};
@@ -111,37 +112,24 @@ fn change_log(plan: &mut Plan, change: LogChange) -> Result<()> {
     let Some(log) = &mut plan.log else {
         return Err(volume::no_log());
     };
-    let LogChange { writeback, writeback_threshold_percent, .. } = change;
-    log.writeback = writeback.unwrap_or(log.writeback);
-    let percent = writeback_threshold_percent.unwrap_or(log.writeback_threshold_percent);
-    plan::check_threshold(percent)?;
-    log.writeback_threshold_percent = percent;
-    if let Some(window) = change.writeback_window_bytes {
-        check_window(window)?;
-        log.writeback_window_bytes = window;
-    }
-    let interval = change.commit_interval_ms.unwrap_or(log.commit_interval_ms);
-    plan::check_interval(interval)?;
-    log.commit_interval_ms = interval;
-    let keep = change.keep_percent.unwrap_or(log.keep_percent);
-    plan::check_keep(keep)?;
-    log.keep_percent = keep;
+    let before = log.clone();
+    let threshold = change.writeback_threshold_percent;
+    let changed = LogPlan {
+        writeback: change.writeback.unwrap_or(before.writeback),
+        writeback_threshold_percent: threshold.unwrap_or(before.writeback_threshold_percent),
+        writeback_window_bytes: change
+            .writeback_window_bytes
+            .unwrap_or(before.writeback_window_bytes),
+        commit_interval_ms: change.commit_interval_ms.unwrap_or(before.commit_interval_ms),
+        keep_percent: change.keep_percent.unwrap_or(before.keep_percent),
+        ..before
+    };
+    changed.check()?;
+    *log = changed;
     Ok(())
 }
 
-/// Checks the bytes of a window of writeback. They are multiplied as a log fills, which must fit.
-fn check_window(bytes: u64) -> Result<()> {
-    if bytes <= plan::LARGEST_SIZE {
-        return Ok(());
-    }
-    Err(Error::usage(format!(
-        "writeback-window {} is more than any device has",
-        size::exact(bytes)
-    ))
-    .mend("give less, like 64M"))
-}
-
-fn tuning(log: &plan::LogPlan) -> volume::Tuning {
+fn tuning(log: &LogPlan) -> volume::Tuning {
     volume::Tuning {
         policy: volume::Policy {
             threshold_percent: log.writeback_threshold_percent,
@@ -168,38 +156,4 @@ fn check_change(old: &Plan, new: &Plan) -> Result<()> {
         return if same { Ok(()) } else { plan::check_cache_limit(new.ram_limit_bytes) };
     }
     plan::check_ram_limit(new.ram_limit_bytes, new.size_bytes, new.segment_bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn a_window_is_not_more_than_any_device() {
-        let mut plan: Plan = serde_json::from_value(json!({
-            "name": "x", "size_bytes": 1 << 30, "ram_limit_bytes": 0, "segment_bytes": 1 << 20,
-            "algorithm": "lz4", "export": "ublk", "threads": 2, "log": {
-                "log": "/dev/a", "backing": "/dev/b", "sync": false,
-                "writeback_threshold_percent": 50, "writeback_window_bytes": 64 << 20,
-                "accept_loss": false, "wipe": false, "moved": false,
-            },
-        }))
-        .unwrap();
-        let mut change = |bytes| {
-            let change = LogChange { writeback_window_bytes: Some(bytes), ..LogChange::default() };
-            change_log(&mut plan, change).map(|()| plan.log.as_ref().unwrap().clone())
-        };
-        let refused = change(1 << 57).unwrap_err().to_string();
-        assert_eq!(
-            refused,
-            "writeback-window 131072T is more than any device has; give less, like 64M"
-        );
-        assert!(change(u64::MAX).is_err() && change(plan::LARGEST_SIZE + 1).is_err());
-        let log = change(plan::LARGEST_SIZE).unwrap();
-        assert_eq!(tuning(&log).policy.window, plan::LARGEST_SIZE);
-        // Of what it is multiplied by while the log fills, the most is 100.
-        assert!(plan::LARGEST_SIZE.checked_mul(100).is_some());
-    }
 }

@@ -5,7 +5,8 @@
 use super::keeper::Kept;
 use super::log;
 use super::opening::Opening;
-use crate::config::{Paths, Plan, Usage, machine, plan, size};
+use crate::config::log::LogPlan;
+use crate::config::{Paths, Plan, Usage, machine, size};
 use crate::durable;
 use crate::error::Result;
 use crate::media::Memory;
@@ -110,7 +111,7 @@ fn carries_swap(plan: &Plan) -> bool {
 
 fn open_log(
     plan: &Plan,
-    log: &plan::LogPlan,
+    log: &LogPlan,
     paths: &Paths,
     memory: &Memory,
     told: &dyn Fn(&str),

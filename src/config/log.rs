@@ -1,0 +1,157 @@
+//! The durable log of a plan: how it works, and what that may be.
+
+use super::file::Settings;
+use super::size::{Amount, exact};
+use crate::error::{Error, Result};
+use crate::volume;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The longest time until idle data is made durable, in milliseconds: a day.
+const LONGEST_INTERVAL_MS: u64 = 86_400_000;
+
+/// The durable log of a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogPlan {
+    /// The log's drive.
+    pub log: PathBuf,
+    /// The backing store.
+    pub backing: PathBuf,
+    /// Acknowledge writes when they are durable.
+    pub sync: bool,
+    /// Percent of the log that may fill before writeback runs beside foreground work.
+    pub writeback_threshold_percent: u64,
+    /// Bytes of a window of writeback while the log is nearly empty.
+    pub writeback_window_bytes: u64,
+    /// Writeback runs by itself.
+    #[serde(default = "on")]
+    pub writeback: bool,
+    /// Milliseconds without a change after which what is in memory is made durable.
+    #[serde(default = "one_second")]
+    pub commit_interval_ms: u64,
+    /// Percent of the log for what the backing store has, too: 0 to 50.
+    #[serde(default = "quarter")]
+    pub keep_percent: u64,
+    /// Overwrite what is on the log's drive, if it is no log.
+    pub wipe: bool,
+    /// Take a copy of the backing store for it.
+    pub moved: bool,
+    /// Go on without durable chunks that are missing.
+    pub accept_loss: bool,
+    /// Go on without what a log held that cannot be used any more.
+    #[serde(default)]
+    pub abandon: bool,
+}
+
+impl LogPlan {
+    /// A log that works as one does of which nothing else is said.
+    pub(super) fn new(log: PathBuf, backing: PathBuf) -> Self {
+        Self {
+            log,
+            backing,
+            sync: false,
+            writeback_threshold_percent: 50,
+            writeback_window_bytes: 64 << 20,
+            writeback: on(),
+            commit_interval_ms: one_second(),
+            keep_percent: quarter(),
+            wipe: false,
+            moved: false,
+            accept_loss: false,
+            abandon: false,
+        }
+    }
+
+    /// One that works as settings say.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub(super) fn of(settings: &Settings, log: PathBuf, backing: PathBuf) -> Result<Self> {
+        let usual = Self::new(log, backing);
+        let window = match settings.writeback_window {
+            Some(Amount::Percent(_)) => {
+                return Err(Error::usage("writeback-window is a number of bytes, like 64M"));
+            }
+            Some(Amount::Bytes(bytes)) => bytes,
+            None => usual.writeback_window_bytes,
+        };
+        let threshold = settings.writeback_threshold;
+        let plan = Self {
+            sync: settings.sync.unwrap_or(usual.sync),
+            writeback_threshold_percent: threshold.unwrap_or(usual.writeback_threshold_percent),
+            writeback_window_bytes: window,
+            writeback: settings.writeback.unwrap_or(usual.writeback),
+            commit_interval_ms: settings.commit_interval.unwrap_or(usual.commit_interval_ms),
+            keep_percent: settings.log_keep.unwrap_or(usual.keep_percent),
+            ..usual
+        };
+        plan.check().map(|()| plan)
+    }
+
+    /// Checks every number.
+    ///
+    /// # Errors
+    /// One line (usage) that names the first that is too large, and what to give instead.
+    pub fn check(&self) -> Result<()> {
+        let percent = self.writeback_threshold_percent;
+        if percent > 100 {
+            return Err(Error::usage(format!(
+                "writeback-threshold {percent} is more than 100 percent"
+            ))
+            .mend("give 0 to 100"));
+        }
+        // It is multiplied as a log fills, which must fit.
+        let window = self.writeback_window_bytes;
+        if window > volume::SIZE_MAX {
+            return Err(Error::usage(format!(
+                "writeback-window {} is more than any device has",
+                exact(window)
+            ))
+            .mend("give less, like 64M"));
+        }
+        let ms = self.commit_interval_ms;
+        if ms > LONGEST_INTERVAL_MS {
+            return Err(Error::usage(format!("commit-interval {ms} is more than a day"))
+                .mend(format!("give milliseconds, 0 to {LONGEST_INTERVAL_MS}")));
+        }
+        let keep = self.keep_percent;
+        if keep > 50 {
+            return Err(Error::usage(format!("log-keep {keep} is more than half of the log"))
+                .mend("give 0 to 50 percent"));
+        }
+        Ok(())
+    }
+}
+
+fn on() -> bool {
+    true
+}
+
+fn one_second() -> u64 {
+    1000
+}
+
+fn quarter() -> u64 {
+    25
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_not_more_than_any_device() {
+        let plan = |bytes| {
+            let window = Some(Amount::Bytes(bytes));
+            let settings = Settings { writeback_window: window, ..Settings::default() };
+            LogPlan::of(&settings, "/dev/a".into(), "/dev/b".into())
+        };
+        let refused = plan(1 << 57).map_err(|e| e.to_string()).map(|_| ());
+        let why = "writeback-window 131072T is more than any device has; give less, like 64M";
+        assert_eq!(refused, Err(why.to_owned()));
+        assert!(plan(u64::MAX).is_err() && plan(volume::SIZE_MAX + 1).is_err());
+        assert!(plan(volume::SIZE_MAX).is_ok_and(|p| p.writeback_window_bytes == volume::SIZE_MAX));
+        // Of what it is multiplied by while the log fills, the most is 100.
+        assert!(volume::SIZE_MAX.checked_mul(100).is_some());
+    }
+}
