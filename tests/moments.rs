@@ -10,10 +10,10 @@ use ram_drive::RamDrive;
 use std::sync::atomic::Ordering;
 use ztier::durable::format::{Kind, crc, data_at};
 use ztier::durable::{
-    self, Command, Core, Device, Fills, Found, Kept, Op, Options, Outcome, Progress, Reading,
-    Refused, Writeback,
+    self, Command, Core, Fills, Found, Kept, Options, Outcome, Progress, Reading, Refused,
+    Writeback,
 };
-use ztier::media::{Buffer, Drive, Memory};
+use ztier::media::{Drive, Memory};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 1024;
@@ -49,24 +49,7 @@ impl Machine {
     }
 
     fn perform(&self, command: &Command) -> Outcome {
-        let drive = match command.device {
-            Device::Log => &self.log,
-            Device::Backing => &self.backing,
-        };
-        let done = match &command.op {
-            Op::Read(len) => {
-                let mut bytes = Buffer::new(*len);
-                return match drive.read(command.at, &mut bytes) {
-                    Ok(()) => Outcome::Bytes(bytes),
-                    Err(e) => Outcome::Failed(e),
-                };
-            }
-            Op::Write(bytes, range) => drive.write(command.at, &bytes[range.clone()]),
-            Op::Join(parts) => drive.write(command.at, &durable::join(parts)),
-            Op::Zero(len) => drive.zero(command.at, *len),
-            Op::Flush => drive.flush(),
-        };
-        done.map_or_else(Outcome::Failed, |()| Outcome::Done)
+        command.carry_out(&self.log, &self.backing)
     }
 
     /// Does all that the log wants done.

@@ -1,6 +1,6 @@
 //! What a log and its writeback ask of drives, and what they are told of it.
 
-use crate::media::{Buffer, DriveError};
+use crate::media::{Buffer, Drive, DriveError};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -64,4 +64,28 @@ pub enum Outcome {
     Bytes(Buffer),
     /// It failed.
     Failed(DriveError),
+}
+
+impl Command {
+    /// Does it, and waits until it is done.
+    pub fn carry_out(&self, log: &dyn Drive, backing: &dyn Drive) -> Outcome {
+        let drive = match self.device {
+            Device::Log => log,
+            Device::Backing => backing,
+        };
+        let done = match &self.op {
+            Op::Read(len) => {
+                let mut bytes = Buffer::new(*len);
+                return match drive.read(self.at, &mut bytes) {
+                    Ok(()) => Outcome::Bytes(bytes),
+                    Err(e) => Outcome::Failed(e),
+                };
+            }
+            Op::Join(parts) => drive.write(self.at, &join(parts)),
+            Op::Write(bytes, range) => drive.write(self.at, &bytes[range.clone()]),
+            Op::Zero(len) => drive.zero(self.at, *len),
+            Op::Flush => drive.flush(),
+        };
+        done.map_or_else(Outcome::Failed, |()| Outcome::Done)
+    }
 }

@@ -20,9 +20,9 @@ use crate::BLOCK_SIZE;
 use crate::durable::cluster::Unpacked;
 use crate::durable::format::{CLUSTER_MAX, Kind, Stamp, crc};
 use crate::durable::{
-    Command, Core, Device, Fills, Found, Op, Outcome, Progress, Reading, Refused, join,
+    Command, Core, Device, Fills, Found, Op, Outcome, Progress, Reading, Refused,
 };
-use crate::media::{Buffer, Drive, DriveError, Identity, StableId, Waker};
+use crate::media::{Drive, DriveError, Identity, StableId, Waker};
 use crate::stats::LogStats;
 use crate::store::GROUP;
 use crate::store::codec::Algorithm;
@@ -771,28 +771,9 @@ impl Logged {
 
     /// Does what a command says.
     pub(super) fn carry_out(&self, command: &Command) -> Outcome {
-        let drive = match command.device {
-            Device::Log => &self.log,
-            Device::Backing => &self.backing,
-        };
-        let done = match &command.op {
-            Op::Read(len) => {
-                let mut bytes = Buffer::new(*len);
-                return match drive.read(command.at, &mut bytes) {
-                    Ok(()) => Outcome::Bytes(bytes),
-                    Err(e) => Outcome::Failed(e),
-                };
-            }
-            Op::Join(parts) => drive.write(command.at, &join(parts)),
-            Op::Write(bytes, range) => {
-                if command.device == Device::Backing {
-                    self.written_back.fetch_add(range.len() as u64, Ordering::Relaxed);
-                }
-                drive.write(command.at, &bytes[range.clone()])
-            }
-            Op::Zero(len) => drive.zero(command.at, *len),
-            Op::Flush => drive.flush(),
-        };
-        done.map_or_else(Outcome::Failed, |()| Outcome::Done)
+        if let (Device::Backing, Op::Write(_, range)) = (command.device, &command.op) {
+            self.written_back.fetch_add(range.len() as u64, Ordering::Relaxed);
+        }
+        command.carry_out(&*self.log, &*self.backing)
     }
 }
