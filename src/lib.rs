@@ -31,6 +31,8 @@ pub mod error;
 mod planted;
 pub mod stats;
 pub mod sync;
+#[cfg(all(test, not(miri)))]
+mod threadless;
 
 /// Bytes in a block, the unit in which everything is stored.
 pub const BLOCK_SIZE: usize = 4096;

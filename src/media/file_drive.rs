@@ -37,14 +37,15 @@ const DEAD_WAIT: Duration = Duration::from_secs(10);
 /// Bytes moved at a time through memory of our own.
 const BOUNCE: usize = 256 << 10;
 
-thread_local! {
-    /// That memory, for as long as its thread lives. Taken for each request it would be mapped,
-    /// touched and unmapped each time, and wait for the machine where that is short of memory: for
-    /// writes to this very device, it may be.
-    static OWN: Cell<Option<Buffer>> = const { Cell::new(None) };
-}
 /// Threads that read at once for [`Drive::read_many`].
 const READERS: usize = 16;
+
+thread_local! {
+    /// Memory to bounce through, for as long as its thread lives. Taken for each request it would
+    /// be mapped, touched and unmapped each time, and wait for the machine where that is short of
+    /// memory: for writes to this very device, it may be.
+    static OWN: Cell<Option<Buffer>> = const { Cell::new(None) };
+}
 
 /// The ways in which the kernel makes a range read as zeros, the best first: giving the space back,
 /// and keeping it. Both work on files and on block devices (there they are `BLKZEROOUT`), and say
@@ -538,6 +539,7 @@ fn in_use(path: &Path, holder: Option<String>) -> Error {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::threadless::is_alone;
     use std::fs;
 
     fn file(dir: &tempfile::TempDir, bytes: u64) -> PathBuf {
@@ -611,19 +613,11 @@ mod tests {
         }
     }
 
-    /// In a process that gets no thread: there is no room for a stack as large as it asks for.
     #[test]
     fn many_are_read_also_without_threads() {
-        let name = "media::file_drive::tests::many_are_read_also_without_threads";
-        if std::env::var_os("ZTIER_TEST_ALONE").is_none() {
-            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-            alone.args(["--exact", name]).env("ZTIER_TEST_ALONE", "");
-            let ended = alone.env("RUST_MIN_STACK", (1u64 << 60).to_string()).output().unwrap();
-            let said = String::from_utf8_lossy(&ended.stdout);
-            assert!(ended.status.success() && said.contains("1 passed"), "{said}");
+        if !is_alone(module_path!(), "many_are_read_also_without_threads") {
             return;
         }
-        assert!(Builder::new().spawn(|| ()).is_err());
         many_are_read_at_once_and_each_fails_for_itself();
     }
 

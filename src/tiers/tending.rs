@@ -337,20 +337,13 @@ mod tests {
     use crate::BLOCK_SIZE;
     use crate::durable::{Kept, Options, format, open};
     use crate::media::{Access, Drive, FileDrive, Memory};
+    use crate::threadless::is_alone;
 
-    /// In a process that gets no thread: there is no room for a stack as large as it asks for.
     #[test]
     fn a_window_ends_also_without_threads() {
-        let name = "tiers::tending::tests::a_window_ends_also_without_threads";
-        if std::env::var_os("ZTIER_TEST_ALONE").is_none() {
-            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-            alone.args(["--exact", name]).env("ZTIER_TEST_ALONE", "");
-            let ended = alone.env("RUST_MIN_STACK", (1u64 << 60).to_string()).output().unwrap();
-            let said = String::from_utf8_lossy(&ended.stdout);
-            assert!(ended.status.success() && said.contains("1 passed"), "{said}");
+        if !is_alone(module_path!(), "a_window_ends_also_without_threads") {
             return;
         }
-        assert!(Builder::new().spawn(|| ()).is_err());
         let dir = tempfile::tempdir().unwrap();
         let drive = |name, bytes| {
             let path = dir.path().join(name);
