@@ -143,17 +143,22 @@ fn a_program_is_swapped_and_gets_every_byte_back() {
     nothing_left(&turn, &sandbox);
 }
 
-#[test]
-fn what_memory_has_no_room_for_is_spilled_and_comes_back() {
-    let Some((turn, sandbox)) = place() else { return };
+/// Runs a program with 32 MiB above swap that may spill to a file, and has such a limit.
+fn spilling(sandbox: &Sandbox, limit: &str) -> (Done, Value) {
     let (json, below) = (sandbox.path().join("took.json"), sandbox.path().join("below"));
     fs::File::create(&below).unwrap().set_len(128 << 20).unwrap();
     let spill = below.to_str().unwrap();
-    let flags = ["--mem", "32M", "--swap-size", "128M", "--ram-limit", "16M", "--spill", spill];
+    let flags = ["--mem", "32M", "--swap-size", "128M", "--ram-limit", limit, "--spill", spill];
     let flags = [&flags[..], &["--json", json.to_str().unwrap()]].concat();
+    measured(sandbox, &flags, "80 3 0", &json)
+}
+
+#[test]
+fn what_memory_has_no_room_for_is_spilled_and_comes_back() {
+    let Some((turn, sandbox)) = place() else { return };
     // A second time with another name: nothing keeps the file for the first one.
     for _ in 0..2 {
-        let (_, took) = measured(&sandbox, &flags, "80 3 0", &json);
+        let (_, took) = spilling(&sandbox, "16M");
         let number = |key: &str| took[key].as_u64().unwrap_or_else(|| panic!("{key}: {took}"));
         assert!(number("spilled_bytes") > 4 << 20, "{took}");
         assert!(number("store_peak_bytes") <= 16 << 20, "{took}");
@@ -165,12 +170,7 @@ fn what_memory_has_no_room_for_is_spilled_and_comes_back() {
 #[test]
 fn a_limit_that_adapts_begins_with_what_the_machine_can_spare() {
     let Some((turn, sandbox)) = place() else { return };
-    let (json, below) = (sandbox.path().join("took.json"), sandbox.path().join("below"));
-    fs::File::create(&below).unwrap().set_len(128 << 20).unwrap();
-    let spill = below.to_str().unwrap();
-    let flags = ["--mem", "32M", "--swap-size", "128M", "--ram-limit", "auto", "--spill", spill];
-    let flags = [&flags[..], &["--json", json.to_str().unwrap()]].concat();
-    let (done, took) = measured(&sandbox, &flags, "80 3 0", &json);
+    let (done, took) = spilling(&sandbox, "auto");
     assert!(done.err.lines().next().unwrap().contains("beside it, as it adapts"), "{done:?}");
     let limit = took["ram_limit_bytes"].as_u64().unwrap();
     // No less than an eighth of the swap, and what more the machine can spare.

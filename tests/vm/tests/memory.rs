@@ -12,7 +12,7 @@ use ztier_vm::Machine;
 
 /// The longest, in ms, that requests may wait for a device that ends none meanwhile, on emulated
 /// CPUs that have to share real ones.
-const STALL_MAX: u64 = 8000;
+const STALL_MAX: u64 = 5000;
 
 /// Looks at the requests of the device `$1`; prints how long, at most, some waited and none ended,
 /// in ms.
