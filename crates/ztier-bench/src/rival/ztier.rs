@@ -68,12 +68,17 @@ impl Up {
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn cached(backing: &Path, limit: &str, log: Option<&Path>, join: &Path) -> Result<Self> {
+    pub fn cached(
+        backing: &Path,
+        limit: &str,
+        log: Option<&Path>,
+        join: Option<&Path>,
+    ) -> Result<Self> {
         let backing = backing.to_string_lossy();
         let mut args = vec!["--backing", &backing, "--ram-limit", limit, "--export", "auto"];
         let log = log.map(Path::to_string_lossy);
         args.extend(log.iter().flat_map(|log| ["--log", log]));
-        Self::within(Some(join), &args)
+        Self::within(join, &args)
     }
 
     fn with(args: &[&str]) -> Result<Self> {
@@ -143,6 +148,23 @@ impl Up {
     pub fn status(&self) -> Result<serde_json::Value> {
         let text = run(&self.binary, &["status", &self.name, "--json"], LIMIT)?;
         serde_json::from_str(&text).context("`ztier status --json` is no JSON")
+    }
+
+    /// Memory of its daemon that no other process has, in bytes.
+    ///
+    /// # Errors
+    /// What `ztier` says.
+    pub fn memory(&self) -> Result<u64> {
+        let status = self.status()?;
+        let lacks = || Error::failure("`ztier status --json` lacks the daemon's process");
+        let pid = status["pid"].as_u64().ok_or_else(lacks)?;
+        let path = format!("/proc/{pid}/status");
+        let text = std::fs::read_to_string(&path).context(format!("cannot read {path}"))?;
+        let kib = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key));
+            line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0)
+        };
+        Ok((kib("RssAnon:") + kib("RssShmem:")) << 10)
     }
 
     /// `ztier stats NAME --format FORMAT`.

@@ -55,10 +55,18 @@ impl Limit {
         fs::create_dir(&dir).context(format!("cannot make {} (needs root)", dir.display()))?;
         // From here on the guard removes it.
         let limit = Self { version: hierarchy.version, dir };
-        let file = limit.file("memory.limit_in_bytes", "memory.max");
-        fs::write(&file, bytes.to_string())
-            .context(format!("cannot set {} to {bytes}", file.display()))?;
+        limit.set(bytes)?;
         Ok(limit)
+    }
+
+    /// Changes how much it may have.
+    ///
+    /// # Errors
+    /// More is in use, and cannot be made less.
+    pub fn set(&self, bytes: u64) -> Result<()> {
+        let file = self.file("memory.limit_in_bytes", "memory.max");
+        fs::write(&file, bytes.to_string())
+            .context(format!("cannot set {} to {bytes}", file.display()))
     }
 
     /// The file that takes the ids of processes.

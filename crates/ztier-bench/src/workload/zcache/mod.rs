@@ -63,6 +63,12 @@ pub fn run(report: &mut Report, choice: &Choice) -> Result<Vec<String>> {
         report.note("zcache", about, text);
     }
     report.note("zcache", "group", Limit::new(plan.shape().group())?.about());
+    if !system::serves_inside() {
+        let text = "outside of the group, whose limit is lower by what they have when they are up \
+                    and by their pools (what a log adds to that is not counted): they lack \
+                    CAP_SYS_RESOURCE";
+        report.note("zcache", "daemons", text);
+    }
     for &kind in &plan.data {
         report.note("zcache", "data", Pool::build(kind, POOL_BYTES, SEED)?);
     }

@@ -15,9 +15,11 @@ use crate::workload::iozone::{Figure, Place, Series, in_child};
 use crate::workload::log::Source;
 use crate::workload::scan::limit::Limit;
 use clap::ValueEnum;
+use rustix::thread::CapabilitySet;
 use std::path::PathBuf;
 use std::time::Duration;
 use ztier::error::{Context as _, Error, Result};
+use ztier::export::reclaim;
 
 /// Longer than any series takes.
 const SERIES_LIMIT: Duration = Duration::from_secs(3600);
@@ -71,6 +73,18 @@ impl Shape {
     pub fn group(&self) -> u64 {
         self.memory / 1024 * 849
     }
+
+    /// The limit of a pool, in bytes.
+    fn pool(&self) -> u64 {
+        self.memory / 100 * u64::from(self.percent)
+    }
+}
+
+/// Whether daemons may be in the group whose writes they serve. Without the capability to say what
+/// they are, they could wait there for their own devices; then they are outside, and what each has
+/// when it is up, with all of its pool, is taken off the group's limit.
+pub fn serves_inside() -> bool {
+    reclaim::has(CapabilitySet::SYS_RESOURCE)
 }
 
 /// What a volume's cache said after a series.
@@ -114,9 +128,9 @@ impl Lane {
         let up = match system {
             System::Bare => None,
             _ => {
-                let limit = (shape.memory / 100 * u64::from(shape.percent)).to_string();
                 let log = log.as_ref().and_then(Source::path);
-                Some(Up::cached(disk.path(), &limit, log, &group.join())?)
+                let join = serves_inside().then(|| group.join());
+                Some(Up::cached(disk.path(), &shape.pool().to_string(), log, join.as_deref())?)
             }
         };
         let device = up.as_ref().map_or(disk.path(), |up| up.path());
@@ -148,7 +162,13 @@ impl Machine {
         // Disks that nothing happens on cost the system without ours nothing.
         let volumes = if system == System::Bare { shape.busy } else { shape.volumes };
         let lanes = (0..volumes).map(|n| Lane::new(system, shape, n, &group));
-        Ok(Self { system, lanes: lanes.collect::<Result<_>>()?, busy: shape.busy, group })
+        let lanes = lanes.collect::<Result<Vec<_>>>()?;
+        if !serves_inside() {
+            let daemons = lanes.iter().filter_map(|lane| lane.up.as_ref());
+            let taken = daemons.map(|up| Ok(up.memory()? + shape.pool())).sum::<Result<u64>>()?;
+            group.set(shape.group().saturating_sub(taken))?;
+        }
+        Ok(Self { system, lanes, busy: shape.busy, group })
     }
 
     /// States what it consists of.
