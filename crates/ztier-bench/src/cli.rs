@@ -12,7 +12,7 @@ use crate::policy;
 use crate::report::{Output, Report, print, say, warn};
 use crate::rival::System;
 use crate::sys::cpu::Stopwatch;
-use crate::sys::interrupt;
+use crate::sys::{dirty, interrupt};
 use crate::vm::{Flavour, Inside};
 use crate::workload::iozone::{self, Mode, Series};
 use crate::workload::{
@@ -260,6 +260,7 @@ impl Section {
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    dirty::put_back();
     match interrupt::install().and_then(|()| run(cli.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {

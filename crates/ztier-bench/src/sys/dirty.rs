@@ -5,12 +5,18 @@
 //! back when the guard is dropped, because devices come again under the same name.
 
 use super::knob::{Knob, read};
+use crate::report::warn;
 use std::path::{Path, PathBuf};
 use ztier::error::{Context, Result};
 
 /// The part of a machine's memory that may be dirty, by default of the kernel, in percent. Writing
 /// begins at half of it.
 const PERCENT: u64 = 20;
+/// Where devices are.
+const DEVICES: &str = "/sys/class/block";
+/// What the kernel makes devices with.
+const DEFAULTS: [(&str, &str); 3] =
+    [("max_ratio", "100"), ("min_ratio", "0"), ("strict_limit", "0")];
 
 /// A changed limit.
 pub struct Dirty {
@@ -29,7 +35,7 @@ impl Dirty {
         let device =
             std::fs::canonicalize(device).context(format!("cannot find {}", device.display()))?;
         let name = device.file_name().unwrap_or_default();
-        Self::at(&Path::new("/sys/class/block").join(name).join("bdi"), memory)
+        Self::at(&Path::new(DEVICES).join(name).join("bdi"), memory)
     }
 
     fn at(bdi: &Path, memory: u64) -> Result<Self> {
@@ -45,6 +51,29 @@ impl Dirty {
                 .context(format!("cannot set {} to {bytes}", path.display()))?;
         }
         Ok(Self { _least: least, _most: most, _strict: strict })
+    }
+}
+
+/// Gives loop devices that nobody has the kernel's limits again. A run that was killed has left its
+/// own, and who gets the device next would wait for them.
+pub fn put_back() {
+    let Ok(devices) = std::fs::read_dir(DEVICES) else { return };
+    let paths = devices.flatten().map(|device| device.path());
+    paths.for_each(|device| put_back_at(&device));
+}
+
+fn put_back_at(device: &Path) {
+    let name = device.file_name().unwrap_or_default().to_string_lossy();
+    let bdi = device.join("bdi");
+    let is_free = name.starts_with("loop") && !device.join("loop/backing_file").exists();
+    if !is_free || !read(&bdi.join("strict_limit")).is_ok_and(|strict| strict == "1") {
+        return;
+    }
+    let set = |(knob, value)| std::fs::write(bdi.join(knob), value);
+    if let Err(e) = DEFAULTS.into_iter().try_for_each(set) {
+        warn(&format!(
+            "{name} has limits on what may be dirty, left by a run that was killed: {e}"
+        ));
     }
 }
 
@@ -77,5 +106,33 @@ mod tests {
         is("strict_limit", "0");
         is("max_ratio", "100");
         is("min_ratio", "1");
+    }
+
+    #[test]
+    fn what_a_killed_run_has_left_goes_where_nobody_is() {
+        let root = tempfile::tempdir().unwrap();
+        let is = |device: &str, strict: &str, most: &str| {
+            let read = |knob| fs::read_to_string(root.path().join(device).join("bdi").join(knob));
+            assert_eq!(read("strict_limit").unwrap(), strict, "{device}");
+            assert_eq!(read("max_ratio").unwrap(), most, "{device}");
+        };
+        for device in ["loop0", "loop1", "sda", "loop2"] {
+            let bdi = root.path().join(device).join("bdi");
+            fs::create_dir_all(&bdi).unwrap();
+            let strict = if device == "loop2" { "0" } else { "1" };
+            for (knob, text) in [("strict_limit", strict), ("max_ratio", "7"), ("min_ratio", "7")] {
+                fs::write(bdi.join(knob), text).unwrap();
+            }
+        }
+        let used = root.path().join("loop1/loop");
+        fs::create_dir(&used).unwrap();
+        fs::write(used.join("backing_file"), "/some/file").unwrap();
+        for device in ["loop0", "loop1", "sda", "loop2", "loop3"] {
+            put_back_at(&root.path().join(device));
+        }
+        is("loop0", "0", "100");
+        is("loop1", "1", "7");
+        is("sda", "1", "7");
+        is("loop2", "0", "7");
     }
 }
