@@ -192,7 +192,7 @@ fn runs_short(stats: &Stats, segment: u32) -> Option<u64> {
 pub(super) fn spill_limit(spill: &SpillPlan) -> String {
     match spill.daily_bytes {
         0 => "no daily limit".into(),
-        bytes => format!("at most {} a day", human(bytes)),
+        bytes => format!("{} a day on average", human(bytes)),
     }
 }
 
