@@ -87,7 +87,13 @@ impl Machine {
     }
 
     fn window(&mut self) {
-        let mut writeback = Writeback::new(self.core.begin_window(u64::MAX).unwrap());
+        assert!(self.try_window());
+    }
+
+    /// Carries out the next window, if there is one.
+    fn try_window(&mut self) -> bool {
+        let Some(plan) = self.core.begin_window(u64::MAX) else { return false };
+        let mut writeback = Writeback::new(plan);
         let ended = loop {
             while let Some(command) = writeback.next_command() {
                 let outcome = self.perform(&command);
@@ -100,6 +106,47 @@ impl Machine {
         };
         self.core.end_window(ended);
         self.work();
+        true
+    }
+
+    /// Where segments begin.
+    fn segments_at(&self) -> u64 {
+        data_at(self.log.size(), SEGMENT)
+    }
+
+    /// Discards a block, durably, in a chunk that nobody can read afterwards.
+    fn discard_and_damage(&mut self, block: u64) {
+        let before = self.log.content();
+        self.core.discard(block, 1).unwrap();
+        self.flush();
+        let after = self.log.content();
+        let chunk = (self.segments_at() as usize..after.len()).find(|&i| before[i] != after[i]);
+        self.log.damage(chunk.unwrap() as u64);
+    }
+
+    /// Damages the payload of a block.
+    fn damage_payload(&mut self, block: u64) {
+        let Found::Log(reading) = self.core.locate(block, &mut Vec::new()) else {
+            panic!("it is not in the log");
+        };
+        self.core.release(&reading);
+        self.log.damage(reading.at + 100);
+    }
+
+    /// The log takes no writes any more, from this byte on.
+    fn wear_out(&mut self, from: u64) {
+        self.log.worn_from.store(from, Ordering::SeqCst);
+        self.core.flush();
+        self.work();
+        assert!(self.core.is_failed() && self.core.is_rescuing());
+    }
+
+    /// Brings all that can be brought to the backing store.
+    fn rescue(&mut self) {
+        while self.core.is_rescuing() {
+            self.try_window();
+            self.work();
+        }
     }
 
     /// What a reader of the volume gets, and from where.
@@ -200,14 +247,97 @@ fn a_window_waits_for_what_is_newer_than_what_it_lacks() {
     machine.core.finish_segment();
     machine.flush();
     // What is durable rots, and its successor is in memory alone.
-    let Found::Log(reading) = machine.core.locate(7, &mut Vec::new()) else {
-        panic!("it is not in the log");
-    };
-    machine.core.release(&reading);
-    machine.log.damage(reading.at + 100);
+    machine.damage_payload(7);
     machine.write(7, 3).unwrap();
     machine.window();
     assert_eq!(machine.core.fullness().0, 1, "the tail has moved");
     machine.cut();
     assert_eq!(machine.read(7), 3, "neither an older one nor an error");
+}
+
+#[test]
+fn a_window_without_room_carries_a_discard_out_in_its_turn() {
+    let mut machine = Machine::new(0);
+    let (_, segments) = machine.core.fullness();
+    machine.write(7, 1).unwrap();
+    machine.flush();
+    machine.discard_and_damage(7);
+    let mut next = 100;
+    while machine.core.head() + 4 < segments {
+        machine.write(next, 2).unwrap();
+        machine.work();
+        next += 1;
+    }
+    machine.core.finish_segment();
+    machine.flush();
+    // What comes now is laid out anew where nothing else may go, and fills that.
+    while machine.write(next, 3).is_ok() {
+        next += 1;
+    }
+    machine.log.broken.store(true, Ordering::SeqCst);
+    machine.core.flush();
+    let command = machine.core.next_command().unwrap();
+    let outcome = machine.perform(&command);
+    machine.core.complete(command.id, &outcome);
+    machine.log.broken.store(false, Ordering::SeqCst);
+    machine.work();
+    assert_eq!(machine.core.fullness(), (segments, segments), "there is no room");
+
+    machine.window();
+    assert_eq!(machine.core.stats().windows_failed, 1, "the discard cannot be repeated");
+    machine.window();
+    assert_eq!(machine.core.fullness().0, 1, "the tail has moved");
+    assert_eq!(machine.read(7), 0);
+    for block in 100..next {
+        assert!([2, 3].contains(&machine.read(block)), "block {block}");
+    }
+}
+
+#[test]
+fn a_rescue_carries_a_discard_out_in_its_turn() {
+    for (stranded, expected) in [(true, 2), (false, 3)] {
+        let mut machine = Machine::new(0);
+        machine.write(7, 1).unwrap();
+        machine.write(8, 1).unwrap();
+        machine.flush();
+        machine.discard_and_damage(7);
+        machine.discard_and_damage(8);
+        machine.write(7, 2).unwrap();
+        machine.flush();
+        machine.write(7, 3).unwrap();
+        let from = if stranded { 0 } else { machine.segments_at() };
+        machine.wear_out(from);
+        machine.rescue();
+        assert_eq!(machine.core.is_through(), !stranded);
+        let content = machine.backing.content();
+        assert_eq!(content[7 * BLOCK], expected, "what was flushed, or is newer");
+        assert_eq!(content[8 * BLOCK], 0, "discarded");
+        assert!(machine.core.lost().is_empty());
+    }
+}
+
+#[test]
+fn what_memory_owes_is_lost_until_it_is_in_the_backing_store() {
+    let mut machine = Machine::new(0);
+    machine.write(7, 1).unwrap();
+    machine.write_back();
+    machine.write(7, 2).unwrap();
+    machine.flush();
+    machine.damage_payload(7);
+    machine.write(7, 3).unwrap();
+    machine.wear_out(machine.segments_at());
+    machine.window();
+    assert!(!machine.try_window() && !machine.core.is_spent());
+    machine.work();
+    assert!(machine.core.is_spent());
+    let left = RamDrive::new(machine.log.size());
+    left.write(0, &machine.log.content()).unwrap();
+    let mut later = open(&left, 0, 2);
+    assert_eq!(later.locate(7, &mut Vec::new()), Found::Lost, "not what was there before");
+
+    assert_eq!(machine.read(7), 3);
+    machine.rescue();
+    assert!(machine.core.is_through() && machine.core.lost().is_empty());
+    machine.cut();
+    assert_eq!(machine.read(7), 3);
 }

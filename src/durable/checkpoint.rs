@@ -339,8 +339,7 @@ impl Core {
                         return Some(start);
                     }
                     if hole.segment >= since {
-                        let first = start | (hole.kind as u64) << 40;
-                        out.push(&[first, end - start, hole.segment]);
+                        out.push(&hole.item(start, end));
                     }
                 }
             }

@@ -192,7 +192,7 @@ impl Core {
         let data = open.append_copy(block, kind, payload, sum);
         let (segment, offset) = (open.segment, data.offset - open.offset);
         self.kept.add(&Entry::Data(Data { offset, check: sum, ..data }));
-        self.index(segment, &Entry::Data(data));
+        self.index_data(segment, data);
         if !changes {
             // Nobody waits for copies to become durable.
             self.commit.touch();

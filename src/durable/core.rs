@@ -300,7 +300,7 @@ impl Core {
         let data = open.reserve(block, kind, (len, crc), fills);
         let (segment, offset) = (open.segment, data.offset - open.offset);
         self.kept.add(&Entry::Data(Data { offset, check: crc, ..data }));
-        self.index(segment, &Entry::Data(data));
+        self.index_data(segment, data);
         self.counts.blocks_appended += 1;
         self.counts.asked_bytes += crate::BLOCK_SIZE as u64;
         Ok(())
@@ -329,7 +329,7 @@ impl Core {
         let (segment, offset) = (open.segment, all[0].offset - open.offset);
         self.kept.add(&Entry::Data(Data { offset, check: crc, ..all[0] }));
         for data in all {
-            self.index(segment, &Entry::Data(data));
+            self.index_data(segment, data);
         }
         self.counts.blocks_appended += CLUSTER as u64;
         self.counts.blocks_clustered += CLUSTER as u64;
@@ -364,33 +364,40 @@ impl Core {
         self.commit.touch();
         let open = self.open_for(0, reserve)?;
         open.push_range(entry);
-        let segment = open.segment;
+        let chunk = (open.segment, open.offset);
         self.kept.add(&entry);
-        self.index(segment, &entry);
+        self.index(chunk, &entry);
         Ok(())
     }
 
-    /// Makes the index say what an entry of a segment says.
-    pub(super) fn index(&mut self, segment: u64, entry: &Entry) {
+    /// Makes the index say what an entry of a chunk says, which is in this segment and begins at
+    /// this offset of it.
+    pub(super) fn index(&mut self, (segment, offset): (u64, u32), entry: &Entry) {
         match *entry {
-            Entry::Data(Data { kind: Kind::Summary, .. }) => {}
-            Entry::Data(Data { block, kind, len, offset, check, copy }) => {
-                let slot = (segment % self.sb.segments) as u32;
-                let place = Place { slot, offset, len, kind, check, copy };
-                if copy && !self.takes_copy(segment, block) {
-                    return;
-                }
-                match self.name(block, place) {
-                    _ if copy => {}
-                    None => self.counts.writes_new += 1,
-                    Some(old) if self.is_durable(&old) => self.counts.writes_over_log += 1,
-                    Some(_) => self.counts.writes_over_memory += 1,
-                }
-            }
+            Entry::Data(data) => self.index_data(segment, data),
             Entry::Range { kind, block, count } => {
                 self.forget_range(block, block + count);
-                self.holes.insert(block, block + count, Hole { segment, kind });
+                self.holes.insert(block, block + count, Hole { segment, offset, kind });
             }
+        }
+    }
+
+    /// The same of an entry with a payload.
+    pub(super) fn index_data(&mut self, segment: u64, data: Data) {
+        let Data { block, kind, len, offset, check, copy } = data;
+        if kind == Kind::Summary {
+            return;
+        }
+        let slot = (segment % self.sb.segments) as u32;
+        let place = Place { slot, offset, len, kind, check, copy };
+        if copy && !self.takes_copy(segment, block) {
+            return;
+        }
+        match self.name(block, place) {
+            _ if copy => {}
+            None => self.counts.writes_new += 1,
+            Some(old) if self.is_durable(&old) => self.counts.writes_over_log += 1,
+            Some(_) => self.counts.writes_over_memory += 1,
         }
     }
 

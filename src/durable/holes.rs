@@ -4,16 +4,61 @@
 //! a range removes the blocks from the map, and a block that is written afterwards shadows the
 //! range.
 
-use super::format::Kind;
+use super::format::{Kind, SEGMENT_MAX};
+use crate::media::ALIGN;
 use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Where a record's chunk begins if nobody knows: anywhere in its segment.
+pub const ANYWHERE: u32 = u32::MAX;
+// How items of sheets have it: bits 44 to 63 of the first word.
+const _: () = assert!(SEGMENT_MAX as usize / ALIGN < (1 << 20) - 1);
 
 /// What covers a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hole {
     /// The segment of the record.
     pub segment: u64,
+    /// Where in it the record's chunk begins, in bytes, or [`ANYWHERE`].
+    pub offset: u32,
     /// [`Kind::Zeros`] or [`Kind::Lost`].
     pub kind: Kind,
+}
+
+impl Hole {
+    /// With the blocks that it covers, from `start` to before `end`, as an item of a sheet.
+    pub fn item(&self, start: u64, end: u64) -> [u64; 3] {
+        let place = match self.offset {
+            ANYWHERE => 0,
+            offset => u64::from(offset) / ALIGN as u64 + 1,
+        };
+        [start | (self.kind as u64) << 40 | place << 44, end - start, self.segment]
+    }
+
+    /// The first block, the end and what covers them, of such an item; `None` if it makes no sense.
+    pub fn from_item([first, count, segment]: [u64; 3]) -> Option<(u64, u64, Self)> {
+        let start = first & ((1 << 40) - 1);
+        let kind = Kind::from_bits(first >> 40 & 15)?;
+        let offset = match first >> 44 {
+            0 => ANYWHERE,
+            place => (place as u32 - 1) * ALIGN as u32,
+        };
+        Some((start, start.checked_add(count)?, Self { segment, offset, kind }))
+    }
+}
+
+/// A discard whose record cannot be read. It still has its turn among the other records: older ones
+/// come before it, newer ones after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tombstone {
+    /// The segment of the record.
+    pub segment: u64,
+    /// As in [`Hole`].
+    pub offset: u32,
+    /// The first block.
+    pub start: u64,
+    /// The end.
+    pub end: u64,
 }
 
 /// The ranges, by their first block.
@@ -70,11 +115,15 @@ impl Holes {
         self.ranges.len()
     }
 
-    /// The ranges of a kind whose record is in this segment, as first block and count.
-    pub fn of(&self, segment: u64, kind: Kind) -> Vec<(u64, u64)> {
-        let sought = Hole { segment, kind };
-        let ranges = self.ranges.iter().filter(|(_, (_, hole))| *hole == sought);
-        ranges.map(|(&start, &(end, _))| (start, end - start)).collect()
+    /// The discards whose record is in this part of a segment, or may be.
+    pub fn discards_in(&self, segment: u64, part: &Range<u32>) -> Vec<Tombstone> {
+        let there = |hole: &Hole| {
+            let within = hole.offset == ANYWHERE || part.contains(&hole.offset);
+            hole.kind == Kind::Zeros && hole.segment == segment && within
+        };
+        let ranges = self.ranges.iter().filter(|(_, (_, hole))| there(hole));
+        let stone = |start, end, offset| Tombstone { segment, offset, start, end };
+        ranges.map(|(&start, &(end, hole))| stone(start, end, hole.offset)).collect()
     }
 
     /// The lost ranges of segments before this one, as first block and count.
@@ -102,7 +151,40 @@ mod tests {
     use super::*;
 
     fn hole(segment: u64) -> Hole {
-        Hole { segment, kind: Kind::Zeros }
+        Hole { segment, offset: 0, kind: Kind::Zeros }
+    }
+
+    #[test]
+    fn an_item_of_a_sheet_says_all() {
+        let last = SEGMENT_MAX - ALIGN as u32;
+        for (offset, kind) in [(0, Kind::Zeros), (last, Kind::Lost), (ANYWHERE, Kind::Zeros)] {
+            let hole = Hole { segment: u64::MAX, offset, kind };
+            let (start, end) = ((1 << 40) - 2, (1 << 40) - 1);
+            assert_eq!(Hole::from_item(hole.item(start, end)), Some((start, end, hole)));
+        }
+        assert_eq!(Hole::from_item([15 << 40, 1, 0]), None);
+        assert_eq!(Hole::from_item([1 | (Kind::Zeros as u64) << 40, u64::MAX, 0]), None);
+    }
+
+    #[test]
+    fn discards_are_found_by_where_their_records_are() {
+        let mut holes = Holes::default();
+        let page = ALIGN as u32;
+        for (start, segment, offset, kind) in [
+            (1, 5, page, Kind::Zeros),
+            (2, 5, 2 * page, Kind::Zeros),
+            (3, 5, ANYWHERE, Kind::Zeros),
+            (4, 5, page, Kind::Lost),
+            (5, 6, page, Kind::Zeros),
+        ] {
+            holes.insert(start, start + 1, Hole { segment, offset, kind });
+        }
+        let found = |segment, part: Range<u32>| -> Vec<u64> {
+            holes.discards_in(segment, &part).iter().map(|stone| stone.start).collect()
+        };
+        assert_eq!(found(5, 0..2 * page), [1, 3]);
+        assert_eq!(found(5, 2 * page..8 * page), [2, 3]);
+        assert_eq!(found(6, 0..8 * page), [5]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ impl Loaded {
     pub(super) fn new(sb: &Superblock) -> Self {
         let (map, mut holes) = (Map::default(), Holes::default());
         for &(block, count) in &sb.lost {
-            let hole = Hole { segment: sb.written.segment, kind: Kind::Lost };
+            let hole = Hole { segment: sb.written.segment, offset: 0, kind: Kind::Lost };
             holes.insert(block, block + count, hole);
         }
         Self { map, holes }
@@ -265,11 +265,9 @@ impl<'a> Loading<'a> {
 
 fn take_ranges(items: &[u8], tail: u64, ranges: &mut Vec<Covered>) -> Option<()> {
     for item in items.chunks_exact(ITEM) {
-        let (first, count, segment) = (get8(item, 0), get8(item, 8), get8(item, 16));
-        let kind = Kind::from_bits(first >> 40 & 15)?;
-        let start = first & ((1 << 40) - 1);
-        if segment >= tail {
-            ranges.push((start, start.checked_add(count)?, Hole { segment, kind }));
+        let range = Hole::from_item([get8(item, 0), get8(item, 8), get8(item, 16)])?;
+        if range.2.segment >= tail {
+            ranges.push(range);
         }
     }
     Some(())

@@ -35,6 +35,7 @@ pub use command::{Command, Device, Op, Outcome, join};
 pub use commit::{Progress, Ticket};
 pub use copies::Token;
 pub use fill::Fills;
+pub use holes::Tombstone;
 pub use kept::Kept;
 pub use recover::{
     Inspection, OpenError, Report, format, inspect, inspect_telling, inspect_warm, least_size,

@@ -89,10 +89,12 @@ pub enum Bug {
     ReleaseKeepsIndex,
     /// Discarded ranges are forgotten when the backing store has them, while older copies stay.
     RetireBeforeCopies,
+    /// A discard that cannot be read is carried out before what it discards.
+    LostDiscardFirst,
 }
 
 /// All of them.
-pub const BUGS: [Bug; 41] = [
+pub const BUGS: [Bug; 42] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -134,6 +136,7 @@ pub const BUGS: [Bug; 41] = [
     Bug::WriteCopies,
     Bug::ReleaseKeepsIndex,
     Bug::RetireBeforeCopies,
+    Bug::LostDiscardFirst,
 ];
 
 crate::planted::plantable!(Bug, sim);

@@ -70,7 +70,7 @@ impl Core {
             let place = (segment, offset, self.epoch());
             let sealed = Sealed::again(&left[i], (&mut self.kept, i), place, closing);
             for entry in &sealed.entries {
-                self.index(segment, entry);
+                self.index((segment, offset), entry);
             }
             self.push_sealed(sealed);
         }

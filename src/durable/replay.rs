@@ -24,7 +24,7 @@ impl Core {
                     Entry::Data(data) => waiting.push((header.segment, *data)),
                     Entry::Range { .. } => {
                         self.replay_sorted(&mut waiting);
-                        self.index(header.segment, entry);
+                        self.index((header.segment, header.offset), entry);
                     }
                 }
                 if waiting.len() >> BITS > 0 {
@@ -43,7 +43,7 @@ impl Core {
             let newer = order.get(i + 1).is_some_and(|next| next >> BITS == key >> BITS);
             let place = (key & ((1 << BITS) - 1)) as usize;
             if let Some((segment, data)) = waiting.get(place).filter(|_| !newer) {
-                self.index(*segment, &Entry::Data(*data));
+                self.index_data(*segment, *data);
             }
         }
         waiting.clear();

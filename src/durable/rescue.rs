@@ -8,8 +8,8 @@
 //! be written, that is how it stays: nothing more is taken.
 
 use super::core::{Core, Refused};
-use super::format::{Kind, LOST_MAX, Tail};
-use super::holes::{Hole, Holes};
+use super::format::{Data, Kind, LOST_MAX, Tail};
+use super::holes::{Hole, Holes, Tombstone};
 use super::map::{Map, Place};
 use super::planted::{self, Bug, mark};
 use super::rewrite::next_epoch;
@@ -42,10 +42,13 @@ pub(super) struct Rescue {
     stage: Stage,
     /// Segments before this are in the backing store.
     next: u64,
-    /// Ranges whose record cannot be read any more, and which are to be zeroed all the same.
-    zeros: Vec<(u64, u64)>,
+    /// Discards of segments from there on whose records cannot be read any more.
+    stones: BTreeSet<Tombstone>,
     /// Blocks whose record cannot be read any more.
     lost: BTreeSet<u64>,
+    /// Blocks whose last durable record cannot be read any more, and that memory has anew: lost, if
+    /// the power goes before that is in the backing store.
+    owed: BTreeSet<u64>,
     /// Windows that have failed in a row.
     failures: u32,
     /// The superblocks cannot be written.
@@ -94,19 +97,9 @@ impl Core {
     pub fn lost(&self) -> Vec<(u64, u64)> {
         let mut blocks: Vec<(u64, u64)> = self.rescue.lost.iter().map(|&b| (b, 1)).collect();
         for (start, count) in self.holes.lost_before(u64::MAX) {
-            blocks.extend(self.uncovered(start, count, |_| true));
+            blocks.extend(self.uncovered(start, count));
         }
-        blocks.sort_unstable();
-        let mut merged: Vec<(u64, u64)> = Vec::new();
-        for (block, count) in blocks {
-            match merged.last_mut() {
-                Some((first, known)) if *first + *known >= block => {
-                    *known = (*known).max(block + count - *first);
-                }
-                _ => merged.push((block, count)),
-            }
-        }
-        merged
+        merge(blocks)
     }
 
     /// The first of these blocks that nobody can read any more.
@@ -116,21 +109,12 @@ impl Core {
         hit.map(|&(first, _)| first.max(block))
     }
 
-    /// The parts of a range, as first block and count, that no such record covers.
-    fn uncovered(
-        &self,
-        start: u64,
-        count: u64,
-        covers: impl Fn(&Place) -> bool,
-    ) -> Vec<(u64, u64)> {
+    /// The parts of a range, as first block and count, that the index does not name.
+    pub(super) fn uncovered(&self, start: u64, count: u64) -> Vec<(u64, u64)> {
         let (mut from, mut parts) = (start, Vec::new());
-        let mut at = start;
-        while let Some(next) = self.map.next_from(at).filter(|&next| next < start + count) {
-            if self.map.get(next).is_some_and(|place| covers(&place)) {
-                parts.push((from, next - from));
-                from = next + 1;
-            }
-            at = next + 1;
+        while let Some(next) = self.map.next_from(from).filter(|&next| next < start + count) {
+            parts.push((from, next - from));
+            from = next + 1;
         }
         parts.push((from, start + count - from));
         parts.retain(|&(_, count)| count > 0);
@@ -191,13 +175,15 @@ impl Core {
             }
             end += 1;
         }
-        let zeros = if segments.is_empty() { self.rescue.zeros.clone() } else { Vec::new() };
-        if segments.is_empty() && zeros.is_empty() {
+        if segments.is_empty() {
             return None;
         }
         mark("rescue.log");
         self.rescue_until(end);
-        Some(Plan { segments, patient: self.is_patient(), images: Vec::new(), zeros })
+        let stones = self.rescue.stones.iter().take_while(|s| s.segment < end);
+        let stones: Vec<_> = stones.copied().collect();
+        let patient = self.is_patient() && stones.is_empty();
+        Some(Plan { segments, patient, images: Vec::new(), stones })
     }
 
     /// What is only in memory, as images of the segments that it should have been in; `None` while
@@ -206,7 +192,7 @@ impl Core {
         let bytes = self.complete_sealed()?;
         mark("rescue.memory");
         let mut plan =
-            Plan { segments: Vec::new(), patient: true, images: Vec::new(), zeros: Vec::new() };
+            Plan { segments: Vec::new(), patient: true, images: Vec::new(), stones: Vec::new() };
         for (sealed, bytes) in self.sealed.iter().zip(bytes) {
             let header = &sealed.header;
             let known = plan.segments.last().is_some_and(|s: &Planned| s.number == header.segment);
@@ -233,20 +219,21 @@ impl Core {
             return;
         };
         self.rescue.failures = 0;
-        if end == self.rescue.next {
-            self.rescue.zeros.clear();
+        let discards = unreadable.iter().flat_map(|(s, part)| self.holes.discards_in(*s, part));
+        let known = self.rescue.stones.len();
+        self.rescue.stones.extend(discards.collect::<Vec<_>>());
+        if self.rescue.stones.len() > known {
+            // They have to be carried out in their turn: the same window again.
+            return;
         }
+        self.rescue.stones.retain(|stone| stone.segment >= end);
         self.rescue.next = end;
         self.mixed(end);
         for (segment, data) in damaged {
-            let slot = (segment % self.sb.segments) as u32;
-            let place = self.map.get(data.block);
-            if place.is_some_and(|p| p.slot == slot && p.offset == data.offset) {
-                mark("rescue.damaged");
-                self.rescue.lost.insert(data.block);
-            }
+            self.rescue_lacks(segment, &data);
         }
         if self.rescue.stage == Stage::Memory {
+            self.rescue.owed.clear();
             // What did not even decode from memory has to be told as well.
             return if self.lost() == self.sb.lost { self.go_through() } else { self.spend() };
         }
@@ -256,10 +243,27 @@ impl Core {
             let there = |p: &Place| p.slot == slot && part.contains(&p.offset) && !p.copy;
             let named = self.map.iter().filter(|(_, p)| there(p));
             self.rescue.lost.extend(named.map(|(block, _)| block));
-            for (start, count) in self.holes.of(segment, Kind::Zeros) {
-                let ranges = self.uncovered(start, count, |place| self.is_durable(place));
-                self.rescue.zeros.extend(ranges.iter().map(|&(from, n)| (from, from + n)));
-            }
+        }
+    }
+
+    /// A record of a segment is damaged.
+    fn rescue_lacks(&mut self, segment: u64, data: &Data) {
+        let slot = (segment % self.sb.segments) as u32;
+        let place = self.map.get(data.block);
+        if place.is_some_and(|p| p.slot == slot && p.offset == data.offset) {
+            mark("rescue.damaged");
+            self.rescue.lost.insert(data.block);
+        } else if self.is_in_memory(data.block) {
+            self.rescue.owed.insert(data.block);
+        }
+    }
+
+    /// Whether the newest record of a block is in memory alone.
+    fn is_in_memory(&self, block: u64) -> bool {
+        match (self.map.get(block), self.holes.get(block)) {
+            (Some(place), _) => !self.is_durable(&place),
+            (None, Some(hole)) => (hole.segment, hole.offset) >= self.durable_end(),
+            (None, None) => false,
         }
     }
 
@@ -275,7 +279,9 @@ impl Core {
 
     /// All that was durable is in the backing store: the superblocks shall say so.
     fn spend(&mut self) {
-        let lost = self.lost();
+        let mut lost = self.lost();
+        lost.extend(self.rescue.owed.iter().map(|&block| (block, 1)));
+        let lost = merge(lost);
         // What another process left has found no room: only the next one can bring it anywhere.
         if self.rescue.unmarkable || lost.len() > LOST_MAX || self.recommits {
             return self.strand();
@@ -327,7 +333,7 @@ impl Core {
         self.map = Map::default();
         self.holes = Holes::default();
         for &(block, count) in &self.sb.lost {
-            let hole = Hole { segment: self.sb.tail.segment, kind: Kind::Lost };
+            let hole = Hole { segment: self.sb.tail.segment, offset: 0, kind: Kind::Lost };
             self.holes.insert(block, block + count, hole);
         }
         self.open = None;
@@ -340,4 +346,19 @@ impl Core {
         self.first = self.sb.tail.segment;
         (self.written, self.dirty) = (self.first, 0);
     }
+}
+
+/// Ranges, as first block and count, in order and joined.
+fn merge(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    ranges.sort_unstable();
+    let mut merged: Vec<(u64, u64)> = Vec::new();
+    for (block, count) in ranges {
+        match merged.last_mut() {
+            Some((first, known)) if *first + *known >= block => {
+                *known = (*known).max(block + count - *first);
+            }
+            _ => merged.push((block, count)),
+        }
+    }
+    merged
 }

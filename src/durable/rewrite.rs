@@ -71,7 +71,7 @@ impl Core {
                 Closing { chunk: self.next_chunk, prev: self.prev, durable: self.commit.durable() };
             let moved = chunk.moved(&bytes, (segment, offset, self.epoch()), closing);
             for entry in &moved.entries {
-                self.index(segment, entry);
+                self.index((segment, offset), entry);
             }
             self.push_sealed(moved);
         }

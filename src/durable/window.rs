@@ -11,7 +11,7 @@ use super::commit::{Progress, Ticket};
 use super::copies::Release;
 use super::core::{Core, Refused};
 use super::format::{Data, IDENTITY, Kind, LOST_MAX, SUPER, SUPER_AT, Tail};
-use super::holes::Hole;
+use super::holes::{Hole, Tombstone};
 use super::planted::{self, Bug, mark};
 use crate::media::Buffer;
 use std::collections::VecDeque;
@@ -55,8 +55,8 @@ pub struct Plan {
     pub patient: bool,
     /// What the segments hold, if it is not on the log's drive; else nothing.
     pub images: Vec<Buffer>,
-    /// Ranges to be zeroed before anything else, as first block and end.
-    pub zeros: Vec<(u64, u64)>,
+    /// Discards in these segments whose records cannot be read, oldest first.
+    pub stones: Vec<Tombstone>,
 }
 
 /// A segment to write back.
@@ -154,9 +154,10 @@ pub(super) struct Window {
     times: VecDeque<(u64, u64)>,
     /// Segments before this have been written back in part, at least.
     reached: u64,
-    /// Ranges that the next window shall zero in the backing store, and that the last one has.
-    zeros: Vec<(u64, u64)>,
-    zeroed: Vec<(u64, u64)>,
+    /// Discards for whose repetition there was no room, to be carried out by the next window; and
+    /// those that the last one has carried out.
+    stones: Vec<Tombstone>,
+    carried: Vec<Tombstone>,
     /// Lost ranges that have no record in the log.
     lost: Vec<(u64, u64)>,
 }
@@ -266,9 +267,11 @@ impl Core {
         self.window.step = Step::Away { end };
         self.mixes(end);
         mark("window.begun");
-        let (patient, images) = (self.is_patient(), Vec::new());
-        let zeros = self.window.zeros.clone();
-        Some(Plan { segments, patient, images, zeros })
+        let stones = &self.window.stones;
+        let mut stones: Vec<_> = stones.iter().filter(|s| s.segment < end).copied().collect();
+        stones.sort_unstable();
+        let patient = self.is_patient() && stones.is_empty();
+        Some(Plan { segments, patient, images: Vec::new(), stones })
     }
 
     /// Whether no window is at work.
@@ -335,7 +338,7 @@ impl Core {
         // has to be durable before the tail moves, too.
         let lost = !self.holes.lost_before(end).is_empty();
         let judges = lost || !damaged.is_empty() || !unreadable.is_empty();
-        self.window.zeroed = std::mem::take(&mut self.window.zeros);
+        self.window.carried = self.window.stones.extract_if(.., |s| s.segment < end).collect();
         if self.secure(end, &damaged, &unreadable).is_err() {
             // No room to say what is lost: the window is taken again later.
             mark("window.no_room");
@@ -363,7 +366,7 @@ impl Core {
                 self.map.get(data.block).is_some_and(|p| p.slot == slot && p.offset == data.offset);
             if current || planted::on(Bug::CopyWithoutCheck) {
                 mark("window.lost_block");
-                full = full.and(self.repeat(end, Kind::Lost, data.block, 1));
+                full = full.and(self.repeat_lost(end, data.block, 1));
             }
         }
         for (segment, part) in unreadable {
@@ -377,63 +380,60 @@ impl Core {
                     mark("window.unreadable_copy");
                     self.forget_block(block);
                 } else {
-                    full = full.and(self.repeat(end, Kind::Lost, block, 1));
+                    full = full.and(self.repeat_lost(end, block, 1));
                 }
             }
-            for (start, count) in self.holes.of(*segment, Kind::Zeros) {
-                full = full.and(self.say_uncovered(end, Kind::Zeros, start, count));
+            for stone in self.holes.discards_in(*segment, part) {
+                for (start, count) in self.unnamed(stone.start, stone.end - stone.start) {
+                    let part = Tombstone { start, end: start + count, ..stone };
+                    full = full.and(self.repeat_discard(part));
+                }
             }
         }
         for (start, count) in self.holes.lost_before(end) {
             mark("window.lost_again");
-            full = full.and(self.say_uncovered(end, Kind::Lost, start, count));
-        }
-        full
-    }
-
-    /// Repeats a range record for those of its blocks that were not written since.
-    fn say_uncovered(
-        &mut self,
-        end: u64,
-        kind: Kind,
-        start: u64,
-        count: u64,
-    ) -> Result<(), Refused> {
-        let (mut from, mut full) = (start, Ok(()));
-        while from < start + count {
-            if self.map.get(from).is_some() && !planted::on(Bug::CopyWithoutCheck) {
-                from += 1;
-                continue;
+            for (start, count) in self.unnamed(start, count) {
+                full = full.and(self.repeat_lost(end, start, count));
             }
-            let next = self.map.next_from(from).unwrap_or(u64::MAX).min(start + count);
-            let to = if planted::on(Bug::CopyWithoutCheck) { start + count } else { next };
-            full = full.and(self.repeat(end, kind, from, to - from));
-            from = to;
         }
         full
     }
 
-    /// Appends a range record again; in a log without a segment left, the superblock says that
-    /// blocks are lost, and the next window zeroes them itself.
-    fn repeat(&mut self, end: u64, kind: Kind, block: u64, count: u64) -> Result<(), Refused> {
-        let zeros = (block, block + count);
-        let within = |&(from, to): &(u64, u64)| from <= zeros.0 && zeros.1 <= to;
-        if kind == Kind::Zeros && self.window.zeroed.iter().any(within) {
-            return Ok(());
+    /// The parts of a range that were not written since.
+    fn unnamed(&self, start: u64, count: u64) -> Vec<(u64, u64)> {
+        if planted::on(Bug::CopyWithoutCheck) {
+            return vec![(start, count)];
         }
-        match (self.append_range(kind, block, count, 0), kind) {
-            (Ok(()), _) => self.counts.repeated += 1,
-            (Err(_), Kind::Lost) if self.window.lost.len() < LOST_MAX => {
+        self.uncovered(start, count)
+    }
+
+    /// Appends again that blocks are lost; in a log without a segment left, the superblock says so.
+    fn repeat_lost(&mut self, end: u64, block: u64, count: u64) -> Result<(), Refused> {
+        let kind = Kind::Lost;
+        match self.append_range(kind, block, count, 0) {
+            Ok(()) => self.counts.repeated += 1,
+            Err(_) if self.window.lost.len() < LOST_MAX => {
                 mark("window.lost_in_superblock");
                 self.window.lost.push((block, count));
                 self.forget_range(block, block + count);
-                self.holes.insert(block, block + count, Hole { segment: end, kind });
+                self.holes.insert(block, block + count, Hole { segment: end, offset: 0, kind });
             }
-            (Err(e), _) => {
-                if kind == Kind::Zeros {
-                    mark("window.zeros_itself");
-                    self.window.zeros.push(zeros);
-                }
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Appends a discard again; in a log without a segment left, the next window carries it out.
+    fn repeat_discard(&mut self, stone: Tombstone) -> Result<(), Refused> {
+        let within = |done: &Tombstone| done.start <= stone.start && stone.end <= done.end;
+        if self.window.carried.iter().any(within) {
+            return Ok(());
+        }
+        match self.append_range(Kind::Zeros, stone.start, stone.end - stone.start, 0) {
+            Ok(()) => self.counts.repeated += 1,
+            Err(e) => {
+                mark("window.zeros_itself");
+                self.window.stones.push(stone);
                 return Err(e);
             }
         }

@@ -9,6 +9,7 @@ use super::chunk::read_table;
 use super::cluster::Unpacked;
 use super::command::{Command, Device, Op, Outcome};
 use super::format::{CLUSTER, Data, Entry, HEADER, Header, Kind, Stamp, Sums};
+use super::holes::Tombstone;
 use super::planted::{self, Bug, mark};
 use super::window::{Ended, Plan, Planned};
 use crate::BLOCK_SIZE;
@@ -63,6 +64,8 @@ pub struct Writeback {
     blocks: BTreeMap<u64, (usize, Data)>,
     /// Zeroed ranges, first block to end; may overlap.
     zeros: VecDeque<(u64, u64)>,
+    /// Discards whose turn has not come yet, the oldest first.
+    stones: VecDeque<Tombstone>,
     /// Blocks not written yet.
     queue: VecDeque<(u64, usize, Data)>,
     /// Blocks with copies, which the backing store has.
@@ -86,7 +89,7 @@ impl Writeback {
     /// Begins to carry out a plan.
     pub fn new(plan: Plan) -> Self {
         mark("writeback.begun");
-        let Plan { segments, patient, images, zeros } = plan;
+        let Plan { segments, patient, images, stones } = plan;
         let mut images: Vec<_> = images.into_iter().map(Some).collect();
         images.resize_with(segments.len(), || None);
         let missing = |(i, p): (usize, &Planned)| (images[i].is_none() && p.used > 0).then_some(i);
@@ -99,7 +102,8 @@ impl Writeback {
             codec: Codec::new(Algorithm::None),
             unpacked: Unpacked::default(),
             blocks: BTreeMap::new(),
-            zeros: zeros.into(),
+            zeros: VecDeque::new(),
+            stones: stones.into(),
             queue: VecDeque::new(),
             copies: Vec::new(),
             damaged: Vec::new(),
@@ -326,9 +330,14 @@ impl Writeback {
 
     /// Finds the last record of each block, and verifies it.
     fn gather(&mut self) {
+        const END: (u64, u32) = (u64::MAX, 0);
+        if planted::on(Bug::LostDiscardFirst) {
+            self.take_stones(END);
+        }
         for i in 0..self.plan.len() {
             self.gather_segment(i);
         }
+        self.take_stones(END);
         let all = self.blocks.iter().map(|(&block, &(i, data))| (block, i, data));
         let mut sums = Sums::default();
         let (good, bad): (Vec<_>, Vec<_>) = all.partition(|(_, i, data)| {
@@ -360,6 +369,7 @@ impl Writeback {
                 mark("writeback.resumed");
                 self.unreadable.push((number, from..at));
             }
+            self.take_stones((number, at));
             for entry in &entries {
                 self.note(i, entry);
             }
@@ -411,13 +421,28 @@ impl Writeback {
                 }
             }
             Entry::Range { kind, block, count } => {
-                // Older data of the range must not come after its zeros.
-                let mut newer = self.blocks.split_off(&block);
-                self.blocks.append(&mut newer.split_off(&(block + count)));
+                self.forget(block, block + count);
                 if kind == Kind::Zeros {
                     self.zeros.push_back((block, block + count));
                 }
             }
+        }
+    }
+
+    /// Older data of a range must not come after its zeros.
+    fn forget(&mut self, start: u64, end: u64) {
+        let mut newer = self.blocks.split_off(&start);
+        self.blocks.append(&mut newer.split_off(&end));
+    }
+
+    /// Takes the discards that have no record before a chunk: segment, and where in it.
+    fn take_stones(&mut self, chunk: (u64, u32)) {
+        while let Some(&Tombstone { segment, offset, start, end }) = self.stones.front()
+            && (segment, offset) <= chunk
+        {
+            self.stones.pop_front();
+            self.forget(start, end);
+            self.zeros.push_back((start, end));
         }
     }
 }

@@ -571,7 +571,7 @@ pub const SECURE: [Step; 9] = [
 pub fn corruption(seed: u64) -> Program {
     let mut rng = Rng::new(seed ^ 0x00c0_2217);
     let mut swarm = Swarm::choose(&mut rng);
-    if rng.chance(30) {
+    if rng.chance(90) {
         return cramped(swarm, &mut rng);
     }
     if rng.chance(30) {
@@ -627,22 +627,34 @@ fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
     swarm.setup.depth = 1;
     // Seven such blocks fill a segment; two segments are kept free of them.
     let blocks = |range: Range<u32>| range.map(|block| Step::Write(block, Flavour::Stamp(255)));
-    let beheaded = rng.chance(500);
-    // What is written again is not lost with the first segment, only its discard is.
-    let more = if beheaded { blocks(0..14) } else { blocks(28..42) };
-    let mut steps: Vec<Step> = blocks(0..28).chain([Step::Sync]).chain(more).collect();
+    let (mut steps, syncs, damage): (Vec<Step>, u64, Vec<Step>) = match rng.below(3) {
+        // A discard is lost with the first chunk, but no block: they are written again.
+        0 => {
+            let discard = Step::Discard(60, rng.between(1, 100) as u32);
+            let steps = [discard].into_iter().chain(blocks(0..28)).chain([Step::Sync]);
+            (steps.chain(blocks(0..14)).collect(), 1, vec![Step::Behead(rng.bits())])
+        }
+        // The second chunk is lost, with the discard of what is in the first.
+        1 => {
+            let discard = [Step::Sync, Step::Discard(60, 1), Step::Sync];
+            let steps = blocks(60..61).chain(discard).chain(blocks(0..25)).chain([Step::Sync]);
+            let window = [Step::Window(32 << 10), Step::Settle, Step::Drain];
+            let damage = [Step::Behead(rng.bits() | 1)].into_iter().chain(window).collect();
+            (steps.chain(blocks(0..14)).collect(), 3, damage)
+        }
+        _ => {
+            let steps = blocks(0..28).chain([Step::Sync]).chain(blocks(28..42));
+            let flips = (0..4).map(|_| Step::Flip(Side::Log, rng.bits()));
+            (steps.collect(), 1, flips.collect())
+        }
+    };
     steps.push(Step::Sync);
-    if beheaded {
-        steps.insert(0, Step::Discard(60, rng.between(1, 100) as u32));
-        steps.push(Step::Behead(rng.bits()));
-    } else {
-        steps.extend((0..4).map(|_| Step::Flip(Side::Log, rng.bits())));
-    }
+    steps.extend(damage);
     steps.extend([Step::Window(32 << 10), Step::Settle]);
     steps.extend(SECURE);
     steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
-    // One write of four chunks and a flush come before.
-    let faults = vec![(Side::Log, Fault { nth: 2, kind: Kind::Once })];
+    // Each sync before is one write of all chunks and a flush.
+    let faults = vec![(Side::Log, Fault { nth: 2 * syncs, kind: Kind::Once })];
     Program::new(swarm.setup(), faults, steps)
 }
 
