@@ -91,10 +91,12 @@ pub enum Bug {
     RetireBeforeCopies,
     /// A discard that cannot be read is carried out before what it discards.
     LostDiscardFirst,
+    /// The tail moves past a damaged record before the newer one of its block is durable.
+    TailBeforeSuccessor,
 }
 
 /// All of them.
-pub const BUGS: [Bug; 42] = [
+pub const BUGS: [Bug; 43] = [
     Bug::AcknowledgeUnflushed,
     Bug::FlushBeforeWritten,
     Bug::ReuseBeforeSuperblock,
@@ -137,6 +139,7 @@ pub const BUGS: [Bug; 42] = [
     Bug::ReleaseKeepsIndex,
     Bug::RetireBeforeCopies,
     Bug::LostDiscardFirst,
+    Bug::TailBeforeSuccessor,
 ];
 
 crate::planted::plantable!(Bug, sim);

@@ -1,11 +1,12 @@
 //! A run's name: one word from which the same run can be made again.
 //!
 //! `cuts:SEED:CUTS`, `kills:SEED:KILLS`, `corruption:SEED`, `errors:WORKLOAD:DRIVE:KIND:NTH`, and
-//! `exhaustive:…`. What a seed means changes with the generator in `program.rs`; a recorded run
-//! that should survive that becomes a test of its own.
+//! `exhaustive:…`. What a seed means changes with the generators in `program.rs` and `lies.rs`; a
+//! recorded run that should survive that becomes a test of its own.
 
 use crate::exhaustive::{self, Sequence};
 use crate::fault::{Fault, Kind};
+use crate::lies;
 use crate::program::{self, Program, Side};
 use crate::shrink::{Kept, shrink};
 use crate::trouble::{Trouble, caught};
@@ -80,7 +81,7 @@ impl Case {
         Some(match self {
             Self::Cuts(seed, cuts) => program::cuts(*seed, *cuts),
             Self::Kills(seed, kills) => program::kills(*seed, *kills),
-            Self::Corruption(seed) => program::corruption(*seed),
+            Self::Corruption(seed) => lies::corruption(*seed),
             Self::Errors(workload, fault) => {
                 let mut program = program::workload(*workload);
                 program.faults.extend(fault.map(|(side, kind, nth)| (side, Fault { nth, kind })));

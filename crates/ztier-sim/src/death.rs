@@ -113,7 +113,7 @@ impl World<'_> {
 
     /// Whether every change is there that was acknowledged.
     fn judge_kept(&mut self, seen: &[Seen], unanswered: &[u32]) -> Result<(), Trouble> {
-        self.judge_lost(seen)?;
+        self.judge_lost(seen, self.history.submitted())?;
         for &block in unanswered {
             let (before, found) = (self.history.before(block), seen[block as usize]);
             let now = self.history.now()[block as usize];

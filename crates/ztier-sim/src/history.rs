@@ -18,6 +18,8 @@ pub struct History {
     now: Vec<Value>,
     /// Position of the last write to each block.
     written: Vec<u64>,
+    /// The same of what `base` has.
+    based: Vec<u64>,
     /// The last version given out. Never given out twice, not even after a cut took it back.
     version: u32,
 }
@@ -26,7 +28,8 @@ impl History {
     /// The history of a volume that holds `base`, durably; `base` uses versions up to `version`.
     pub fn new(base: Vec<Value>, version: u32) -> Self {
         let (now, written) = (base.clone(), vec![0; base.len()]);
-        Self { floor: 0, now, written, base, recent: VecDeque::new(), version }
+        let (based, recent) = (written.clone(), VecDeque::new());
+        Self { floor: 0, now, written, based, base, recent, version }
     }
 
     /// The value of the next write of that flavour to `block`. The caller submits it or forgets it.
@@ -45,6 +48,13 @@ impl History {
     /// The position of the last write to a block, also of one that a cut has taken back.
     pub fn written_at(&self, block: u32) -> u64 {
         self.written[block as usize]
+    }
+
+    /// The position of the last write to a block up to `position`, which is not below `floor`.
+    pub fn written_by(&self, block: u32, position: u64) -> u64 {
+        let mut there = self.recent.iter().take((position - self.floor) as usize);
+        let last = there.rposition(|(other, _)| *other == block);
+        last.map_or(self.based[block as usize], |at| self.floor + 1 + at as u64)
     }
 
     /// The position of the last block write.
@@ -79,6 +89,7 @@ impl History {
         while self.floor < position {
             if let Some((block, value)) = self.recent.pop_front() {
                 self.base[block as usize] = value;
+                self.based[block as usize] = self.floor + 1;
             }
             self.floor += 1;
         }
@@ -147,9 +158,15 @@ mod tests {
         assert_eq!((history.floor(), history.submitted()), (0, 3));
         assert_eq!(history.now(), [third, second, Value::Zero]);
         assert_eq!(history.state_at(1), [first, Value::Zero, Value::Zero]);
+        let by = |history: &History, position| [0, 1, 2].map(|b| history.written_by(b, position));
+        assert_eq!(
+            [0, 1, 2, 3].map(|k| by(&history, k)),
+            [[0; 3], [1, 0, 0], [1, 2, 0], [3, 2, 0]]
+        );
         history.acknowledge(2);
         history.acknowledge(1);
         assert_eq!(history.base(), [first, second, Value::Zero]);
+        assert_eq!([2, 3].map(|k| by(&history, k)), [[1, 2, 0], [3, 2, 0]]);
         assert_eq!(history.recent().collect::<Vec<_>>(), [(0, third)]);
         history.restart(2);
         assert_eq!(history.now(), [first, second, Value::Zero]);

@@ -13,6 +13,7 @@ mod runner;
 
 mod case;
 mod exhaustive;
+mod lies;
 mod program;
 mod recorded;
 mod shrink;

@@ -27,6 +27,14 @@ const NAMED_MAX: usize = 4;
 /// # Errors
 /// When there is none: which blocks contradict the prefix that explains most.
 pub fn prefix(history: &History, seen: &[Seen]) -> Result<u64, String> {
+    prefixes(history, seen).map(|(_, last)| last)
+}
+
+/// The same, and the first such position.
+///
+/// # Errors
+/// As [`prefix`].
+pub fn prefixes(history: &History, seen: &[Seen]) -> Result<(u64, u64), String> {
     assert_eq!(seen.len(), history.blocks() as usize);
     let length = (history.submitted() - history.floor()) as usize;
     let matches = |block: usize, value: Value| match seen[block] {
@@ -51,15 +59,18 @@ pub fn prefix(history: &History, seen: &[Seen]) -> Result<u64, String> {
             explains[length + 1] -= 1;
         }
     }
-    let (mut best, mut most, mut count) = (0, -1, 0);
+    let (mut first, mut best, mut most, mut count) = (0, 0, -1, 0);
     for (k, change) in explains[..=length].iter().enumerate() {
         count += change;
+        if count > most {
+            first = k as u64;
+        }
         if count >= most {
             (best, most) = (k as u64, count);
         }
     }
     if most == seen.len() as i64 {
-        return Ok(history.floor() + best);
+        return Ok((history.floor() + first, history.floor() + best));
     }
     Err(contradictions(history, seen, history.floor() + best))
 }
@@ -168,6 +179,9 @@ mod tests {
                 let found = prefix(&history, &seen(&state)).unwrap();
                 assert_eq!(history.state_at(found), state);
                 assert!(found >= k, "the last that explains it");
+                let (first, last) = prefixes(&history, &seen(&state)).unwrap();
+                assert!(last == found && first <= k, "the first that explains it");
+                assert_eq!(history.state_at(first), state);
                 blocks(&history, &seen(&state)).unwrap();
             }
         }

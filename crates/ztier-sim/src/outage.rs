@@ -170,10 +170,10 @@ impl World<'_> {
         self.volume.look(self.setup.blocks, &self.log, &self.backing)
     }
 
-    /// Whether lost blocks are explained.
-    pub(crate) fn judge_lost(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
+    /// Whether lost blocks are explained, of a volume that is as it was after so many writes.
+    pub(crate) fn judge_lost(&mut self, seen: &[Seen], position: u64) -> Result<(), Trouble> {
         for (block, _) in seen.iter().enumerate().filter(|(_, seen)| **seen == Seen::Lost) {
-            self.lost(block as u32, self.history.written_at(block as u32))?;
+            self.lost(block as u32, self.history.written_by(block as u32, position))?;
         }
         Ok(())
     }
@@ -181,7 +181,7 @@ impl World<'_> {
     /// Whether it may hold that after its log had failed, and the backing store had gone on
     /// alone. There, a write that no flush covered may be torn; whoever wrote it writes it again.
     fn judge_blocks(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
-        self.judge_lost(seen)?;
+        self.judge_lost(seen, self.history.submitted())?;
         let mut seen = seen.to_vec();
         let mut torn: Vec<u32> = self.history.recent().map(|(block, _)| block).collect();
         torn.sort_unstable();
@@ -202,20 +202,22 @@ impl World<'_> {
 
     /// Whether it may hold that; the history goes on from there.
     pub(crate) fn judge(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
-        self.judge_lost(seen)?;
+        let (floor, submitted) = (self.history.floor(), self.history.submitted());
         if self.lies && !self.is_secured {
             // The log has failed as well: what it had made durable has no mark behind it.
-            self.history.acknowledge(self.history.submitted());
+            self.judge_lost(seen, submitted)?;
+            self.history.acknowledge(submitted);
             return Ok(());
         }
-        let (floor, submitted) = (self.history.floor(), self.history.submitted());
-        let k = oracle::prefix(&self.history, seen).map_err(|why| {
+        let (first, k) = oracle::prefixes(&self.history, seen).map_err(|why| {
             let alone = match oracle::blocks(&self.history, seen) {
                 Ok(()) => "each block alone may hold what it holds".into(),
                 Err(why) => why,
             };
             Trouble::new(Kind::Prefix, format!("{why}; {alone}"))
         })?;
+        // A lost block explains any value; the fewer writes there were, the older is what it lost.
+        self.judge_lost(seen, first)?;
         self.say(|| format!("recovered write {k} of {floor}..={submitted}"));
         self.history.restart(k);
         Ok(())

@@ -9,7 +9,6 @@ use crate::cut::Tearing;
 use crate::fault::{Fault, Kind};
 use crate::keeper::with_copies;
 use crate::rng::{Rng, mix};
-use std::ops::Range;
 use ztier::durable::format::{CLUSTER, data_at};
 use ztier::store::codec::Algorithm;
 
@@ -205,7 +204,7 @@ pub struct Program {
 
 impl Program {
     /// A program of these steps, between which writers fill what they have reserved.
-    fn new(setup: Setup, faults: Vec<(Side, Fault)>, steps: Vec<Step>) -> Self {
+    pub fn new(setup: Setup, faults: Vec<(Side, Fault)>, steps: Vec<Step>) -> Self {
         let mut rng = Rng::new(setup.seed ^ 5);
         let often = if setup.writers > 0 { rng.pick(&[50, 300, 900]) } else { 0 };
         let with_fill =
@@ -223,14 +222,15 @@ impl Program {
 }
 
 /// Where in the weights closing is.
-const CLOSE: usize = 10;
+pub const CLOSE: usize = 10;
 
 /// What a seed likes to do: the weights of steps, and where they go.
 pub struct Swarm {
-    setup: Setup,
+    /// What it runs on.
+    pub setup: Setup,
     /// Weights of write, discard, flush, sync, media, take, read, finish, tick, window,
     /// close, drain, settle.
-    weights: [u32; 13],
+    pub weights: [u32; 13],
     /// Weights of zero, word, double, compressible, any, incompressible.
     flavours: [u32; 6],
     /// Blocks that most writes go to.
@@ -566,114 +566,6 @@ pub const SECURE: [Step; 9] = [
     Step::Settle,
 ];
 
-/// A program in which a bit flips, a write is lost or misdirected, or a payload does not decode; at
-/// its end, everything is durable when the power goes.
-pub fn corruption(seed: u64) -> Program {
-    let mut rng = Rng::new(seed ^ 0x00c0_2217);
-    let mut swarm = Swarm::choose(&mut rng);
-    if rng.chance(90) {
-        return cramped(swarm, &mut rng);
-    }
-    if rng.chance(30) {
-        return dying(swarm, &mut rng);
-    }
-    // Closing and opening ends what the run can find out.
-    swarm.weights[CLOSE] = 0;
-    let length = rng.between(5, 300);
-    let mut steps: Vec<Step> = (0..length).map(|_| swarm.step(&mut rng)).collect();
-    let mut faults = Vec::new();
-    let flip = Step::Flip(Side::Log, rng.bits());
-    match rng.below(6) {
-        0 => faults.push((Side::Log, Fault { nth: rng.below(length / 2 + 1), kind: Kind::Lost })),
-        1 => {
-            let kind = Kind::Misdirected;
-            faults.push((Side::Log, Fault { nth: rng.below(length / 2 + 1), kind }));
-        }
-        2 => {
-            let kind = Kind::FlippedRead;
-            faults.push((Side::Log, Fault { nth: rng.below(length), kind }));
-        }
-        3 => steps.insert(rng.index(steps.len()), flip.clone()),
-        4 => {
-            let block = rng.below(u64::from(swarm.setup.blocks)) as u32;
-            steps.insert(rng.index(steps.len()), Step::Miscompress(block));
-        }
-        _ => {}
-    }
-    let is_lie = |step: &Step| matches!(step, Step::Flip(..) | Step::Miscompress(_));
-    let late = faults.is_empty() && !steps.iter().any(is_lie);
-    if rng.chance(300) {
-        let kinds = [Kind::Once, Kind::Applied, Kind::Short];
-        let honest = (0..rng.between(1, 4))
-            .map(|_| (Side::Log, Fault { nth: rng.below(length), kind: rng.pick(&kinds) }));
-        faults.extend(honest.collect::<Vec<_>>());
-    }
-    steps.extend(SECURE);
-    if late {
-        steps.push(flip);
-    }
-    steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
-    Program::new(swarm.setup(), faults, steps)
-}
-
-/// A corruption that is found when the log has no segment left in which to say so: a failed write
-/// has been written again in the last free ones.
-fn cramped(mut swarm: Swarm, rng: &mut Rng) -> Program {
-    swarm.setup.segment = 32 << 10;
-    swarm.setup.log = data_at(0, 32 << 10) + 8 * (32 << 10);
-    swarm.setup.memory = 16 * (32 << 10);
-    swarm.setup.checkpoint = 0;
-    swarm.setup.patience = 0;
-    swarm.setup.depth = 1;
-    // Seven such blocks fill a segment; two segments are kept free of them.
-    let blocks = |range: Range<u32>| range.map(|block| Step::Write(block, Flavour::Stamp(255)));
-    let (mut steps, syncs, damage): (Vec<Step>, u64, Vec<Step>) = match rng.below(3) {
-        // A discard is lost with the first chunk, but no block: they are written again.
-        0 => {
-            let discard = Step::Discard(60, rng.between(1, 100) as u32);
-            let steps = [discard].into_iter().chain(blocks(0..28)).chain([Step::Sync]);
-            (steps.chain(blocks(0..14)).collect(), 1, vec![Step::Behead(rng.bits())])
-        }
-        // The second chunk is lost, with the discard of what is in the first.
-        1 => {
-            let discard = [Step::Sync, Step::Discard(60, 1), Step::Sync];
-            let steps = blocks(60..61).chain(discard).chain(blocks(0..25)).chain([Step::Sync]);
-            let window = [Step::Window(32 << 10), Step::Settle, Step::Drain];
-            let damage = [Step::Behead(rng.bits() | 1)].into_iter().chain(window).collect();
-            (steps.chain(blocks(0..14)).collect(), 3, damage)
-        }
-        _ => {
-            let steps = blocks(0..28).chain([Step::Sync]).chain(blocks(28..42));
-            let flips = (0..4).map(|_| Step::Flip(Side::Log, rng.bits()));
-            (steps.collect(), 1, flips.collect())
-        }
-    };
-    steps.push(Step::Sync);
-    steps.extend(damage);
-    steps.extend([Step::Window(32 << 10), Step::Settle]);
-    steps.extend(SECURE);
-    steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
-    // Each sync before is one write of all chunks and a flush.
-    let faults = vec![(Side::Log, Fault { nth: 2 * syncs, kind: Kind::Once })];
-    Program::new(swarm.setup(), faults, steps)
-}
-
-/// A corruption that is found when the log has failed for good and is brought to the backing store.
-fn dying(mut swarm: Swarm, rng: &mut Rng) -> Program {
-    swarm.weights[CLOSE] = 0;
-    swarm.setup.patience = u32::MAX;
-    let length = rng.between(20, 200);
-    let mut steps: Vec<Step> = (0..length).map(|_| swarm.step(rng)).collect();
-    steps.push(Step::Sync);
-    steps.extend((0..4).map(|_| Step::Flip(Side::Log, rng.bits())));
-    steps.push(Step::Wear);
-    steps.extend((0..20).map(|_| swarm.step(rng)));
-    let block = rng.below(u64::from(swarm.setup.blocks)) as u32;
-    steps.extend([Step::Write(block, Flavour::Word), Step::Sync, Step::Read(block), Step::Settle]);
-    steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
-    Program::new(swarm.setup(), Vec::new(), steps)
-}
-
 /// Workloads of the sweep over I/O errors.
 pub const WORKLOADS: u32 = 20;
 
@@ -740,19 +632,6 @@ mod tests {
                     _ => {}
                 }
             }
-        }
-    }
-
-    #[test]
-    fn something_is_wrong_in_every_corruption() {
-        for seed in 0..200 {
-            let program = corruption(seed);
-            let lies =
-                |s: &&Step| matches!(s, Step::Flip(..) | Step::Behead(_) | Step::Miscompress(_));
-            let flips = program.steps.iter().filter(lies).count();
-            let faults = program.faults.iter().filter(|(_, fault)| fault.kind.is_lie()).count();
-            assert!([1, 4].contains(&(faults + flips)), "seed {seed}");
-            assert!(matches!(program.steps.last(), Some(Step::Cut(_))));
         }
     }
 
