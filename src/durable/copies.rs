@@ -108,11 +108,25 @@ impl Core {
         });
     }
 
-    /// Counts all that the index names, of a log that was opened.
+    /// Counts all that the index names, of a log that was opened. By slots first: that takes no
+    /// division for each of many millions, and its table is small enough for a processor's cache.
     pub(super) fn count_all(&mut self) {
-        let map = std::mem::take(&mut self.map);
-        map.iter().for_each(|(_, place)| self.count(&place, true));
-        self.map = map;
+        let mut named = vec![0u32; self.sb.segments as usize];
+        for entry in self.map.packed_from(0).filter(|entry| !entry.is_copy()) {
+            if let Some(named) = named.get_mut(entry.slot() as usize) {
+                *named += 1;
+            }
+        }
+        // From the slot of the first segment on they are in the order of segments.
+        named.rotate_left((self.first % self.sb.segments) as usize);
+        for (segment, named) in (self.first..).zip(named) {
+            if segment >= self.written {
+                self.dirty += u64::from(named);
+            }
+            if let Some(found) = self.segments.get_mut((segment - self.first) as usize) {
+                found.changes += named;
+            }
+        }
     }
 
     /// Whether the backing store has what is at a place.

@@ -179,7 +179,7 @@ impl<'a> Loading<'a> {
             let packed = Packed::from_words([get8(item, 0), get8(item, 8)])?;
             let slot = u64::from(packed.slot());
             let segment = first + if slot >= at { slot - at } else { slot + slots - at };
-            if packed.place().copy && segment < self.sb.void && !planted::on(Bug::ServeVoid) {
+            if packed.is_copy() && segment < self.sb.void && !planted::on(Bug::ServeVoid) {
                 mark("recover.checkpoint_void");
             } else if segment >= self.sb.tail.segment || planted::on(Bug::CheckpointKeepsFreed) {
                 take(packed)?;

@@ -76,6 +76,11 @@ impl Packed {
         (self.0[0] >> 4) as u32 & ((1 << 22) - 1)
     }
 
+    /// Whether its record is a copy.
+    pub fn is_copy(self) -> bool {
+        kind_bits(self.0[0]) > COPY
+    }
+
     /// Where the block is.
     pub fn place(self) -> Place {
         let [first, second] = self.0;
@@ -91,9 +96,14 @@ impl Packed {
     }
 }
 
+/// The bits of a kind in the first word of an entry.
+fn kind_bits(first: u64) -> u64 {
+    first >> 1 & 7 | (first & 1) << 3
+}
+
 /// The kind in the first word of an entry, and whether it is of a copy.
 fn kind_of(first: u64) -> Option<(Kind, bool)> {
-    let bits = first >> 1 & 7 | (first & 1) << 3;
+    let bits = kind_bits(first);
     let copy = bits > COPY;
     Some((Kind::from_bits(if copy { bits - COPY } else { bits })?, copy))
 }
