@@ -116,6 +116,14 @@ impl Zram {
     pub fn recompress(&self) -> Result<()> {
         self.set("idle", "all")?;
         self.set("recompress", "type=idle")?;
+        self.compact()
+    }
+
+    /// Has it move what it holds together, and give up the memory that this leaves.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn compact(&self) -> Result<()> {
         self.set("compact", "1")
     }
 

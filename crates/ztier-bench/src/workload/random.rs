@@ -239,6 +239,8 @@ pub enum Order {
 /// What a stretch of work reached.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
+    /// Blocks, all threads together.
+    pub blocks: u64,
     /// Blocks a second, all threads together.
     pub iops: f64,
     /// CPU of the threads, percent of one CPU.
@@ -279,13 +281,19 @@ pub fn work(
         handles.into_iter().map(|h| h.join().unwrap_or_else(gone)).collect()
     });
     let machine = watch.stop();
-    let (mut iops, mut own) = (0.0, 0.0);
+    let (mut all, mut iops, mut own) = (0, 0.0, 0.0);
     for result in results {
         let (done, seconds, percent) = result?;
+        all += done;
         iops += done as f64 / seconds;
         own += percent;
     }
-    Ok(Rate { iops, cpu_own_percent: own, cpu_machine_percent: machine.machine_percent })
+    Ok(Rate {
+        blocks: all,
+        iops,
+        cpu_own_percent: own,
+        cpu_machine_percent: machine.machine_percent,
+    })
 }
 
 /// One thread's part.

@@ -41,7 +41,9 @@ pub fn run(context: &mut Context) -> Result<()> {
     for _ in 0..context.pick(3, 5) {
         runs.push(longest_wait(&up, blocks)?);
     }
-    let seconds = context.report.row(Row {
+    // No median: one long wait in five is what its user remembers.
+    let longest = runs.iter().copied().fold(0.0, f64::max);
+    context.report.row(Row {
         section: SECTION.into(),
         system: "ztier, ublk".into(),
         case: "the longest that a read or write took while the daemon was replaced".into(),
@@ -49,7 +51,7 @@ pub fn run(context: &mut Context) -> Result<()> {
         runs,
         ..Row::default()
     });
-    context.report.ratio("restart_stall_s", seconds, Goal::AtMost(1.0));
+    context.report.ratio("restart_stall_s", longest, Goal::AtMost(1.0));
     Ok(())
 }
 

@@ -230,7 +230,13 @@ pub fn child(place: &Place, series: Series) -> Result<()> {
     // If the parent is killed, nobody waits for the figures.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
         .context("cannot tie a series to its run")?;
-    let mut pool = Pool::build(series.kind, POOL_BYTES, SEED)?;
+    // Where swap is compared, as little data of the load's own as IOzone has, and none of it is
+    // what goes to swap.
+    let bytes = if series.four { series.record_bytes } else { POOL_BYTES };
+    let mut pool = Pool::build(series.kind, bytes, SEED)?;
+    if series.four {
+        pool.lock()?;
+    }
     if let Some(file) = &place.join {
         let id = std::process::id().to_string();
         std::fs::write(file, id).context(format_args!("cannot write {}", file.display()))?;

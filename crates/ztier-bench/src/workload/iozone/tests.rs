@@ -151,6 +151,9 @@ pub fn run(place: &Place, series: Series, pool: &mut Pool) -> Result<Outcome> {
         pool,
         disk: place.disk.as_deref(),
     };
+    if series.four {
+        runner.buf.lock()?;
+    }
     let (before, begun) = (Cost::own()?, Instant::now());
     let figures = if series.four { runner.four_tests()? } else { runner.nine_tests()?.into() };
     let (elapsed_s, cost) = (begun.elapsed().as_secs_f64(), Cost::own()?.since(before));

@@ -16,6 +16,7 @@ use crate::workload::random::{Op, Order, Synced, Target, Uring, pools, work};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use ztier::error::{Context, Result};
 
 const SECTION: &str = "kernel";
@@ -140,7 +141,12 @@ impl Plan<'_> {
         for ((target, writers), runs) in targets.iter().zip(runs) {
             let (pools, seed) = (&mut pools[..*writers], u64::from(round) + 1);
             let (op, order) = (Op::Write(round), Order::For(self.time));
-            runs.push(work(&**target, op, order, blocks, pools, seed)?.iops);
+            let begun = Instant::now();
+            let done = work(&**target, op, order, blocks, pools, seed)?.blocks;
+            // What is only in somebody's memory does not count before it is on a drive.
+            let synced = File::open(device).and_then(|file| file.sync_all());
+            synced.context(format!("cannot flush {}", device.display()))?;
+            runs.push(done as f64 / begun.elapsed().as_secs_f64());
         }
         Ok(())
     }

@@ -134,7 +134,10 @@ impl Section {
         let plan = Plan::new(context, choice, drives)?;
         let text = format!("log {}, backing {}", plan.drives.log, plan.drives.backing);
         let (name, report) = (format!("{self:?}").to_lowercase(), &mut context.report);
-        report.note(&name, "drives", text);
+        // Others have drives of their own.
+        if !matches!(self, Self::Export | Self::Recovery | Self::Kernel) {
+            report.note(&name, "drives", text);
+        }
         match self {
             Self::Rows => plan.rows(report, &choice.rows),
             Self::Synced => plan.synced(report),

@@ -212,7 +212,11 @@ pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
         let goal = if suffix.is_empty() { goal } else { Goal::None };
         report.ratio(&format!("{name}{suffix}"), value, goal);
     };
-    let elapsed = |runs: &Runs| runs.middle(|m| Some(m.outcome.elapsed_s));
+    // A run that was cut takes nobody knows how long.
+    let elapsed = |runs: &Runs| match runs.counted().iter().any(|m| m.outcome.cut) {
+        true => f64::NAN,
+        false => runs.middle(|m| Some(m.outcome.elapsed_s)),
+    };
     if let Some(ours) = runs_of(all, System::Ztier) {
         let zram = if ours.found[0].ublk { 1.0 } else { 0.9 };
         for (system, name, goal) in [
@@ -248,6 +252,17 @@ pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
         if counts {
             ratio("spill_bytes_vs_zswap", written(spill) / written(zswap), goal(0.6));
         }
+    }
+}
+
+/// Ours at the first setting beside the kernel's zram at the better one for it.
+pub fn at_its_best(report: &mut Report, first: &[Runs], other: &[Runs]) {
+    let elapsed = |runs: &Runs| runs.middle(|m| Some(m.outcome.elapsed_s));
+    let zram = |all: &[Runs]| runs_of(all, System::ZramLz4).map(elapsed);
+    if let (Some(ours), Some(one), Some(two)) =
+        (runs_of(first, System::Ztier), zram(first), zram(other))
+    {
+        report.ratio("vs_kernel_zram_at_its_best", one.min(two) / elapsed(ours), Goal::None);
     }
 }
 
@@ -374,6 +389,25 @@ mod tests {
         (outcome.passes_s, outcome.fill_s, outcome.cut) = (Vec::new(), 20.0, true);
         let json = ratios_of(&[runs(System::Ztier, &[2.0], 0, false), disk], "");
         assert_eq!(json["ratios"]["vs_modelled_disk"], 40.0);
+    }
+
+    #[test]
+    fn a_rival_at_its_best_is_the_faster_of_two() {
+        let at = |ours, zram| {
+            [runs(System::Ztier, &[ours], 0, false), runs(System::ZramLz4, &[zram], 0, false)]
+        };
+        let mut report = Report::new("scan");
+        at_its_best(&mut report, &at(2.0, 4.0), &at(9.0, 3.0));
+        let json: serde_json::Value =
+            serde_json::from_str(&report.json().unwrap_or_default()).unwrap_or_default();
+        assert_eq!(json["ratios"], serde_json::json!({ "vs_kernel_zram_at_its_best": 1.5 }));
+    }
+
+    #[test]
+    fn a_run_that_was_cut_makes_no_ratio() {
+        let mut all = [runs(System::Ztier, &[2.0], 0, false), runs(System::Disk, &[3.0], 0, false)];
+        all[0].found[0].outcome.cut = true;
+        assert!(ratios_of(&all, "")["ratios"].get("vs_disk_swap").is_none());
     }
 
     #[test]

@@ -92,7 +92,14 @@ impl Plan {
                     .to_owned(),
             ),
             ("files", format!("{}, in {} MiB of memory", files.join(", "), self.memory)),
-            ("heap", format!("beside it, a program with {} MiB that it never looks at", self.heap)),
+            (
+                "heap",
+                format!(
+                    "beside it, a program with {} MiB that it never looks at; the load's own data, \
+                     two records, is locked in memory",
+                    self.heap
+                ),
+            ),
             ("scan", format!("{}, in a control group of its own", self.scan_about())),
         ]
     }

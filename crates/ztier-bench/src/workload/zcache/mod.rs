@@ -65,8 +65,8 @@ pub fn run(report: &mut Report, choice: &Choice) -> Result<Vec<String>> {
     report.note("zcache", "group", Limit::new(plan.shape().group())?.about());
     if !system::serves_inside() {
         let text = "outside of the group, whose limit is lower by what they have when they are up \
-                    and by their pools (what a log adds to that is not counted): they lack \
-                    CAP_SYS_RESOURCE";
+                    and by what those at work may take later, their pools and what is not durable \
+                    yet in a log (but not its index): they lack CAP_SYS_RESOURCE";
         report.note("zcache", "daemons", text);
     }
     for &kind in &plan.data {

@@ -190,7 +190,7 @@ impl Plan {
         let of = |section: &Section| match section {
             Section::Nine => nine,
             Section::Volumes | Section::Disk => 2 * self.small_records.len(),
-            Section::Sweep => 1 + self.limits.len(),
+            Section::Sweep => (1 + self.limits.len()) * self.small_records.len(),
         };
         self.sections.iter().map(of).sum::<usize>() * self.runs as usize
     }
@@ -237,7 +237,7 @@ mod tests {
         let full = plan(Choice { full: true, ..Choice::default() });
         assert_eq!((full.memory, full.small_memory), (1 << 30, 1 << 30));
         assert_eq!((full.records[0], full.records[12], full.records.len()), (4096, 16 << 20, 13));
-        assert_eq!(full.series(), 5 * 13 + 2 * 4 + 2 * 4 + 5);
+        assert_eq!(full.series(), 5 * 13 + 2 * 4 + 2 * 4 + 5 * 4);
         let usual = plan(Choice::default());
         assert_eq!((usual.memory, usual.small_memory), (1 << 30, 128 << 20));
         assert_eq!((usual.records.len(), &usual.other_records[..]), (13, &[1 << 20][..]));

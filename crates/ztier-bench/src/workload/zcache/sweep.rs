@@ -23,7 +23,7 @@ pub fn run(
     svg: Option<&Path>,
 ) -> Result<()> {
     let mut all = Vec::new();
-    let records = &plan.small_records[..1];
+    let records = &plan.small_records[..];
     let mut one = |report: &mut Report, system, percent| {
         let section = format!("{SECTION}, {percent} %");
         let shape = Shape { percent, ..plan.small_shape() };

@@ -18,6 +18,7 @@ use clap::ValueEnum;
 use rustix::thread::CapabilitySet;
 use std::path::PathBuf;
 use std::time::Duration;
+use ztier::durable::Options;
 use ztier::error::{Context as _, Error, Result};
 use ztier::export::reclaim;
 
@@ -78,11 +79,28 @@ impl Shape {
     fn pool(&self) -> u64 {
         self.memory / 100 * u64::from(self.percent)
     }
+
+    /// The size of a log, in bytes: enough for all that a series writes, so that what is measured
+    /// is not its writeback.
+    fn log(&self) -> u64 {
+        2 * self.file
+    }
+
+    /// The most memory that a volume at work takes beyond what its daemon has when it is up, in
+    /// bytes: its pool, and what is not durable yet in a log (an eighth of a small one). One that
+    /// nothing happens on takes none.
+    fn more(&self, system: System) -> u64 {
+        match system {
+            System::Bare => 0,
+            System::Cache => self.pool(),
+            System::Log => self.pool() + Options::default().memory.min(self.log() / 8),
+        }
+    }
 }
 
 /// Whether daemons may be in the group whose writes they serve. Without the capability to say what
 /// they are, they could wait there for their own devices; then they are outside, and what each has
-/// when it is up, with all of its pool, is taken off the group's limit.
+/// when it is up, and the most that those at work take later, is taken off the group's limit.
 pub fn serves_inside() -> bool {
     reclaim::has(CapabilitySet::SYS_RESOURCE)
 }
@@ -111,7 +129,7 @@ struct Lane {
     fs: Ext4,
     _dirty: Dirty,
     up: Option<Up>,
-    _log: Option<Source>,
+    log: Option<Source>,
     disk: Disk,
 }
 
@@ -120,9 +138,8 @@ impl Lane {
         let size = (shape.file + ROOM).next_multiple_of(1 << 20);
         let disk = Disk::new(&shape.slow, size, number, number < shape.busy)?;
         let name = format!("log{number}");
-        // Enough for all that a series writes, so that what is measured is not its writeback.
         let log = match system {
-            System::Log => Some(Source::make(&shape.dir, &name, 2 * shape.file)?),
+            System::Log => Some(Source::make(&shape.dir, &name, shape.log())?),
             _ => None,
         };
         let up = match system {
@@ -136,7 +153,7 @@ impl Lane {
         let device = up.as_ref().map_or(disk.path(), |up| up.path());
         let dirty = Dirty::limited(device, shape.group())?;
         let fs = Ext4::new(device)?;
-        Ok(Self { fs, _dirty: dirty, up, _log: log, disk })
+        Ok(Self { fs, _dirty: dirty, up, log, disk })
     }
 
     fn pool(&self) -> Result<Option<Pool>> {
@@ -165,7 +182,8 @@ impl Machine {
         let lanes = lanes.collect::<Result<Vec<_>>>()?;
         if !serves_inside() {
             let daemons = lanes.iter().filter_map(|lane| lane.up.as_ref());
-            let taken = daemons.map(|up| Ok(up.memory()? + shape.pool())).sum::<Result<u64>>()?;
+            let idle = daemons.map(Up::memory).sum::<Result<u64>>()?;
+            let taken = idle + shape.busy as u64 * shape.more(system);
             group.set(shape.group().saturating_sub(taken))?;
         }
         Ok(Self { system, lanes, busy: shape.busy, group })
@@ -177,6 +195,9 @@ impl Machine {
         let mut about = lane.disk.about();
         if let Some(up) = &lane.up {
             about = format!("{} over {about}; {} volumes", up.about(), self.lanes.len());
+        }
+        if let Some(log) = &lane.log {
+            about += &format!("; log {log}, so large that nothing is written back in the time");
         }
         report.note(section, self.system.name(), about);
     }
