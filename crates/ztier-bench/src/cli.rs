@@ -10,9 +10,10 @@ use crate::data::Kind;
 use crate::model;
 use crate::policy;
 use crate::report::{Output, Report, print, say, warn};
-use crate::rival::System;
+use crate::rival::{self, System};
+use crate::suite::{self, Turn};
 use crate::sys::cpu::Stopwatch;
-use crate::sys::{dirty, interrupt};
+use crate::sys::{dirty, interrupt, knob, remains};
 use crate::vm::{Flavour, Inside};
 use crate::workload::iozone::{self, Mode, Series};
 use crate::workload::{
@@ -34,6 +35,12 @@ use ztier::error::{Error, Result};
 #[derive(Parser)]
 #[command(name = "ztier-bench", version)]
 struct Cli {
+    /// Wait for whoever measures on this machine now, instead of failing.
+    #[arg(long, global = true)]
+    wait: bool,
+    /// The process that has started this table as a part of a run of everything.
+    #[arg(long, value_name = "PID", hide = true)]
+    suite: Option<u32>,
     #[command(subcommand)]
     command: Command,
 }
@@ -44,6 +51,22 @@ enum Command {
     All(all::AllArgs),
     /// The report of a run of `all`, made anew of its figures.
     Report(all::ReportArgs),
+    #[command(flatten)]
+    Table(Table),
+    /// Memory that is filled once and never looked at again.
+    #[command(hide = true)]
+    IdleHeap(worst::HeapArgs),
+    /// The load of `scan`, in a process of its own.
+    #[command(hide = true)]
+    ScanLoad(scan::LoadArgs),
+    /// One IOzone series on files in a directory; used by the other commands.
+    #[command(hide = true)]
+    IozoneSeries(SeriesArgs),
+}
+
+/// What measures.
+#[derive(Subcommand)]
+enum Table {
     /// The compressed RAM disk: IOzone, sequential and in-process rows against kernel zram and
     /// others.
     Zram(ZramArgs),
@@ -65,18 +88,9 @@ enum Command {
     /// Swap where files want all memory: what ours takes from the page cache, and what a limit that
     /// adapts makes of it; in a virtual machine of 512 MiB.
     WorstCase(worst::WorstArgs),
-    /// Memory that is filled once and never looked at again.
-    #[command(hide = true)]
-    IdleHeap(worst::HeapArgs),
     /// Which copies a cache should keep: traces through policies at five sizes, beside the
     /// optimum.
     Policy(PolicyArgs),
-    /// The load of `scan`, in a process of its own.
-    #[command(hide = true)]
-    ScanLoad(scan::LoadArgs),
-    /// One IOzone series on files in a directory; used by the other commands.
-    #[command(hide = true)]
-    IozoneSeries(SeriesArgs),
 }
 
 #[derive(Args)]
@@ -260,8 +274,7 @@ impl Section {
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    dirty::put_back();
-    match interrupt::install().and_then(|()| run(cli.command)) {
+    match interrupt::install().and_then(|()| run(cli)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             warn_error(&e);
@@ -275,34 +288,59 @@ fn warn_error(e: &Error) {
     let _ = writeln!(std::io::stderr().lock(), "ztier-bench: {e}");
 }
 
-fn run(command: Command) -> Result<()> {
-    match command {
-        Command::All(args) => args.run(),
+fn run(cli: Cli) -> Result<()> {
+    match cli.command {
+        Command::All(args) => args.run(Turn::take(cli.wait)?),
         Command::Report(args) => args.run(),
-        Command::Zram(args) => zram(args),
-        Command::Soak(args) => {
-            let time = Duration::try_from_secs_f64(args.minutes * 60.0)
-                .ok()
-                .filter(|t| !t.is_zero())
-                .ok_or_else(|| Error::usage("--minutes must be a positive number"))?;
-            soak::run(args.mib << 20, time)
+        Command::Table(table) => {
+            // A run of everything keeps its turn until its last table has ended.
+            let _turn = match cli.suite {
+                Some(suite) => suite::tie(suite).map(|()| None),
+                None => Turn::take(cli.wait).map(Some),
+            }?;
+            clear();
+            table.run()
         }
-        Command::Models(args) => drive_models(args),
-        Command::Cache(args) => cached::run(&args),
-        Command::Log(args) => durable_log(args),
-        Command::Scan(args) => args.run(),
-        Command::Zcache(args) => args.run(),
-        Command::WorstCase(args) => args.run(),
         Command::IdleHeap(args) => args.run(),
-        Command::Policy(args) => replays(args),
         Command::ScanLoad(args) => args.run(),
-        Command::IozoneSeries(args) => {
-            let series = Series::new(args.file_bytes, args.record_bytes, args.mode, args.data)?;
-            let series = Series { sample: args.sample, four: args.four, ..series };
-            let SeriesArgs { dir, join, disk, .. } = args;
-            iozone::child(&iozone::Place { dir, join, disk }, series)
+        Command::IozoneSeries(args) => series(args),
+    }
+}
+
+/// Puts in order what runs that were killed have left; nobody else measures meanwhile.
+fn clear() {
+    remains::clear(&rival::ztier::down_of);
+    knob::put_back();
+    dirty::put_back();
+}
+
+impl Table {
+    fn run(self) -> Result<()> {
+        match self {
+            Self::Zram(args) => zram(args),
+            Self::Soak(args) => {
+                let time = Duration::try_from_secs_f64(args.minutes * 60.0)
+                    .ok()
+                    .filter(|t| !t.is_zero())
+                    .ok_or_else(|| Error::usage("--minutes must be a positive number"))?;
+                soak::run(args.mib << 20, time)
+            }
+            Self::Models(args) => drive_models(args),
+            Self::Cache(args) => cached::run(&args),
+            Self::Log(args) => durable_log(args),
+            Self::Scan(args) => args.run(),
+            Self::Zcache(args) => args.run(),
+            Self::WorstCase(args) => args.run(),
+            Self::Policy(args) => replays(args),
         }
     }
+}
+
+fn series(args: SeriesArgs) -> Result<()> {
+    let series = Series::new(args.file_bytes, args.record_bytes, args.mode, args.data)?;
+    let series = Series { sample: args.sample, four: args.four, ..series };
+    let SeriesArgs { dir, join, disk, .. } = args;
+    iozone::child(&iozone::Place { dir, join, disk }, series)
 }
 
 fn zram(args: ZramArgs) -> Result<()> {
@@ -555,6 +593,8 @@ mod tests {
             "zcache --systems cache,log --data iozone,2:1,files",
             "zcache --memory 256 --records 4K,1M --limits 5,40 --bandwidth 50M",
             "cache --quick --data files --json a",
+            "--suite 12 --wait cache --quick",
+            "scan --wait",
             "models --real-time --drive sim:hdd-7200,sim:ssd-840pro:16G --json a",
         ] {
             let words = std::iter::once("ztier-bench").chain(line.split(' '));

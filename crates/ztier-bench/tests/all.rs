@@ -114,6 +114,52 @@ fn a_table_that_fails_is_named_and_its_reason_is_kept() {
 }
 
 #[test]
+fn a_table_ends_in_order_when_its_suite_is_killed() {
+    let work = tempfile::tempdir().unwrap();
+    let dir = work.path().join("one");
+    let suite = bench(work.path(), &["all", "--only", "policy", "--dir", "one"]);
+    let log = || fs::read_to_string(dir.join("policy.log")).unwrap_or_default();
+    until("policy works", || log().lines().count() > 1);
+    suite.kill();
+    // While the table goes on, nobody else measures.
+    let ended = bench(work.path(), &["models", "--wait"]).end();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let waited = ended.stderr.contains("(ztier-bench all --only policy --dir one), which measures");
+    assert!(fs::File::open(dir.join("policy.log")).unwrap().try_lock().is_ok(), "{waited}");
+    assert!(log().trim_end().ends_with("ztier-bench: interrupted"), "{}", log());
+    assert!(!dir.join("policy.json").exists());
+
+    let ended = bench(work.path(), &["--suite", "1", "models"]).end();
+    assert_eq!(ended.status.code(), Some(1));
+    assert!(ended.stderr.contains("the run that has started this table is gone"));
+}
+
+#[test]
+fn one_measures_at_a_time() {
+    let work = tempfile::tempdir().unwrap();
+    let first = bench(work.path(), &["soak", "--minutes", "30", "--mib", "16"]);
+    let lock = work.path().join("lock");
+    let who = format!("process {} (ztier-bench soak --minutes 30 --mib 16)", first.id());
+    until("the first has it", || fs::read_to_string(&lock).is_ok_and(|text| text.contains(&who)));
+    for args in [&["models"][..], &["all", "--only", "policy", "--dir", "one"]] {
+        let ended = bench(work.path(), args).end();
+        assert_eq!(ended.status.code(), Some(1));
+        let how = "measures on this machine; wait until it has ended, or add --wait";
+        assert_eq!(ended.stderr, format!("ztier-bench: {who} {how}\n"));
+    }
+    assert!(!work.path().join("one").exists());
+    let mut second = bench(work.path(), &["models", "--wait"]);
+    let mut said = String::new();
+    until("the second waits", || {
+        said += &second.said();
+        said.contains(&format!("waiting for {who}, which measures"))
+    });
+    first.kill();
+    let ended = second.end();
+    assert!(ended.status.success(), "{}", ended.stderr);
+}
+
+#[test]
 fn what_this_machine_lacks_is_no_failure() {
     let work = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ztier-bench"));

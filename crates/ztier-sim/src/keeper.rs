@@ -168,7 +168,7 @@ impl World<'_> {
                 self.volume.core.close(0);
                 self.wait("closing", |world| world.volume.core.is_closed())?;
                 if gone(self) {
-                    return Ok(());
+                    return self.cut_closed();
                 }
                 self.settle()?;
                 self.forget();

@@ -223,6 +223,12 @@ impl World<'_> {
         Ok(())
     }
 
+    /// However closing went: who closes a log asks nothing more of it.
+    pub(crate) fn cut_closed(&mut self) -> Result<(), Trouble> {
+        let seed = self.choices.fork().bits();
+        self.cut(&Cut { seed, nested: Vec::new(), again: false })
+    }
+
     /// The log is closed in order, and opened again: nothing may be missing.
     pub(crate) fn close(&mut self) -> Result<(), Trouble> {
         self.sync()?;
@@ -234,7 +240,7 @@ impl World<'_> {
         self.volume.core.close(0);
         self.wait("closing", |world| world.volume.core.is_closed())?;
         if self.is_troubled() {
-            return Ok(());
+            return self.cut_closed();
         }
         self.settle()?;
         self.forget();

@@ -510,7 +510,7 @@ pub fn kills(seed: u64, kills: u32) -> Program {
     }
     let mut faults = Vec::new();
     if rng.chance(300) {
-        let kinds: &[Kind] = match rng.chance(300) {
+        let kinds: &[Kind] = match rng.chance(600) {
             true => &Kind::HONEST,
             false => &[Kind::Once, Kind::Applied, Kind::Short],
         };

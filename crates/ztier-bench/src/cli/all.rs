@@ -1,7 +1,8 @@
 //! `ztier-bench all` and `ztier-bench report`.
 
+use super::clear;
 use crate::report::print;
-use crate::suite::{Choice, Folder, Session, plan};
+use crate::suite::{Choice, Folder, Session, Turn, plan};
 use crate::summary;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
@@ -40,7 +41,7 @@ pub struct ReportArgs {
 
 impl AllArgs {
     /// Runs the tables and writes the report, also of a run that was interrupted.
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, turn: Turn) -> Result<()> {
         let typed: Vec<String> = std::env::args().skip(1).collect();
         let choice = Choice {
             quick: self.quick,
@@ -51,7 +52,8 @@ impl AllArgs {
             verbose: self.verbose,
             command: format!("./bench {}", typed.join(" ")),
         };
-        let mut session = Session::open(&choice)?;
+        let mut session = Session::open(&choice, turn)?;
+        clear();
         let done = session.work();
         let report = summary::write(&session.folder, &session.run);
         if let Ok(path) = &report {

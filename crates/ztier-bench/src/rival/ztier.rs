@@ -1,15 +1,22 @@
 //! Ours as users have it: the `ztier` binary that stands beside this one.
+//!
+//! Invariant: what `ztier up` has begun is taken down, also when that failed, was too late or was
+//! interrupted; what a run that was killed has left is, too, if nobody else can have made it.
 
 use super::Disk;
 use crate::report::warn;
 use crate::sys::command::{run, undo};
+use crate::sys::remains::{Volume, is_gone};
 use crate::sys::workdir::WorkDir;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use ztier::error::{Context, Error, Result};
 
 const LIMIT: Duration = Duration::from_secs(30);
+/// Reading swap back from a slow disk takes its time.
+const SWAP_LIMIT: Duration = Duration::from_secs(300);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// A volume that is up; taken down, with its data, when dropped.
@@ -86,13 +93,18 @@ impl Up {
     }
 
     fn within(join: Option<&Path>, args: &[&str]) -> Result<Self> {
-        let binary = binary()?;
+        Self::start(binary()?, join, args)
+    }
+
+    fn start(binary: PathBuf, join: Option<&Path>, args: &[&str]) -> Result<Self> {
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("bench-{}-{n}", std::process::id());
         // What this machine remembers of a log is not for logs that are thrown away.
         let state = WorkDir::new("state")?;
         let variable = format!("ZTIER_STATE_DIR={}", state.path().display());
-        let up = [&variable, &*binary.to_string_lossy(), "up", &name];
+        // Also when it fails, late or interrupted, there may be a volume: the guard comes first.
+        let mut new = Self { binary, name, endpoint: PathBuf::new(), state };
+        let up = [&variable, &*new.binary.to_string_lossy(), "up", &new.name];
         let text = match join.map(Path::to_string_lossy) {
             None => run(Path::new("env"), &[&up[..], args].concat(), LIMIT)?,
             // The shell joins, and becomes the program.
@@ -101,13 +113,11 @@ impl Up {
                 run(Path::new("sh"), &[&shell[..], &up[..], args].concat(), LIMIT)?
             }
         };
-        // From here on the volume is up: the guard must exist before anything else can fail.
-        let mut up = Self { binary, name, endpoint: PathBuf::new(), state };
         let endpoint = endpoint(&text).ok_or_else(|| {
             Error::failure(format!("ztier up printed neither a device nor an NBD URI: {text:?}"))
         })?;
-        up.endpoint = PathBuf::from(endpoint);
-        Ok(up)
+        new.endpoint = PathBuf::from(endpoint);
+        Ok(new)
     }
 
     /// The NBD URI (with `--export nbd`) or the path of the device.
@@ -186,7 +196,10 @@ impl Disk for Up {
 
 impl Drop for Up {
     fn drop(&mut self) {
-        if let Err(e) = undo(&self.binary, &["down", &self.name, "--discard"], LIMIT) {
+        let done = undo(&self.binary, &["down", &self.name, "--discard"], LIMIT);
+        // One that did not come up need not be taken down.
+        let is_left = || names(&self.binary).map_or(true, |all| all.contains(&self.name));
+        if let Some(e) = done.err().filter(|_| is_left()) {
             warn(&format!("left volume {}: {e}", self.name));
         }
         for file in std::fs::read_dir(self.state.path()).into_iter().flatten().flatten() {
@@ -195,6 +208,46 @@ impl Drop for Up {
             }
         }
     }
+}
+
+/// Takes down the volumes of runs that are gone, with their data: those of `known` runs, which are
+/// known to have had volumes. A name alone may be a user's.
+pub fn down_of(known: &BTreeSet<u32>) -> Vec<Volume> {
+    binary().map_or_else(|_| Vec::new(), |binary| down_by(&binary, known))
+}
+
+fn down_by(binary: &Path, known: &BTreeSet<u32>) -> Vec<Volume> {
+    let names = names(binary).unwrap_or_default().into_iter();
+    let left = names.filter_map(|name| Some((run_of(&name).filter(|&id| is_gone(id))?, name)));
+    let down = |(run, name): (u32, String)| {
+        let discard = || undo(binary, &["down", &name, "--discard"], LIMIT).map(drop);
+        let done = if known.contains(&run) {
+            discard().or_else(|_| {
+                // It may be in use as swap.
+                undo(binary, &["swapoff", &name, "--force"], SWAP_LIMIT).and_then(|_| discard())
+            })
+        } else {
+            Err(Error::failure("nothing else of that run is there")
+                .mend(format!("if it is not yours: ztier down {name} --discard")))
+        };
+        (run, name, done)
+    };
+    left.map(down).collect()
+}
+
+/// The process whose volume it is, by its name.
+fn run_of(name: &str) -> Option<u32> {
+    let (id, n) = name.strip_prefix("bench-")?.split_once('-')?;
+    n.parse::<u32>().ok()?;
+    id.parse().ok()
+}
+
+/// The names of all volumes.
+fn names(binary: &Path) -> Result<Vec<String>> {
+    let text = undo(binary, &["list", "--json"], LIMIT)?;
+    let list: Vec<serde_json::Value> =
+        serde_json::from_str(&text).context("`ztier list --json` is no JSON")?;
+    Ok(list.iter().filter_map(|volume| volume["name"].as_str().map(str::to_owned)).collect())
 }
 
 /// Whether `ztier up` of the same build takes an option.
@@ -225,7 +278,73 @@ fn endpoint(text: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Something that is called like `ztier`, and notes what it is told beside itself.
+    fn fake(dir: &Path, what: &str) -> PathBuf {
+        let path = dir.join("ztier");
+        std::fs::write(&path, format!("#!/bin/sh\necho \"$@\" >>\"$0.log\"\n{what}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    fn told(binary: &Path) -> Vec<String> {
+        let text = std::fs::read_to_string(binary.with_extension("log")).unwrap();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn what_did_not_come_up_is_taken_down() {
+        let dir = tempfile::tempdir().unwrap();
+        for (what, why) in [
+            ("[ $1 != up ] || { echo no room >&2; exit 1; }", "no room"),
+            ("exit 0", "neither a device"),
+        ] {
+            let binary = fake(dir.path(), what);
+            let _ = std::fs::remove_file(binary.with_extension("log"));
+            let error = Up::start(binary.clone(), None, &["--size", "1M"]).err().unwrap();
+            assert!(error.to_string().contains(why), "{error}");
+            let told = told(&binary);
+            let name = told[0].split(' ').nth(1).unwrap();
+            assert_eq!(told[0], format!("up {name} --size 1M"));
+            assert_eq!(told[1], format!("down {name} --discard"));
+        }
+    }
+
+    #[test]
+    fn volumes_of_runs_that_are_gone_are_taken_down() {
+        let dir = tempfile::tempdir().unwrap();
+        let gone = crate::sys::victim::gone();
+        let other = crate::sys::victim::gone();
+        let names = [
+            format!("bench-{gone}-0"),
+            format!("bench-{gone}-1"),
+            format!("bench-{other}-0"),
+            format!("bench-{}-0", std::process::id()),
+            format!("bench-{gone}-data"),
+            "bench".to_owned(),
+        ];
+        let list = names.clone().map(|name| format!("{{\"name\":\"{name}\"}}")).join(",");
+        // The second is swap.
+        let what = format!(
+            "case $1 in list) echo '[{list}]';; swapoff) : >\"$0.off\";; \
+             down) [ $2 = {} ] || [ -e \"$0.off\" ];; esac",
+            names[0]
+        );
+        let binary = fake(dir.path(), &what);
+        let done = down_by(&binary, &BTreeSet::from([gone]));
+        let ended: Vec<(u32, &str, bool)> =
+            done.iter().map(|(run, name, done)| (*run, &**name, done.is_ok())).collect();
+        let expected =
+            [(gone, &*names[0], true), (gone, &names[1], true), (other, &names[2], false)];
+        assert_eq!(ended, expected);
+        let down = |name: &str| format!("down {name} --discard");
+        let swap = format!("swapoff {} --force", names[1]);
+        let expected = ["list --json", &down(&names[0]), &down(&names[1]), &swap, &down(&names[1])];
+        assert_eq!(told(&binary), expected);
+    }
 
     #[test]
     fn the_endpoint_is_the_first_thing_that_can_be_opened() {

@@ -1,16 +1,17 @@
 //! A table as a process of its own.
 //!
-//! Invariants: its output goes to its log, which it holds locked as long as it lives, also when
-//! whoever started it is gone; it has a process group of its own, so that a ^C reaches only the
-//! run, which ends all of the group in order.
+//! Invariants: its output goes to its log, which it holds locked as long as it lives; it has a
+//! process group of its own, so that a ^C reaches only the run, which ends all of the group in
+//! order; it ends in order, too, when the run is gone, and nobody else measures before that.
 
+use super::Turn;
 use crate::report::warn;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
@@ -18,6 +19,23 @@ use ztier::error::{Context, Error, Result};
 const GRACE: Duration = Duration::from_secs(90);
 /// What is kept of a line that does not end.
 const LINE_MAX: usize = 1 << 16;
+
+/// What a table is told whose run is this process.
+const SUITE: &str = "--suite";
+
+/// Ties this process, a table, to the run that has started it: it is told to end when that is gone.
+///
+/// # Errors
+/// The run is gone already.
+pub fn tie(suite: u32) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot tie a table to its run")?;
+    let parent = getppid().map(Pid::as_raw_pid);
+    if parent.and_then(|id| u32::try_from(id).ok()) == Some(suite) {
+        Ok(())
+    } else {
+        Err(Error::failure("the run that has started this table is gone"))
+    }
+}
 
 /// A table that is at work; dropping it ends it.
 pub struct Child {
@@ -30,12 +48,14 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts this program with other arguments; with `show` its output is repeated here.
+    /// Starts this program with other arguments, and with the turn of this run; with `show` its
+    /// output is repeated here. The thread that calls this has to live as long as the table, which
+    /// is told to end when it does not.
     ///
     /// # Errors
     /// It can't be started; its log can't be written, or is held by a table that goes on since an
     /// earlier run was killed.
-    pub fn start(name: &str, args: &[String], log: &Path, show: bool) -> Result<Self> {
+    pub fn start(name: &str, args: &[String], log: &Path, show: bool, turn: &Turn) -> Result<Self> {
         let what = || format!("cannot write {}", log.display());
         let mut output = File::options().create(true).append(true).open(log).context(what())?;
         output.try_lock().map_err(|_| {
@@ -46,8 +66,9 @@ impl Child {
         writeln!(output, "$ ztier-bench {}", args.join(" ")).context(what())?;
         let own = std::env::current_exe().context("cannot find out where this program is")?;
         let child = Command::new(own)
+            .args([SUITE, &std::process::id().to_string()])
             .args(args)
-            .stdin(Stdio::null())
+            .stdin(turn.share()?)
             .stderr(output.try_clone().context("cannot duplicate a file")?)
             .stdout(output)
             .process_group(0)
@@ -125,7 +146,8 @@ mod tests {
         let log = dir.path().join("zram.log");
         let held = File::create(&log).unwrap();
         held.lock().unwrap();
-        let error = Child::start("zram", &[], &log, false).err().unwrap().to_string();
+        let turn = Turn::at(&dir.path().join("lock"), false).unwrap();
+        let error = Child::start("zram", &[], &log, false, &turn).err().unwrap().to_string();
         assert!(error.contains("zram still works"), "{error}");
         assert_eq!(std::fs::read(&log).unwrap(), b"");
     }

@@ -1,7 +1,8 @@
 //! All tables in one go, each as a process of its own.
 //!
 //! Invariants: what is known of the run is kept after each step, so that nothing that was measured
-//! is lost, whatever ends the run; a table that fails does not end it; one table runs at a time.
+//! is lost, whatever ends the run; a table that fails does not end it; one table runs at a time on
+//! a machine, also of other runs.
 //! Nothing here looks into figures: the report is made of the files.
 
 mod about;
@@ -10,9 +11,12 @@ mod left;
 pub mod plan;
 mod progress;
 mod record;
+mod turn;
 
+pub use child::tie;
 pub use left::words;
 pub use record::{Folder, Part, Run, State};
+pub use turn::Turn;
 
 use crate::report::machine;
 use crate::sys::cpu::Stopwatch;
@@ -114,20 +118,21 @@ pub struct Session {
     /// What is known of it.
     pub run: Run,
     verbose: bool,
+    turn: Turn,
     _lock: File,
 }
 
 impl Session {
-    /// Begins a run, or opens one to go on with.
+    /// Begins a run, or opens one to go on with, in this turn.
     ///
     /// # Errors
     /// There is nothing to run; there is no such run, or somebody works on it; the directory can't
     /// be written.
-    pub fn open(choice: &Choice) -> Result<Self> {
+    pub fn open(choice: &Choice, turn: Turn) -> Result<Self> {
         let (folder, run) = choice.open()?;
         let lock = folder.lock()?;
         folder.save(&run)?;
-        Ok(Self { folder, run, verbose: choice.verbose, _lock: lock })
+        Ok(Self { folder, run, verbose: choice.verbose, turn, _lock: lock })
     }
 
     /// Runs what is to be run.
@@ -135,13 +140,16 @@ impl Session {
     /// # Errors
     /// A table has failed; the run was interrupted; the directory can't be written.
     pub fn work(&mut self) -> Result<()> {
-        let Self { folder, run, verbose, .. } = self;
+        let Self { folder, run, verbose, turn, .. } = self;
         let mut progress = Progress::new();
         let dir = folder.path().display();
         let again = run.parts.iter().filter(|part| part.state == State::Waiting).count();
         let (all, time) = (run.parts.len(), words(left(&stretches(run, 0, 0.0))));
         progress.say(&format!("{again} of {all} tables to run in {dir}, about {time}"));
-        let done = each(run, folder, &mut progress, *verbose);
+        let start = |part: &Part, args: &[String]| {
+            Child::start(&part.name, args, &folder.file(&part.name, "log"), *verbose, turn)
+        };
+        let done = each(run, folder, &mut progress, &start);
         if interrupt::requested() {
             let text = format!("interrupted; what has ended is in {dir}");
             let mend = format!("go on with ./bench all --resume {dir}");
@@ -158,8 +166,11 @@ impl Session {
     }
 }
 
+/// Starts a part with these arguments.
+type Start<'a> = &'a dyn Fn(&Part, &[String]) -> Result<Child>;
+
 /// One part after the other.
-fn each(run: &mut Run, folder: &Folder, progress: &mut Progress, verbose: bool) -> Result<()> {
+fn each(run: &mut Run, folder: &Folder, progress: &mut Progress, start: Start<'_>) -> Result<()> {
     let machines = OnceCell::new();
     for n in 0..run.parts.len() {
         if run.parts[n].state != State::Waiting {
@@ -182,7 +193,7 @@ fn each(run: &mut Run, folder: &Folder, progress: &mut Progress, verbose: bool) 
         part.build = Some(build);
         folder.save(run)?;
         let begun = Instant::now();
-        let ended = one(run, n, folder, progress, verbose);
+        let ended = one(run, n, folder, progress, start);
         let part = &mut run.parts[n];
         part.seconds = Some(begun.elapsed().as_secs_f64());
         let ended = match ended {
@@ -224,7 +235,7 @@ fn one(
     n: usize,
     folder: &Folder,
     progress: &mut Progress,
-    verbose: bool,
+    start: Start<'_>,
 ) -> Result<Ended> {
     let part = &run.parts[n];
     let mut args = part.args.clone();
@@ -236,7 +247,7 @@ fn one(
     }
     let begun = Instant::now();
     let limit = Duration::from_secs_f64(part.typical_s * PATIENCE) + REST;
-    let mut child = Child::start(&part.name, &args, &folder.file(&part.name, "log"), verbose)?;
+    let mut child = start(part, &args)?;
     loop {
         if let Some(status) = child.look()? {
             let why = || child.last().trim_start_matches("ztier-bench: ").to_owned();

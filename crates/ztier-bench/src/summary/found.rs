@@ -4,7 +4,7 @@
 //! report says what there is.
 
 use crate::report::{Target, median};
-use crate::suite::{Folder, Run};
+use crate::suite::{Folder, Part, Run, State};
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -40,6 +40,16 @@ pub struct Row {
 }
 
 impl Row {
+    /// Whether it says how something was measured: a figure without runs is none.
+    pub fn is_note(&self) -> bool {
+        self.value.is_none() && self.missing.is_none() && self.unit.is_empty()
+    }
+
+    /// Whether it is a figure without runs, which says nothing.
+    pub fn is_empty(&self) -> bool {
+        self.value.is_none() && self.missing.is_none() && !self.unit.is_empty()
+    }
+
     /// Half of the way from the lowest run to the highest in percent of their middle, and CPU use,
     /// as far as they are known.
     pub fn note(&self) -> String {
@@ -124,13 +134,15 @@ impl Table {
 pub struct Tables(BTreeMap<String, Table>);
 
 impl Tables {
-    /// Those that have left figures.
+    /// Those that have left figures in this run. The file of a part that waits, or that can't run
+    /// here any more, is of an earlier build or of other arguments.
     pub fn load(folder: &Folder, run: &Run) -> Self {
         let table = |name: &String| {
             let text = std::fs::read_to_string(folder.file(name, "json")).ok()?;
             Some((name.clone(), serde_json::from_str(&text).ok()?))
         };
-        Self(run.parts.iter().filter_map(|part| table(&part.name)).collect())
+        let ran = |part: &&Part| matches!(part.state, State::Running | State::Done | State::Failed);
+        Self(run.parts.iter().filter(ran).filter_map(|part| table(&part.name)).collect())
     }
 
     /// A part's figures.
@@ -169,5 +181,37 @@ mod tests {
         assert_eq!((table.goal("a"), table.goal("b")), (Target::AtLeast(2.0), Target::None));
         assert_eq!(table.rows[0].note(), "CPU 100 %");
         assert_eq!(table.rows[2].missing.as_deref(), Some("no root"));
+    }
+
+    #[test]
+    fn a_figure_without_runs_is_no_note() {
+        use crate::report::{Report, Row as Written};
+        let mut report = Report::new("log");
+        report.silent_row(Written { case: "cut at".into(), unit: "%", ..Written::default() });
+        report.quiet_note("recovery", "drives", "a model");
+        report.missing("recovery", "64 GiB", "no room");
+        let table: Table = serde_json::from_str(&report.json().unwrap()).unwrap();
+        let kinds: Vec<_> = table.rows.iter().map(|row| (row.is_note(), row.is_empty())).collect();
+        assert_eq!(kinds, [(false, true), (true, false), (false, false)]);
+    }
+
+    #[test]
+    fn figures_of_an_earlier_try_are_not_those_of_a_part_that_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = Folder::of(dir.path().into());
+        let entries: Vec<_> = crate::suite::plan::entries(true).iter().take(1).collect();
+        let mut run = Run::new(String::new(), true, String::new(), &entries);
+        let name = run.parts[0].name.clone();
+        std::fs::write(folder.file(&name, "json"), r#"{"ratios": {"a": 1.0}}"#).unwrap();
+        for (state, counts) in [
+            (State::Waiting, false),
+            (State::Running, true),
+            (State::Done, true),
+            (State::Failed, true),
+            (State::Absent, false),
+        ] {
+            run.parts[0].state = state;
+            assert_eq!(Tables::load(&folder, &run).get(&name).is_some(), counts, "{state:?}");
+        }
     }
 }

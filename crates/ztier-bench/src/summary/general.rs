@@ -3,6 +3,7 @@
 use super::found::{Row, Table, Tables};
 use super::model::{Bar, Bars, Cell, Chart, Charts, Figure, Grid, Item};
 use crate::report::{Line, Lines, Target};
+use crate::suite::plan::NAMES;
 use crate::suite::{Run, State};
 
 /// Runs of a figure that are one after the other in time, when there are so many.
@@ -31,33 +32,82 @@ pub const fn wanted(
     Wanted { name, what, target, source }
 }
 
+/// How a ratio stands beside its target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// As it should be.
+    Met,
+    /// Not as it should be.
+    Short,
+    /// It has a target, and was not measured.
+    Absent,
+    /// It was measured, but in a way for which its target is not meant.
+    Elsewhere,
+    /// It never has one.
+    Free,
+}
+
+/// A ratio of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Judged {
+    /// What was measured.
+    pub found: Option<f64>,
+    /// What it is held against in this run.
+    pub target: Target,
+    /// The verdict.
+    pub standing: Standing,
+}
+
+impl Judged {
+    /// The cells that say so: what was found, the target, the verdict.
+    pub fn cells(&self) -> [Cell; 3] {
+        let verdict = match self.standing {
+            Standing::Met => Cell::Verdict(true),
+            Standing::Short => Cell::Verdict(false),
+            Standing::Absent => Cell::text("not measured"),
+            Standing::Elsewhere => Cell::text("no target here"),
+            Standing::Free => Cell::None,
+        };
+        [Cell::maybe(self.found), target_cell(self.target), verdict]
+    }
+}
+
+impl Wanted {
+    /// How it stands in a run. What the table that measured it says of its target counts.
+    pub fn judged(&self, table: Option<&Table>) -> Judged {
+        let found = table.and_then(|table| table.ratios.get(self.name).copied());
+        let target = match (found, table) {
+            (Some(_), Some(table)) => table.goal(self.name),
+            _ => self.target,
+        };
+        let standing = match (found, target) {
+            (_, Target::None) if self.target == Target::None => Standing::Free,
+            (_, Target::None) => Standing::Elsewhere,
+            (None, _) => Standing::Absent,
+            (Some(value), _) if target.met(value) => Standing::Met,
+            _ => Standing::Short,
+        };
+        Judged { found, target, standing }
+    }
+}
+
+fn target_cell(target: Target) -> Cell {
+    if target == Target::None { Cell::None } else { Cell::text(target.short()) }
+}
+
 /// Ratios beside what the source had and their targets.
 pub fn ratios(caption: &str, table: Option<&Table>, all: &[Wanted]) -> Grid {
     let mut grid = Grid::new(caption, &["ratio", "", "source", "here", "target", "verdict"]);
     for one in all {
-        let found = table.and_then(|table| table.ratios.get(one.name).copied());
-        let target = match (found, table) {
-            (Some(_), Some(table)) => table.goal(one.name),
-            _ => one.target,
-        };
-        grid.rows.push(vec![
-            Cell::text(one.name),
-            Cell::text(one.what),
-            Cell::maybe(one.source),
-            Cell::maybe(found),
-            if target == Target::None { Cell::None } else { Cell::text(target.short()) },
-            verdict(found, target),
-        ]);
+        let first = [Cell::text(one.name), Cell::text(one.what), Cell::maybe(one.source)];
+        grid.rows.push(first.into_iter().chain(one.judged(table).cells()).collect());
     }
     grid
 }
 
-/// Whether a target was met; nothing without one, and nothing of what was not measured.
-pub fn verdict(found: Option<f64>, target: Target) -> Cell {
-    match found {
-        Some(value) if target != Target::None => Cell::Verdict(target.met(value)),
-        _ => Cell::None,
-    }
+/// Whether a target was met; nothing without one.
+fn verdict(value: f64, target: Target) -> Cell {
+    if target == Target::None { Cell::None } else { Cell::Verdict(target.met(value)) }
 }
 
 /// The ratios of a table that are not in `known`.
@@ -71,8 +121,8 @@ pub fn other_ratios(table: &Table, known: &[Wanted]) -> Option<Item> {
         grid.rows.push(vec![
             Cell::text(name),
             Cell::Number(value),
-            if target == Target::None { Cell::None } else { Cell::text(target.short()) },
-            verdict(Some(value), target),
+            target_cell(target),
+            verdict(value, target),
         ]);
     }
     let item = || Item::More("All other ratios".into(), vec![Item::Grid(grid.clone())]);
@@ -156,8 +206,7 @@ fn courses(rows: &[&Row]) -> Vec<Charts> {
 /// What a table says of how it measured.
 pub fn conditions(table: &Table) -> Option<Item> {
     let mut notes: Vec<(String, String)> = Vec::new();
-    let about = |row: &&Row| row.value.is_none() && row.missing.is_none();
-    for row in table.rows.iter().filter(about) {
+    for row in table.rows.iter().filter(|row| row.is_note()) {
         let note = (format!("{}: {}", row.section, row.system), row.case.clone());
         if !notes.contains(&note) {
             notes.push(note);
@@ -185,14 +234,15 @@ pub fn shortfall(run: &Run, part: &str) -> Option<Item> {
 /// All that could not be measured, with the reasons.
 pub fn missing(run: &Run, tables: &Tables) -> Vec<(String, String)> {
     let mut all = Vec::new();
-    for part in &run.parts {
-        if let Some(Item::Text(text)) = shortfall(run, &part.name) {
-            all.push((part.name.clone(), text));
+    // Also those that were not asked for: nothing else says that they are not there.
+    for part in NAMES {
+        if let Some(Item::Text(text)) = shortfall(run, part) {
+            all.push((part.to_owned(), text));
         }
-        let rows = tables.get(&part.name).into_iter().flat_map(|table| &table.rows);
+        let rows = tables.get(part).into_iter().flat_map(|table| &table.rows);
         for row in rows {
             if let Some(why) = &row.missing {
-                let name = format!("{}: {}, {}", part.name, row.section, row.system);
+                let name = format!("{part}: {}, {}", row.section, row.system);
                 let note = (name, why.clone());
                 if !all.contains(&note) {
                     all.push(note);
@@ -228,12 +278,13 @@ pub fn listed(part: &str, table: &Table) -> Vec<Figure> {
             case: name.clone(),
             value: Some(value),
             target: target.short(),
-            verdict: match verdict(Some(value), target) {
-                Cell::Verdict(met) => Cell::Verdict(met).shown(),
-                _ => String::new(),
+            verdict: match verdict(value, target) {
+                Cell::None => String::new(),
+                verdict => verdict.shown(),
             },
             ..Figure::default()
         }
     };
-    table.rows.iter().map(row).chain(table.ratios.iter().map(ratio)).collect()
+    let rows = table.rows.iter().filter(|row| !row.is_empty());
+    rows.map(row).chain(table.ratios.iter().map(ratio)).collect()
 }

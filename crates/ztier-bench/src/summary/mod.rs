@@ -10,13 +10,13 @@ mod general;
 mod html;
 mod markdown;
 mod model;
+mod overview;
 mod series;
 mod source;
 
-use crate::report::Target;
 use crate::suite::{Folder, Part, Run, State, words};
 use found::Tables;
-use model::{Cell, Document, Grid, Item, Section, title};
+use model::{Cell, Document, Grid, Item, Section};
 use source::Given;
 use std::path::PathBuf;
 use ztier::error::Result;
@@ -37,7 +37,7 @@ pub fn write(folder: &Folder, run: &Run) -> Result<PathBuf> {
 /// What the report says.
 fn document(run: &Run, tables: &Tables) -> Document {
     let given = Given { run, tables };
-    let mut sections = vec![overview(given)];
+    let mut sections = vec![overview::section(given)];
     sections.extend(source::ALL.iter().map(|source| source.section(given)));
     sections.push(missing(given));
     sections.push(made_with(given));
@@ -86,51 +86,6 @@ fn lead(run: &Run) -> Vec<String> {
             .into(),
     );
     lead
-}
-
-/// The main table: every ratio that has a target, and how many were met.
-fn overview(given: Given<'_>) -> Section {
-    let head = ["document", "targets", "met", "short", "not measured"];
-    let mut counts = Grid::new("Targets", &head);
-    let head = ["ratio", "source", "here", "target", "verdict"];
-    let mut main = Grid::new("Every ratio that has a target", &head);
-    for source in &source::ALL {
-        let (mut met, mut short, mut absent) = (0, 0, 0);
-        main.rows.push(title(source.title, head.len()));
-        let all = source.main.iter().flat_map(|(part, all)| all.iter().map(move |one| (part, one)));
-        for (part, one) in all {
-            let table = given.tables.get(part);
-            let found = table.and_then(|table| table.ratios.get(one.name).copied());
-            let target = match (found, table) {
-                (Some(_), Some(table)) => table.goal(one.name),
-                _ => one.target,
-            };
-            if target == Target::None {
-                continue;
-            }
-            let verdict = general::verdict(found, target);
-            match verdict {
-                Cell::Verdict(true) => met += 1,
-                Cell::Verdict(false) => short += 1,
-                _ => absent += 1,
-            }
-            main.rows.push(vec![
-                Cell::text(match part.strip_suffix("-vm") {
-                    Some(_) => format!("{}; in a virtual machine, by ublk", one.what),
-                    None => one.what.to_owned(),
-                }),
-                Cell::maybe(one.source),
-                Cell::maybe(found),
-                Cell::text(target.short()),
-                if found.is_some() { verdict } else { Cell::text("not measured") },
-            ]);
-        }
-        let counted = [met + short + absent, met, short, absent];
-        let cells = counted.map(|count: u32| Cell::text(count.to_string()));
-        counts.rows.push(std::iter::once(Cell::text(source.title)).chain(cells).collect());
-    }
-    let items = vec![Item::Grid(counts), Item::Grid(main)];
-    Section { id: "overview".into(), title: "Overview".into(), items }
 }
 
 fn missing(given: Given<'_>) -> Section {
@@ -214,34 +169,7 @@ fn ended(part: &Part) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::report::Report;
     use crate::suite::plan::entries;
-
-    #[test]
-    fn targets_are_counted_and_what_was_not_measured_is_said() {
-        let dir = tempfile::tempdir().unwrap();
-        let folder = Folder::of(dir.path().into());
-        let entries: Vec<_> = entries(true).iter().filter(|entry| entry.name == "scan").collect();
-        let run = Run::new(String::new(), true, String::new(), &entries);
-        let mut report = Report::new("scan");
-        report.ratio("vs_disk_swap", 1.6, Target::AtLeast(1.5));
-        report.ratio("swap_in_p99_vs_median", 3.1, Target::AtMost(3.0));
-        // What the table says counts: over this export, no target.
-        report.ratio("vs_kernel_zram", 0.5, Target::None);
-        std::fs::write(folder.file("scan", "json"), report.json().unwrap()).unwrap();
-        let tables = Tables::load(&folder, &run);
-        let overview = overview(Given { run: &run, tables: &tables });
-        let [Item::Grid(counts), Item::Grid(main)] = &overview.items[..] else { panic!() };
-        let of = |grid: &Grid, row: usize| {
-            grid.rows[row].iter().map(Cell::shown).collect::<Vec<_>>().join("|")
-        };
-        assert_eq!(of(counts, 1), "Compressed swap|10|1|1|8");
-        let title = |row: &Vec<Cell>| row[0] == Cell::Title("Compressed swap".into());
-        let first = main.rows.iter().position(title).unwrap() + 1;
-        assert_eq!(of(main, first), "time on disk swap ÷ ours|1.50|1.60|≥ 1.5|met");
-        assert!(of(main, first + 1).ends_with("|–|–|≥ 10|not measured"), "{:?}", main.rows);
-        assert!(of(main, first + 2).ends_with("|3.10|≤ 3|short"));
-    }
 
     #[test]
     fn parts_of_several_builds_say_so() {

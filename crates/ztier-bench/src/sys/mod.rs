@@ -8,5 +8,8 @@ pub mod dirty;
 pub mod interrupt;
 pub mod knob;
 pub mod map;
+pub mod remains;
 pub mod usage;
+#[cfg(test)]
+pub mod victim;
 pub mod workdir;

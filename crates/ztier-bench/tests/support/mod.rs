@@ -5,8 +5,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+/// Outputs of programs in one directory have names of their own.
+static STARTED: AtomicU32 = AtomicU32::new(0);
 /// Longer than any program here takes.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
@@ -31,9 +34,11 @@ pub struct Ended {
 }
 
 impl Running {
-    /// Starts it.
+    /// Starts it. Tests run beside each other: those with the same `dir` alone have to wait.
     pub fn start(mut command: Command, dir: &Path) -> Self {
-        let outputs = ["stdout", "stderr"].map(|name| dir.join(name));
+        command.env("ZTIER_BENCH_LOCK", dir.join("lock"));
+        let n = STARTED.fetch_add(1, Ordering::Relaxed);
+        let outputs = ["stdout", "stderr"].map(|name| dir.join(format!("{name}{n}")));
         let [out, err] = [0, 1].map(|n: usize| File::create(&outputs[n]).unwrap());
         let child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn().unwrap();
         Self { child, outputs: outputs.map(|path| File::open(path).unwrap()) }
@@ -67,7 +72,14 @@ impl Running {
         Ended { status, stdout: text(stdout), stderr: text(stderr) }
     }
 
-    fn said(&mut self) -> String {
+    /// Kills it, as nothing can prevent.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// What it has said on standard error since this was asked last.
+    pub fn said(&mut self) -> String {
         let mut text = String::new();
         let _ = self.outputs[1].read_to_string(&mut text);
         text

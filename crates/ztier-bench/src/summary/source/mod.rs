@@ -23,6 +23,33 @@ pub struct Given<'a> {
     pub tables: &'a Tables,
 }
 
+/// A part of the run, and what the overview says of its ratios.
+#[derive(Clone, Copy)]
+pub struct Measured {
+    /// Which part.
+    pub part: &'static str,
+    /// Those that it speaks of also where they were not measured.
+    pub wanted: &'static [Wanted],
+    /// What the others are, if there are too many for a row each.
+    pub many: Option<Many>,
+}
+
+impl Measured {
+    /// One with a row a ratio.
+    pub const fn of(part: &'static str, wanted: &'static [Wanted]) -> Self {
+        Self { part, wanted, many: None }
+    }
+}
+
+/// Ratios of one kind.
+#[derive(Clone, Copy)]
+pub struct Many {
+    /// What is divided by what.
+    pub what: &'static str,
+    /// How their names end, after what each is of.
+    pub end: &'static str,
+}
+
 /// A source document.
 pub struct Source {
     /// A word for links.
@@ -33,8 +60,10 @@ pub struct Source {
     pub part: &'static str,
     /// The document, as it calls itself.
     pub cited: &'static str,
-    /// Ratios of the main table, by the part of the run that measures them.
-    pub main: &'static [(&'static str, &'static [Wanted])],
+    /// The parts of the run whose ratios belong to it, in order.
+    pub main: &'static [Measured],
+    /// What else may have a target: names, and what is divided by what.
+    pub texts: &'static [(&'static str, &'static str)],
     /// What stands below the citation.
     pub items: fn(Given<'_>) -> Vec<Item>,
     /// Its figures.
@@ -42,6 +71,14 @@ pub struct Source {
 }
 
 impl Source {
+    /// What is divided by what; parts have ratios of the same name in common.
+    pub fn text(&self, name: &str) -> Option<&'static str> {
+        let texts = self.texts.iter().copied();
+        let wanted = self.main.iter().flat_map(|measured| measured.wanted);
+        let mut all = texts.chain(wanted.map(|one| (one.name, one.what)));
+        all.find(|(other, _)| *other == name).map(|(_, text)| text)
+    }
+
     /// Its section.
     pub fn section(&self, given: Given<'_>) -> Section {
         let mut items = vec![Item::Text(format!("Source: {}", self.cited))];
@@ -82,4 +119,20 @@ fn iozone(part: &str, system: &str, table: &str) -> Vec<Figure> {
         }
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suite::plan::NAMES;
+
+    #[test]
+    fn each_part_belongs_to_one_document() {
+        let mut parts: Vec<&str> =
+            ALL.iter().flat_map(|source| source.main).map(|measured| measured.part).collect();
+        let mut names = NAMES;
+        parts.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(parts, names);
+    }
 }

@@ -1,6 +1,6 @@
 //! compcache's worst case: files want all memory, and next to nothing is swapped.
 
-use super::{Given, Source, figure};
+use super::{Given, Measured, Source, figure};
 use crate::report::Target::{AtLeast, AtMost, None as No};
 use crate::summary::found::Table;
 use crate::summary::general::{Wanted, conditions, figures, other_ratios, ratios, wanted};
@@ -18,7 +18,8 @@ pub const SOURCE: Source = Source {
             is expected to suffer maximum loss in performance with compcache enabled.” (Linux \
             2.6.31-rc6, Core 2 Duo T9600, mem=512m, a disk of 7200 RPM; iozone -a -B -n 256M -g \
             1G -R -i 0 -i 1 -M -+u -+A 4)",
-    main: &[("worst-case", &MAIN)],
+    main: &[Measured::of("worst-case", &MAIN)],
+    texts: &[],
     items,
     figures: source_figures,
 };

@@ -1,12 +1,10 @@
 //! zcache: the nine IOzone tests on a file as large as the memory, without a read cache and with.
 
-use super::{Given, Source, iozone};
+use super::{Given, Many, Measured, Source, iozone};
 use crate::report::Target::AtLeast;
 use crate::report::{Line, Lines};
 use crate::summary::found::Table;
-use crate::summary::general::{
-    Wanted, conditions, figures, other_ratios, shortfall, verdict, wanted,
-};
+use crate::summary::general::{Wanted, conditions, figures, other_ratios, shortfall, wanted};
 use crate::summary::model::{Cell, Chart, Charts, Figure, Grid, Item};
 use crate::summary::series::{Speeds, charts, cpu, gather};
 use crate::workload::iozone::TESTS;
@@ -19,7 +17,12 @@ pub const SOURCE: Source = Source {
     cited: "compcache, zcache: “Test to measure effects of zcache on I/O performance using IOzone \
             benchmark” (Linux 2.6.35-rc5, AMD Phenom 9850, 1 GB of memory, pools of 10 %; iozone \
             -a -M -B -s 1G -y 4k -+u)",
-    main: &[("zcache", &MAIN)],
+    main: &[
+        Measured::of("zcache", &MAIN),
+        Measured::of("cache", &[]),
+        Measured { part: "policy", wanted: &[], many: Some(POLICIES) },
+    ],
+    texts: &TEXTS,
     items,
     figures: source_figures,
 };
@@ -43,6 +46,13 @@ const MAIN: [Wanted; 10] = [
     wanted("stride_read", "stride read, with ÷ without", AtLeast(3.47), Some(3.47)),
     wanted("random_write_with_log", "random write, with a log ÷ without", AtLeast(10.0), None),
 ];
+const TEXTS: [(&str, &str); 3] = [
+    ("miss_cpu_us", "a miss: µs of a processor, more than the drive alone takes"),
+    ("miss_elapsed_vs_bare", "a miss, time ÷ that of the disk (a model of 7200 rpm) alone"),
+    ("default_vs_best_least", "hits ÷ those of the best policy: the least of all traces"),
+];
+/// One of each trace.
+const POLICIES: Many = Many { what: "hits ÷ those of the best policy", end: "_vs_best" };
 /// Averages as the source states them, KB a second.
 const STATED: [(f64, f64); 9] = [
     (83_644.0, 85_031.0),
@@ -60,8 +70,10 @@ fn items(given: Given<'_>) -> Vec<Item> {
     let table = given.tables.get("zcache");
     let found = table.map_or(Vec::new(), |table| gather(table, NINE));
     let (without, with) = theirs();
-    let caption = "Throughput by the size of records, IOzone’s pattern";
-    let mut items = vec![Item::Grid(averages(table)), lines(caption, [&without, &with], &found)];
+    let files = sizes(&found);
+    let caption =
+        format!("Throughput by the size of records, IOzone’s pattern; the source on 1 GiB{files}");
+    let mut items = vec![Item::Grid(averages(table)), lines(&caption, [&without, &with], &found)];
     if let Some(table) = table {
         items.push(Item::Grid(cpu(&found.iter().collect::<Vec<_>>())));
         items.extend(other_data(table));
@@ -87,6 +99,15 @@ fn items(given: Given<'_>) -> Vec<Item> {
     items
 }
 
+/// What files there are here, to be said after the source's.
+fn sizes(found: &[Speeds]) -> String {
+    let mut all: Vec<u64> = found.iter().map(|speeds| speeds.file_mib).collect();
+    all.sort_unstable();
+    all.dedup();
+    let all: Vec<String> = all.iter().map(u64::to_string).collect();
+    if all.is_empty() { String::new() } else { format!(", here on {} MiB", all.join(" and ")) }
+}
+
 /// The tests with data that shrinks less.
 fn other_data(table: &Table) -> Vec<Item> {
     let mut items = Vec::new();
@@ -94,7 +115,7 @@ fn other_data(table: &Table) -> Vec<Item> {
         let Some(data) = section.strip_prefix("nine, ") else { continue };
         let speeds = gather(table, section);
         if section != NINE && !speeds.is_empty() {
-            let title = format!("Throughput by the size of records, data {data}");
+            let title = format!("Throughput by the size of records, data {data}{}", sizes(&speeds));
             items.push(lines(&title, [], &speeds));
         }
     }
@@ -153,8 +174,13 @@ fn theirs() -> (Speeds, Speeds) {
 
 /// The source's comparison, with ours and a log beside it.
 fn averages(table: Option<&Table>) -> Grid {
+    let found = table.map_or(Vec::new(), |table| gather(table, NINE));
     let mut grid = Grid::new(
-        "Averages over sizes of records, KiB/s; ratios are with ÷ without",
+        format!(
+            "Averages over sizes of records, KiB/s; ratios are with ÷ without; the source on 1 \
+             GiB{}",
+            sizes(&found)
+        ),
         &[
             "test",
             "source without",
@@ -169,7 +195,6 @@ fn averages(table: Option<&Table>) -> Grid {
             "ratio",
         ],
     );
-    let found = table.map_or(Vec::new(), |table| gather(table, NINE));
     let average =
         |system: &str, test| found.iter().find(|speeds| speeds.system == system)?.average(test);
     for (test, name) in TESTS.iter().enumerate() {
@@ -177,7 +202,7 @@ fn averages(table: Option<&Table>) -> Grid {
         let word = name.replace(' ', "_");
         let ratio = |name: &str| table.and_then(|table| table.ratios.get(name).copied());
         let one = &MAIN[test];
-        let ours = ratio(&word);
+        let [ours, target, verdict] = one.judged(table).cells();
         grid.rows.push(vec![
             Cell::text(*name),
             Cell::Number(without),
@@ -185,9 +210,9 @@ fn averages(table: Option<&Table>) -> Grid {
             Cell::maybe(one.source),
             Cell::maybe(average(BARE, test)),
             Cell::maybe(average(CACHE, test)),
-            Cell::maybe(ours),
-            Cell::text(one.target.short()),
-            verdict(ours, one.target),
+            ours,
+            target,
+            verdict,
             Cell::maybe(average(LOG, test)),
             Cell::maybe(ratio(&format!("{word}_with_log"))),
         ]);

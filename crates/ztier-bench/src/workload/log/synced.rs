@@ -3,6 +3,7 @@
 
 use super::own::{Flushed, OwnLog, Synced, small_pools};
 use super::{BLOCK, Plan};
+use crate::data::Pool;
 use crate::model::job::{self, Action, Job};
 use crate::report::{Report, Row, Table, Target as Goal, median, print};
 use crate::rival::raw::RawDevice;
@@ -39,6 +40,10 @@ impl Side {
             (", a flush", "ms", &self.median),
             (", a flush, 99.9 %", "ms", &self.last),
         ] {
+            // Of a model only the first is known.
+            if runs.is_empty() {
+                continue;
+            }
             report.silent_row(Row {
                 section: SECTION.into(),
                 system: system.into(),
@@ -67,6 +72,24 @@ impl Plan<'_> {
         Some(job::simulate(&mut model, &job, SEED).bytes_per_second / BLOCK as f64)
     }
 
+    /// Rounds of a load on the drive alone and on the log, in turn; and what the log wrote for each
+    /// byte.
+    fn sides(&self, load: Synced, pools: &mut [Pool]) -> Result<(Side, Side, Vec<f64>)> {
+        let (mut raw, mut ours) = (Side::default(), Side::default());
+        let mut written = Vec::new();
+        for round in 0..self.rounds {
+            let drive = self.drives.log.open(NEAR)?.drive;
+            let alone: Arc<dyn Device> = Arc::new(RawDevice(drive));
+            let span = load.span.min(alone.size());
+            raw.push(Synced { span, ..load }.run(&alone, pools, round)?);
+            drop(alone);
+            let log = OwnLog::new(self.drives, NEAR, self.segment)?;
+            ours.push(load.run(&log.device(), pools, round)?);
+            written.push(log.amplification());
+        }
+        Ok((raw, ours, written))
+    }
+
     /// The table of all loads.
     pub(super) fn synced(&self, report: &mut Report) -> Result<()> {
         let most = WRITERS.into_iter().max().unwrap_or(1);
@@ -90,30 +113,13 @@ impl Plan<'_> {
         for each in EACH {
             for writers in WRITERS {
                 let load = Synced { writers, each, span: self.span.min(NEAR), time };
-                let (mut raw, mut ours) = (Side::default(), Side::default());
-                let mut written = Vec::new();
-                for round in 0..self.rounds {
-                    let drive = self.drives.log.open(NEAR)?.drive;
-                    let alone: Arc<dyn Device> = Arc::new(RawDevice(drive));
-                    let span = load.span.min(alone.size());
-                    raw.push(Synced { span, ..load }.run(&alone, &mut pools, round)?);
-                    drop(alone);
-                    let log = OwnLog::new(self.drives, NEAR, self.segment)?;
-                    ours.push(load.run(&log.device(), &mut pools, round)?);
-                    written.push(log.amplification());
-                }
+                let (raw, ours, written) = self.sides(load, &mut pools)?;
                 let case = format!("a flush after {each} writes, {writers} writers");
                 raw.report(report, "drive alone", &case);
                 let modelled = self.modelled(load);
                 if let Some(iops) = modelled {
-                    report.silent_row(Row {
-                        section: SECTION.into(),
-                        system: "drive alone, its model".into(),
-                        case: case.clone(),
-                        unit: "IOPS",
-                        runs: vec![iops],
-                        ..Row::default()
-                    });
+                    let (blocks, none) = (vec![iops], Side::default());
+                    Side { blocks, ..none }.report(report, "drive alone, its model", &case);
                 }
                 ours.report(report, "ztier, in process", &case);
                 let ratio = median(&ours.blocks) / median(&raw.blocks);

@@ -1,0 +1,169 @@
+//! What runs that were killed have left on the machine is taken away, or named.
+//!
+//! Invariants: only what has a name of this program's, with the id of a process that is gone, is
+//! touched, and of files only this user's; what uses something goes before it: swap, file systems,
+//! volumes, devices, files. Where that fails, the rest of that run stays. Nothing waits without a
+//! bound: mounts are known from the kernel's table, and no path is looked at below one.
+
+mod kernel;
+mod names;
+
+pub use names::is_gone;
+
+use crate::report::{say, warn};
+use crate::sys::command::undo;
+use kernel::{Loop, Mount};
+use names::{Places, run_of};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use ztier::error::{Context, Error, Result};
+use ztier::export::Leftover;
+
+/// Where files go that are too large for memory.
+const LARGE: &str = "/var/tmp";
+const LIMIT: Duration = Duration::from_secs(30);
+/// Reading swap back from a slow disk takes its time.
+const SWAP_LIMIT: Duration = Duration::from_secs(300);
+
+/// A volume that was left: the run that made it, its name, and whether it is gone now.
+pub type Volume = (u32, String, Result<()>);
+/// Takes down the volumes of runs that are gone; it is told which of them are known to have had
+/// some.
+pub type Down<'a> = &'a dyn Fn(&BTreeSet<u32>) -> Vec<Volume>;
+
+/// Takes away what is left, and says so.
+pub fn clear(down: Down<'_>) {
+    clear_in(&[LARGE.into(), std::env::temp_dir()], down).say();
+    for device in kernel::unused_zram() {
+        warn(&format!(
+            "{device} holds data that nobody uses, perhaps of a run that was killed; \
+             echo 1 >/sys/block/{device}/reset frees its memory"
+        ));
+    }
+}
+
+/// What was found.
+#[derive(Default)]
+struct Tally {
+    gone: Vec<String>,
+    stays: Vec<String>,
+}
+
+impl Tally {
+    /// Whether it is gone.
+    fn note(&mut self, what: String, done: Result<()>) -> bool {
+        let ok = done.is_ok();
+        match done {
+            Ok(()) => self.gone.push(what),
+            Err(e) => self.stays.push(format!("left by a run that was killed: {what}: {e}")),
+        }
+        ok
+    }
+
+    fn say(&self) {
+        if !self.gone.is_empty() {
+            say(&format!("removed what a run that was killed has left: {}", self.gone.join(", ")));
+        }
+        self.stays.iter().for_each(|text| warn(text));
+    }
+}
+
+fn clear_in(dirs: &[PathBuf], down: Down<'_>) -> Tally {
+    let (mut places, mut tally) = (Places::new(dirs), Tally::default());
+    swap_off(&mut places, &mut tally);
+    // A file system on a device of the run; what devices are on comes later.
+    unmount(&places, &mut tally, |mount| !mount.is_fuse() && mount.kind != "tmpfs");
+    for (run, name, done) in down(&places.with_volumes()) {
+        if !tally.note(format!("volume {name}"), done) {
+            places.spare(run);
+        }
+    }
+    for Mount { point, .. } in kernel::mounts().into_iter().filter(Mount::is_fuse) {
+        if places.left(&point).is_some() {
+            // Its server is dead: this ends its requests and detaches its loop device.
+            let mount = Leftover::Mount(point);
+            tally.note(mount.describe(), mount.remove());
+        }
+    }
+    for (_, Loop { device, .. }) in loops(&places) {
+        let done = undo("losetup", &[Path::new("--detach"), &device], LIMIT).map(drop);
+        tally.note(format!("loop device {}", device.display()), done);
+    }
+    unmount(&places, &mut tally, |_| true);
+    for (_, path) in places.entries() {
+        match remove(&path) {
+            Ok(false) => {}
+            done => drop(tally.note(path.display().to_string(), done.map(drop))),
+        }
+    }
+    for dir in kernel::groups() {
+        remove_groups(&dir, &mut tally);
+    }
+    tally
+}
+
+/// The loop devices on files of runs that are gone.
+fn loops(places: &Places) -> Vec<(u32, Loop)> {
+    let all = kernel::loops().into_iter();
+    all.filter_map(|one| Some((places.left(&one.backing)?, one))).collect()
+}
+
+/// Ends swap on what is left; what has it still is spared.
+fn swap_off(places: &mut Places, tally: &mut Tally) {
+    let loops = loops(places);
+    for path in kernel::swaps() {
+        let on_loop = || loops.iter().find(|(_, one)| one.device == path).map(|(run, _)| *run);
+        let Some(run) = places.left(&path).or_else(on_loop) else { continue };
+        let done = undo("swapoff", &[&path], SWAP_LIMIT).map(drop);
+        if !tally.note(format!("swap on {}", path.display()), done) {
+            places.spare(run);
+        }
+    }
+}
+
+/// Unmounts what is left and wanted, the last first: it may be on what was mounted before.
+fn unmount(places: &Places, tally: &mut Tally, wanted: fn(&Mount) -> bool) {
+    for mount in kernel::mounts().iter().rev().filter(|mount| wanted(mount)) {
+        let point = &mount.point;
+        if places.left(point).is_none() {
+            continue;
+        }
+        let done = undo("umount", &[point], LIMIT)
+            .or_else(|_| undo("umount", &[Path::new("--lazy"), point], LIMIT));
+        tally.note(format!("mount {}", point.display()), done.map(drop));
+    }
+}
+
+/// Whether it was there and this user's.
+fn remove(path: &Path) -> Result<bool> {
+    if kernel::mounts().iter().any(|mount| mount.point.starts_with(path)) {
+        return Err(Error::failure("something is mounted there").mend("unmount and remove it"));
+    }
+    let Ok(found) = rustix::fs::lstat(path) else { return Ok(false) };
+    if found.st_uid != rustix::process::geteuid().as_raw() {
+        return Ok(false);
+    }
+    let kind = rustix::fs::FileType::from_raw_mode(found.st_mode);
+    let done =
+        if kind.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    match done {
+        // Somebody else has done it meanwhile.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        done => done.context("cannot be removed").map(|()| true),
+    }
+}
+
+/// Removes the control groups of runs that are gone; the kernel keeps those that have processes.
+fn remove_groups(dir: &Path, tally: &mut Tally) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if name.to_str().and_then(run_of).is_some_and(is_gone) {
+            let done = std::fs::remove_dir(entry.path()).context("cannot be removed");
+            tally.note(format!("group {}", entry.path().display()), done);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
