@@ -17,6 +17,15 @@ mod plain {
             std::thread::yield_now();
         }
     }
+
+    /// The same where they wait for a device: the processor is left to others.
+    pub fn rest(round: u32) {
+        if round < 64 {
+            std::hint::spin_loop();
+        } else {
+            std::thread::sleep(std::time::Duration::from_micros(50));
+        }
+    }
 }
 
 #[cfg(shuttle)]
@@ -49,6 +58,8 @@ mod explored {
     pub fn relax(_round: u32) {
         shuttle::thread::yield_now();
     }
+
+    pub use relax as rest;
 }
 
 #[cfg(shuttle)]

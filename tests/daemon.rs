@@ -305,6 +305,38 @@ fn without_root_nbd_works_and_a_block_device_is_refused() {
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
+/// Without the right to lock memory a block device is good for everything but swap.
+#[test]
+fn a_block_device_comes_up_without_locked_memory() {
+    let sandbox = Sandbox::new();
+    let report = sandbox.ztier(&["doctor", "--json"]).json();
+    if report["export"] == "nbd" || !has("setpriv") || !has("prlimit") {
+        eprintln!("skipped: no block devices, setpriv or prlimit here");
+        return;
+    }
+    let name = format!("test-{}", std::process::id());
+    let unlocked = |more: &[&str]| {
+        let ztier = sandbox.command(&["up", &name, "--size", "64M"]);
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"]);
+        command.args(["prlimit", "--memlock=0:0"]).arg(ztier.get_program()).args(ztier.get_args());
+        command.args(more).envs(ztier.get_envs().filter_map(|(key, value)| Some((key, value?))));
+        finish(command)
+    };
+    unlocked(&["--use", "swap"]).refused(1, &["lock"]);
+    let device = unlocked(&[]).ok().trim().to_owned();
+    let log = fs::read_to_string(sandbox.run_dir().join(format!("{name}.log"))).unwrap();
+    assert!(log.contains("memory is not locked"), "{log}");
+    fs::write(&device, [7; 8192]).unwrap();
+    assert!(fs::read(&device).unwrap().starts_with(&[7; 8192]));
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+}
+
+fn has(program: &str) -> bool {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&paths).any(|dir| dir.join(program).exists())
+}
+
 #[test]
 fn a_killed_block_device_is_cleaned_up_completely() {
     let sandbox = Sandbox::new();

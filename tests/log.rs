@@ -211,6 +211,7 @@ fn damage_in_a_log_is_told_and_refused() {
     assert!(dump.contains("block 3 Lz4") || dump.contains("block 3 Raw"), "{dump}");
     // A payload, then the header of the first chunk.
     let first = data_at(16 << 20, 64 << 10);
+    let fifth = first + chunk_at(&dump, 4);
     let file = File::options().write(true).open(&place.log).unwrap();
     file.write_at(&[0xff; 4], first + 300).unwrap();
     let check = place.sandbox.ztier(&["log", "check", &place.log]);
@@ -220,7 +221,65 @@ fn damage_in_a_log_is_told_and_refused() {
     place.sandbox.ztier(&place.up()).refused(1, &["chunk 0 in segment 0 was durable"]);
     place.sandbox.ztier(&[&place.up()[..], &["--accept-loss"]].concat()).ok();
     assert_eq!(place.connect().read(7 * BLOCK, 4096), content(7, 1));
+    // That loss is known to all daemons that follow; another one is not.
+    let restart = || place.sandbox.ztier(&["restart", "vol"]);
+    restart().ok();
+    place.sandbox.kill("vol");
+    restart().ok();
+    assert_eq!(place.connect().read(7 * BLOCK, 4096), content(7, 1));
+    place.sandbox.kill("vol");
+    let whole = damage(&place.log, fifth);
+    restart().refused(1, &["was durable and is damaged", "--accept-loss"]);
+    file.write_at(&whole, fifth).unwrap();
+    restart().ok();
+    assert_eq!(place.connect().read(7 * BLOCK, 4096), content(7, 1));
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}
+
+#[test]
+fn the_damaged_log_of_another_drive_is_not_made_anew() {
+    let (place, other) = (Place::new(), Place::new());
+    other.sandbox.ztier(&other.up()).ok();
+    let mut disk = other.connect();
+    for block in 0..2 {
+        disk.write(block * BLOCK, &content(block, 1));
+        disk.flush();
+    }
+    drop(disk);
+    other.sandbox.ztier(&["down", "vol"]).ok();
+    let dump = other.sandbox.ztier(&["log", "dump", &other.log, "--entries"]).ok();
+    let first = data_at(16 << 20, 64 << 10);
+    let last = first + chunk_at(&dump, 1);
+    let whole = damage(&other.log, first);
+    let with_other = |arg: &'static str| {
+        let up = place.up().into_iter().map(|own| if own == place.log { &other.log } else { own });
+        place.sandbox.ztier(&up.chain([arg]).collect::<Vec<_>>())
+    };
+    with_other("--abandon-log").refused(1, &["log"]);
+    File::options().write(true).open(&other.log).unwrap().write_at(&whole, first).unwrap();
+    // The end of a log is as good a part of it as any other.
+    let whole = damage(&other.log, last);
+    other.sandbox.ztier(&["log", "check", &other.log]).refused(1, &["is damaged"]);
+    File::options().write(true).open(&other.log).unwrap().write_at(&whole, last).unwrap();
+    other.sandbox.ztier(&other.up()).ok();
+    assert_eq!(other.connect().read(BLOCK, 4096), content(1, 1));
+    other.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}
+
+/// Where a chunk of the first segment begins in that, according to `log dump`.
+fn chunk_at(dump: &str, number: u64) -> u64 {
+    let head = format!("chunk {number} segment 0 at ");
+    let found = dump.lines().find_map(|line| line.strip_prefix(&head));
+    found.and_then(|rest| rest.split(' ').next()).unwrap().parse().unwrap()
+}
+
+/// Damages what begins there. Returns what there was.
+fn damage(path: &str, at: u64) -> [u8; 4] {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let mut whole = [0; 4];
+    file.read_exact_at(&mut whole, at).unwrap();
+    file.write_at(&whole.map(|byte| !byte), at).unwrap();
+    whole
 }
 
 /// A command on a terminal of its own; what is shown there.
@@ -295,6 +354,8 @@ fn a_log_that_is_gone_is_missed_and_given_up_only_when_told() {
     assert!(done.err.contains("goes on without what its log on"), "{done:?}");
     assert!(has_moment(&done.err), "{done:?}");
     done.ok();
+    // It was given up once.
+    place.sandbox.ztier(&["restart", "vol"]).ok();
     let mut disk = place.connect();
     assert_eq!(disk.read(0, 4096), content(0, 1), "the state of the backing store");
     disk.write(200 * BLOCK, &content(200, 3));
@@ -311,6 +372,31 @@ fn a_log_that_is_gone_is_missed_and_given_up_only_when_told() {
     fs::rename(&fresh, log).unwrap();
     place.sandbox.ztier(&place.up()).ok();
     place.sandbox.ztier(&["down", "vol"]).ok();
+}
+
+#[test]
+fn who_goes_on_gives_up_nothing_that_was_given_up_before() {
+    let place = Place::new();
+    drop(place.up_with_a_write());
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    damage(&place.log, 100);
+    damage(&place.log, (64 << 10) + 100);
+    place.sandbox.ztier(&[&place.up()[..], &["--abandon-log"]].concat()).ok();
+    let mut disk = place.connect();
+    for block in 0..8 {
+        disk.write(block * BLOCK, &content(block, 1));
+        disk.flush();
+    }
+    drop(disk);
+    place.sandbox.kill("vol");
+    // The log can't be used for now.
+    let first = data_at(16 << 20, 64 << 10);
+    let whole = damage(&place.log, first);
+    place.sandbox.ztier(&["restart", "vol"]).refused(1, &["was durable", "--abandon-log"]);
+    File::options().write(true).open(&place.log).unwrap().write_at(&whole, first).unwrap();
+    place.sandbox.ztier(&["restart", "vol"]).ok();
+    assert_eq!(place.connect().read(5 * BLOCK, 4096), content(5, 1));
+    place.sandbox.ztier(&["down", "vol", "--drain", "--force"]).ok();
 }
 
 #[test]

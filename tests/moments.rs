@@ -8,10 +8,10 @@ mod ram_drive;
 
 use ram_drive::RamDrive;
 use std::sync::atomic::Ordering;
-use ztier::durable::format::{Kind, crc, data_at};
+use ztier::durable::format::{Kind, SUPER_AT, crc, data_at};
 use ztier::durable::{
-    self, Command, Core, Fills, Found, Kept, Options, Outcome, Progress, Reading, Refused,
-    Writeback,
+    self, Command, Core, Fills, Found, Kept, OpenError, Options, Outcome, Progress, Reading,
+    Refused, Writeback,
 };
 use ztier::media::{Drive, Memory};
 
@@ -340,4 +340,143 @@ fn what_memory_owes_is_lost_until_it_is_in_the_backing_store() {
     assert!(machine.core.is_through() && machine.core.lost().is_empty());
     machine.cut();
     assert_eq!(machine.read(7), 3);
+}
+
+#[test]
+fn what_was_laid_out_anew_three_times_is_found_after_a_cut() {
+    const SIZE: u64 = 300 << 20;
+    let (log, backing) = (RamDrive::new(SIZE), RamDrive::new(128 << 20));
+    durable::format(&log, [7; 16], [0; 64], 32 << 10, 1 << 20).unwrap();
+    let mut machine = Machine { core: open(&log, 0, 1), log, backing };
+    machine.write(0, 1).unwrap();
+    machine.flush();
+    let mut next = 1;
+    while machine.write(next, 2).is_ok() {
+        next += 1;
+    }
+    assert!(next > 8 << 10, "{next} blocks in memory");
+    // Superblocks can be written, chunks cannot.
+    machine.log.worn_from.store(data_at(SIZE, 1 << 20), Ordering::SeqCst);
+    let ticket = machine.core.flush();
+    let mut failures = 0;
+    while let Some(command) = machine.core.next_command() {
+        let outcome = machine.perform(&command);
+        failures += u32::from(matches!(outcome, Outcome::Failed(_)));
+        if failures == 3 {
+            machine.log.worn_from.store(u64::MAX, Ordering::SeqCst);
+        }
+        machine.core.complete(command.id, &outcome);
+    }
+    assert_eq!((failures, machine.core.progress(ticket)), (3, Progress::Done));
+    machine.cut();
+    for block in [1, next / 2, next - 1] {
+        assert_eq!(machine.read(block), 2, "block {block}");
+    }
+}
+
+#[test]
+fn what_was_dropped_does_not_come_back_as_something_older() {
+    let mut machine = Machine::new(50);
+    let options = Options { keep_percent: 50, checkpoint: 40 << 10, ..Options::default() };
+    let kept = || Kept::new(&Memory::default()).unwrap();
+    machine.core = durable::open(&machine.log, options, 2, false, kept()).unwrap().0;
+    machine.write(7, 1).unwrap();
+    (100..112).for_each(|block| machine.write(block, 1).unwrap());
+    machine.write_back();
+    assert_eq!(machine.core.stats().checkpoints, 1, "the whole copy");
+    machine.write(7, 2).unwrap();
+    machine.write_back();
+    assert_eq!(machine.core.stats().checkpoints, 1);
+    // The newest record rots; whoever reads it finds the block in the backing store.
+    let mut out = Vec::new();
+    let Some(Found::Log(reading)) = machine.core.locate_copy(7, &mut out) else { panic!() };
+    machine.log.damage(reading.at + 100);
+    machine.core.drop_copy(&reading, 7);
+    machine.core.release(&reading);
+    (100..112).for_each(|block| machine.write(block, 3).unwrap());
+    machine.write_back();
+    let found = durable::inspect_warm(&machine.log, false, &|_| ()).unwrap();
+    assert!(found.warm);
+    machine.core = found.open(&machine.log, options, 3, kept()).unwrap().0;
+    if let Some(Found::Log(reading)) = machine.core.locate_copy(7, &mut out) {
+        let bytes = machine.read_log(&reading);
+        assert!(!reading.stamp.fits(&bytes, reading.check), "{:?}", bytes[0]);
+    }
+}
+
+#[test]
+fn a_chunk_has_room_for_the_summary_of_a_large_segment() {
+    const SIZE: u64 = 200 << 20;
+    let (log, backing) = (RamDrive::new(SIZE), RamDrive::new(1 << 30));
+    durable::format(&log, [7; 16], [0; 64], 1 << 18, 16 << 20).unwrap();
+    let mut machine = Machine { core: open(&log, 0, 1), log, backing };
+    let payload = [3; 200];
+    for block in 0..90_000 {
+        let mut fills = Fills::default();
+        let sum = (payload.len(), crc(&payload));
+        machine.core.reserve(block, Kind::Lz4, sum, &mut fills).unwrap();
+        fills.fill(&payload);
+        fills.finish();
+        if block % 1000 == 0 {
+            machine.work();
+        }
+    }
+    machine.flush();
+    assert!(machine.core.head() > 1, "a second segment was opened");
+}
+
+#[test]
+fn one_sector_that_cannot_be_read_does_not_keep_a_log_closed() {
+    let opened = |machine: &Machine, accept_loss| {
+        let (options, kept) = (Options::default(), Kept::new(&Memory::default()).unwrap());
+        durable::open(&machine.log, options, 9, accept_loss, kept)
+    };
+    let two_chunks = || {
+        let mut machine = Machine::new(0);
+        machine.write(3, 1).unwrap();
+        machine.core.finish_segment();
+        machine.flush();
+        machine.write(4, 2).unwrap();
+        machine.flush();
+        machine
+    };
+    for superblock in SUPER_AT {
+        let mut machine = two_chunks();
+        machine.log.bad.store(superblock, Ordering::SeqCst);
+        let (core, report) = opened(&machine, false).unwrap();
+        assert!(report.mended && report.unread == 0);
+        machine.core = core;
+        assert_eq!((machine.read(3), machine.read(4)), (1, 2));
+    }
+    // The header of the first chunk: only who accepts the loss goes on with the second.
+    let mut machine = two_chunks();
+    machine.log.bad.store(machine.segments_at(), Ordering::SeqCst);
+    assert!(matches!(opened(&machine, false), Err(OpenError::Unread(_))));
+    let (core, report) = opened(&machine, true).unwrap();
+    assert_eq!((report.missing.len(), report.unread > 0), (1, true));
+    machine.core = core;
+    assert_eq!((machine.read(3), machine.read(4)), (0, 2));
+    // A segment in which nothing is yet: a log that was closed ends before it for certain.
+    let mut machine = two_chunks();
+    machine.core.close(0);
+    machine.work();
+    let free = machine.segments_at() + 4 * u64::from(SEGMENT);
+    machine.log.bad.store(free, Ordering::SeqCst);
+    let (core, report) = opened(&machine, false).unwrap();
+    assert!(report.closed && report.unread == 0);
+    machine.core = core;
+    assert_eq!((machine.read(3), machine.read(4)), (1, 2));
+}
+
+#[test]
+fn a_damaged_end_is_told_where_it_is_accepted() {
+    let mut machine = Machine::new(0);
+    machine.write(3, 1).unwrap();
+    machine.flush();
+    machine.core.close(0);
+    machine.work();
+    machine.log.damage(machine.segments_at() + 16);
+    let look = |accept_loss| durable::inspect(&machine.log, accept_loss, true);
+    assert!(matches!(look(false), Err(OpenError::Lost { .. })));
+    assert_eq!(look(true).unwrap().report.missing.len(), 1);
 }

@@ -168,7 +168,7 @@ fn too_many_options_end_the_connection() {
 
 #[test]
 fn an_idle_handshake_is_cut_off_but_an_idle_client_is_not() {
-    let limits = Limits { handshake: Duration::from_secs(2) };
+    let limits = Limits { handshake: Duration::from_secs(2), ..Limits::default() };
     let f = Fixture::with(volume(SIZE), 16, limits);
     let mut client = f.transmit(false);
     let begun = Instant::now();
@@ -413,7 +413,16 @@ fn device_errors_become_errors_of_the_request() {
     let f = Fixture::new(Arc::clone(&device) as Arc<dyn Device>);
     let (mut c, mut s) = (f.transmit(false), f.transmit(true));
     *device.map.lock() = vec![Extent { len: 1 << 20, kind: ExtentKind::Hole }];
-    for (error, told) in [(IoError::NoSpace, errno::ENOSPC), (IoError::Corrupt(1), errno::EIO)] {
+    // A bad sector, a lost path, a write-protected drive: no mistakes of the client.
+    let (sector, path, protected) = (IoError::Drive(61), IoError::Drive(67), IoError::Drive(30));
+    for (error, told) in [
+        (IoError::NoSpace, errno::ENOSPC),
+        (IoError::Corrupt(1), errno::EIO),
+        (sector, errno::EIO),
+        (path, errno::EIO),
+        (protected, errno::EPERM),
+        (IoError::Busy, errno::EIO),
+    ] {
         *device.fault.lock() = Some((4096, error));
         assert_eq!(c.write(0, 4096, b"x"), told);
         assert_eq!(c.read(4096, 10), Err(told));
@@ -425,6 +434,40 @@ fn device_errors_become_errors_of_the_request() {
         }
         assert_eq!(c.write(0, 0, b"others work"), 0);
     }
+}
+
+#[test]
+fn zeroes_are_not_called_fast_where_they_have_to_be_written() {
+    let device = Watched::without_discards();
+    let f = Fixture::new(Arc::clone(&device) as Arc<dyn Device>);
+    let mut c = f.connect();
+    c.greet(3);
+    c.option(opt::INFO, &go("", &[]));
+    let slow = proto::SEND_TRIM | proto::SEND_FAST_ZERO;
+    let flags = proto::TRANSMISSION_FLAGS & !slow;
+    assert_eq!(c.answers()[0].1, proto::info_export(SIZE, flags));
+    let mut c = f.transmit(false);
+    assert_eq!(c.ask(cmd::WRITE_ZEROES, cmd::FLAG_FAST_ZERO, 0, 1 << 20), errno::ENOTSUP);
+    assert_eq!(device.taken(), [""; 0]);
+    assert_eq!(c.ask(cmd::WRITE_ZEROES, 0, 0, 4096), 0);
+    assert_eq!(device.taken(), ["zeroes 0+4096 no_hole=false fua=false"]);
+}
+
+#[test]
+fn a_large_reply_is_counted_until_it_is_sent() {
+    let device = volume(SIZE);
+    let f = Fixture::new(Arc::clone(&device) as Arc<dyn Device>);
+    let mut c = f.transmit(false);
+    assert_eq!(c.ask(cmd::FLUSH, 0, 0, 0), 0);
+    let before = device.stats().buffers_bytes;
+    let mut s = f.transmit(true);
+    s.request(cmd::READ, cmd::FLAG_DF, 1, 0, proto::MAX_PAYLOAD);
+    s.chunk();
+    assert_eq!(c.read(0, proto::MAX_PAYLOAD).unwrap().len(), proto::MAX_PAYLOAD as usize);
+    eventually("what the replies took is free", || {
+        device.stats().buffers_bytes <= before + (4 << 20)
+    });
+    assert_eq!(c.ask(cmd::FLUSH, 0, 0, 0), 0, "both are still connected");
 }
 
 // Structured replies and extents.
@@ -552,6 +595,29 @@ fn shutdown_cuts_clients_and_lets_go_of_the_device() {
     assert!(clients[1..].iter_mut().all(Client::is_closed));
     drop(f.server);
     assert_eq!(Arc::strong_count(&device), 1);
+}
+
+/// As where a log is full and the backing store takes nothing.
+#[test]
+fn a_request_that_does_not_end_holds_up_nobody_who_stops_the_server() {
+    let device = Watched::new();
+    let limits = Limits { closing: Duration::from_secs(1), ..Limits::default() };
+    let mut f = Fixture::with(Arc::clone(&device) as Arc<dyn Device>, 16, limits);
+    let stuck = device.stuck.lock();
+    let mut c = f.transmit(false);
+    c.request(cmd::TRIM, 0, 1, 0, 4096);
+    eventually("the request is there", || !device.seen.lock().is_empty());
+    let (ended, is_ended) = std::sync::mpsc::channel();
+    let stopping = std::thread::spawn(move || {
+        f.server.shutdown();
+        ended.send(()).unwrap();
+        f
+    });
+    is_ended.recv_timeout(Duration::from_secs(15)).unwrap();
+    assert!(c.is_closed(), "without an answer");
+    drop(stuck);
+    drop(stopping.join().unwrap());
+    eventually("its thread is gone", || Arc::strong_count(&device) == 1);
 }
 
 #[test]

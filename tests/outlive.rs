@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::disk::Disk;
 use support::sandbox::{Guard, Sandbox, eventually, finish_within};
+use ztier::control::{Client, Request};
 
 const BLOCK: u64 = 4096;
 /// Blocks that each writer has for itself.
@@ -249,6 +250,35 @@ fn a_daemon_that_leaves_late_has_a_successor() {
     assert_eq!(connect(&sandbox).read(8192, 4096), content(2, 1));
 }
 
+/// Whoever asks for a restart may be gone when it comes about.
+#[test]
+fn the_next_daemon_serves_though_nobody_waits_for_it() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    connect(&sandbox).write(8192, &content(2, 1));
+    eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
+    let late = sandbox.pid("vol");
+    kill_process(late, Signal::STOP).unwrap();
+    let mut command = sandbox.command(&["restart", "vol"]);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut restart = Guard(child.unwrap());
+    let pid = restart.0.id();
+    eventually("the next daemon is started", || {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        !children.unwrap().is_empty()
+    });
+    // By then the present one is asked to leave.
+    std::thread::sleep(Duration::from_secs(1));
+    restart.0.kill().unwrap();
+    restart.0.wait().unwrap();
+    kill_process(late, Signal::CONT).unwrap();
+    eventually("the next daemon serves", || {
+        let status = sandbox.ztier(&["status", "vol", "--json"]);
+        status.status == 0 && status.json()["pid"] != late.as_raw_nonzero().get()
+    });
+    assert_eq!(connect(&sandbox).read(8192, 4096), content(2, 1));
+}
+
 #[test]
 fn a_daemon_in_the_foreground_replaces_itself() {
     let sandbox = Sandbox::new();
@@ -302,6 +332,17 @@ fn sockets_that_were_handed_over_stay_with_a_daemon_that_replaces_itself() {
 }
 
 #[test]
+fn nobody_has_a_socket_that_was_handed_to_a_daemon_that_died() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.path().join("activated");
+    let mut child = activated(&sandbox, UnixListener::bind(&path).unwrap());
+    sandbox.keeper("vol");
+    child.0.kill().unwrap();
+    child.0.wait().unwrap();
+    assert!(UnixStream::connect(&path).is_err());
+}
+
+#[test]
 fn settings_that_memory_decides_stay_and_others_follow() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
@@ -327,6 +368,39 @@ fn settings_that_memory_decides_stay_and_others_follow() {
     let mut disk = connect(&sandbox);
     assert_eq!(disk.size, 128 << 20);
     assert_eq!(disk.read(60 << 20, 4096), content(1, 1));
+}
+
+/// What a limit was when memory was made, or is changed to, keeps nobody from what is in it.
+#[test]
+fn a_limit_that_does_not_go_with_what_is_kept_gives_way() {
+    let sandbox = Sandbox::new();
+    let up = |limit| sandbox.ztier(&[&UP[..], &["--ram-limit", limit]].concat());
+    // More than the machine has, then less.
+    up("900G").ok();
+    connect(&sandbox).write(8192, &content(2, 1));
+    sandbox.ztier(&["set", "vol", "ram-limit=64M"]).ok();
+    sandbox.kill("vol");
+    sandbox.ztier(&["restart", "vol"]).ok();
+    let mut disk = connect(&sandbox);
+    assert_eq!(disk.read(8192, 4096), content(2, 1));
+    for block in 0..10_000 {
+        disk.write(block * BLOCK, &content(block, 1));
+    }
+    sandbox.kill("vol");
+    // Less than what is stored.
+    let less = up("16M");
+    assert!(less.err.contains("its ram-limit is 64 MiB: what it holds takes"), "{less:?}");
+    less.ok();
+    assert_eq!(sandbox.status("vol")["ram_limit_bytes"], 64 << 20);
+    let mut disk = connect(&sandbox);
+    disk.write(0, &content(0, 5));
+    assert_eq!(disk.read(9999 * BLOCK, 4096), content(9999, 1));
+    drop(disk);
+    sandbox.kill("vol");
+    let more = up("1000G");
+    assert!(more.err.contains("its ram-limit is 900 GiB: its memory was made for no more"));
+    more.ok();
+    assert_eq!(connect(&sandbox).read(0, 4096), content(0, 5));
 }
 
 #[test]
@@ -378,11 +452,47 @@ fn memory_of_another_version_is_kept_and_refused() {
     let state = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
     sandbox.ztier(&UP).refused(1, &["has no", "vol.json beside it", "--discard"]);
+    for command in ["restart", "down"] {
+        sandbox.ztier(&[command, "vol"]).refused(1, &["kept", "--discard"]);
+    }
     std::fs::write(&file, state.replace("\"segment_bytes\":65536", "\"segment_bytes\":131072"))
         .unwrap();
     sandbox.ztier(&["restart", "vol"]).refused(1, &["another version or volume"]);
     std::fs::write(&file, state).unwrap();
     sandbox.ztier(&["restart", "vol"]).ok();
+}
+
+#[test]
+fn memory_without_a_state_file_can_be_given_up() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    sandbox.kill("vol");
+    std::fs::remove_file(sandbox.run_dir().join("vol.json")).unwrap();
+    let down = sandbox.ztier(&["down", "vol", "--discard"]).ok();
+    assert!(down.contains("the memory that was kept"), "{down}");
+    // Nobody knows of the socket any more; the next daemon replaces it.
+    assert_eq!(sandbox.files(), ["vol.nbd"]);
+    sandbox.ztier(&UP).ok();
+}
+
+#[test]
+fn a_daemon_leaves_though_it_cannot_note_what_it_left() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    connect(&sandbox).write(8192, &content(2, 1));
+    eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
+    // As where the run directory is full.
+    let in_the_way = sandbox.run_dir().join("vol.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    let request = Request::Restart { force: false, log: None };
+    let client = Client::new(&sandbox.run_dir().join("vol.sock"));
+    client.ask::<()>(&request, Duration::from_secs(30)).unwrap();
+    std::fs::remove_dir(&in_the_way).unwrap();
+    eventually("it has left", || {
+        sandbox.ztier(&["status", "vol"]).err.contains("the daemon of volume")
+    });
+    sandbox.ztier(&["restart", "vol"]).ok();
+    assert_eq!(connect(&sandbox).read(8192, 4096), content(2, 1));
 }
 
 /// Who comes right after a kill waits until the process is gone, which has its lock until then.

@@ -17,7 +17,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use support::schedules::hold_and_find;
 use ztier::media::{Drive, DriveError, Memory};
+use ztier::store::log::Reservation;
 use ztier::store::planted::{Bug, plant};
+use ztier::store::segment::Segments;
 use ztier::volume::{
     Algorithm, Channel, Device, IoError, Options, Recompress, Request, SpillTo, Volume,
 };
@@ -491,7 +493,37 @@ fn two_who_free_slots_beside_a_writer() {
     check(&volume);
 }
 
-const TESTS: [fn(); 12] = [
+/// Somebody claims a segment that he saw a while ago. Meanwhile there is another of its number,
+/// which only one can have claimed.
+fn a_claim_that_comes_too_late() {
+    let segments = Segments::new(&Memory::default(), 1, 0).unwrap();
+    let (segment, _) = segments.open(0).unwrap();
+    let before = segments.sequence(segment);
+    let segments = Arc::new(segments);
+    let late = {
+        let segments = Arc::clone(&segments);
+        thread::spawn(move || assert_eq!(segments.claim(segment, before), None))
+    };
+    // As a segment in which there is nothing.
+    segments.free(segment);
+    assert_eq!(segments.open(0), Some((segment, false)));
+    segments.seal(segment, 100);
+    segments.filled(Reservation { segment, offset: 0, len: 100 });
+    let now = segments.sequence(segment);
+    let claim = move |segments: &Segments| u32::from(segments.claim(segment, now).is_some());
+    let other = {
+        let segments = Arc::clone(&segments);
+        thread::spawn(move || claim(&segments))
+    };
+    let claims = claim(&segments) + other.join().unwrap();
+    late.join().unwrap();
+    assert_eq!(claims, 1);
+    // Who has it can let others have it.
+    segments.unclaim(segment);
+    assert_eq!(claim(&segments), 1);
+}
+
+const TESTS: [fn(); 13] = [
     writers_of_the_same_block,
     a_reader_beside_a_writer_and_the_cleaner,
     writers_at_the_limit,
@@ -504,12 +536,13 @@ const TESTS: [fn(); 12] = [
     a_reader_beside_clusters_that_come_and_go,
     clusters_that_go_down_and_up,
     two_who_free_slots_beside_a_writer,
+    a_claim_that_comes_too_late,
 ];
 
 /// One test function: planting is for the whole process, so nothing may run beside it.
 #[test]
 fn every_schedule_holds_and_every_planted_bug_is_found() {
-    let bugs: [(Bug, fn()); 14] = [
+    let bugs: [(Bug, fn()); 15] = [
         (Bug::ReserveBeforeLock, TESTS[0]),
         (Bug::CopyWithoutCheck, TESTS[1]),
         (Bug::FreeBeforeReadersLeave, TESTS[1]),
@@ -523,7 +556,8 @@ fn every_schedule_holds_and_every_planted_bug_is_found() {
         (Bug::PressWithoutCheck, TESTS[8]),
         (Bug::ForgetPartsThatChanged, TESTS[8]),
         (Bug::ClusterByNumber, TESTS[9]),
-        (Bug::ClaimWithoutLooking, TESTS[11]),
+        (Bug::ClaimLate, TESTS[11]),
+        (Bug::UnclaimWhatever, TESTS[12]),
     ];
     hold_and_find(&TESTS, &bugs, plant);
 }

@@ -323,6 +323,48 @@ fn what_cannot_be_read_fails_alone() {
     rig.empty();
 }
 
+/// A sector that can't be read takes nobody with it whose record is elsewhere, though it would have
+/// been read along: neither one block after the other, nor with many at once, nor in a stream.
+#[test]
+fn a_bad_sector_fails_alone() {
+    let mut rig = Rig::new(64 << 10, 400, 14);
+    for offset in (0..SIZE).step_by(256 << 10) {
+        let data = rig.dice.bytes(256 << 10, 4);
+        rig.write(offset, &data);
+    }
+    let slot = 64 << 10;
+    rig.drive.bad.store(6 * slot + slot / 2 + 600, Ordering::SeqCst);
+    let lost = |rig: &mut Rig, blocks: &mut dyn Iterator<Item = u64>| -> Vec<u64> {
+        let mut lost = Vec::new();
+        for block in blocks {
+            let mut buf = vec![0; BLOCK as usize];
+            match rig.submit(Request::Read { offset: block * BLOCK, buf: &mut buf }) {
+                Ok(()) => assert!(buf == rig.model[(block * BLOCK) as usize..][..buf.len()]),
+                Err(e) => {
+                    assert_eq!(e, IoError::Lost(block));
+                    lost.push(block);
+                }
+            }
+        }
+        lost
+    };
+    // Records of about 2 KiB, and of the page of 4 KiB that the byte is in.
+    let up = lost(&mut rig, &mut (0..SIZE / BLOCK));
+    assert!((1..=4).contains(&up.len()), "{up:?}");
+    let down = lost(&mut rig, &mut (0..SIZE / BLOCK).rev());
+    assert_eq!(down.into_iter().rev().collect::<Vec<_>>(), up);
+    // As much at once as a file system reads: the first block that is lost is named.
+    for first in (up[0].saturating_sub(40)..up[0] + 40).step_by(16) {
+        let mut buf = vec![0; 16 * BLOCK as usize];
+        let read = rig.submit(Request::Read { offset: first * BLOCK, buf: &mut buf });
+        let is_whole = up.iter().all(|block| !(first..first + 16).contains(block));
+        assert_eq!(read.is_ok(), is_whole, "{first}: {read:?}, lost {up:?}");
+    }
+    rig.drive.bad.store(u64::MAX, Ordering::SeqCst);
+    rig.check_all();
+    rig.empty();
+}
+
 /// What is on the device is checked like what is in memory.
 #[test]
 fn damage_on_the_device_is_never_served() {
@@ -384,6 +426,38 @@ fn neighbours_are_read_together() {
     let stats = rig.volume().stats();
     assert!(stats.spill_device_reads * 4 < below, "{} for {below}", stats.spill_device_reads);
     assert!(stats.spill_read_bytes < below * BLOCK * 5 / 4, "{}", stats.spill_read_bytes);
+}
+
+/// Many more threads than windows, and a slow device: each finds what it had brought, and nobody
+/// asks the device for it twice.
+#[test]
+fn many_readers_take_nothing_from_each_other() {
+    const READERS: u64 = 16;
+    const EACH: u64 = 40;
+    let mut rig = Rig::new(64 << 10, 400, 15);
+    for offset in (0..SIZE).step_by(256 << 10) {
+        let data = rig.dice.bytes(256 << 10, 8);
+        rig.write(offset, &data);
+    }
+    rig.drive.read_ms.store(2, Ordering::SeqCst);
+    let before = rig.drive.reads.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for reader in 0..READERS {
+            let (mut channel, model) = (Arc::clone(rig.volume()).channel(), &rig.model);
+            scope.spawn(move || {
+                let mut dice = Dice(reader * 991 + 7);
+                for _ in 0..EACH {
+                    let offset = dice.below(SIZE / BLOCK) * BLOCK;
+                    let mut buf = vec![0; BLOCK as usize];
+                    let read = Request::Read { offset, buf: &mut buf };
+                    channel.submit(read, Instant::now()).unwrap();
+                    assert!(buf == model[offset as usize..][..buf.len()]);
+                }
+            });
+        }
+    });
+    let reads = rig.drive.reads.load(Ordering::SeqCst) - before;
+    assert!(reads * 100 <= READERS * EACH * 105, "{reads} reads of the device");
 }
 
 /// No more is written in a day than was allowed; then memory is all there is.

@@ -230,6 +230,16 @@ impl Segments {
         Some((header, segment.bytes(place.at(), &header), segment.queue))
     }
 
+    /// Whether a walk over the records of a segment comes to one of `key` at the place.
+    pub fn leads_to(&self, key: u32, place: Place) -> bool {
+        let Some(Some(segment)) = self.all.get(place.segment() as usize) else { return false };
+        let mut at = 0;
+        while let Some(header) = segment.header(at).filter(|_| at < place.at()) {
+            at += header.space();
+        }
+        at == place.at() && segment.header(at).is_some_and(|header| header.key == key)
+    }
+
     /// Says of the record at a place that it was asked for.
     pub fn asked_for(&mut self, place: Place) {
         if let Some(Some(segment)) = self.all.get_mut(place.segment() as usize) {

@@ -431,12 +431,12 @@ impl Shard {
         }
     }
 
-    /// The same of a segment that was put together anew: what is not where the index says.
+    /// The same of a segment that was put together anew: what is not where the index says, or is
+    /// there still but in the place of another, and not counted.
     fn sweep_unread(&mut self, segment: u32) {
         loop {
             let strange = |key: u32, place: Place| {
-                let record = self.segments.record(place);
-                place.segment() == segment && record.is_none_or(|(header, ..)| header.key != key)
+                place.segment() == segment && !self.segments.leads_to(key, place)
             };
             let Some((_, key)) = self.table.seek(0, strange) else { return };
             self.table.remove(key);
@@ -628,6 +628,26 @@ mod tests {
             let all = live.into_iter().flatten();
             assert_eq!(all.filter(|key| !is_sound(key)).collect::<Vec<u32>>(), lost);
         }
+    }
+
+    #[test]
+    fn what_a_damaged_length_covers_is_not_there() {
+        let pool = Arc::new(Pool::new("test", 1024, SEGMENT_MAX).unwrap());
+        let mut shard = Shard::new(Rules::CLOCK, pool, Arc::default(), 1 << 20);
+        fill(&mut shard, 0..40);
+        let first = (0..40).filter(|key| shard.place(*key).unwrap().segment() == 0).count() as u32;
+        let dead = (first / 2..first).chain(first + first.div_ceil(2)..2 * first);
+        dead.for_each(|key| assert!(shard.forget(key).is_some()));
+        // 2048 bytes more: over the next one, which stays where it is.
+        assert!(shard.flip(0, 13 * 8 + 3));
+        assert!(shard.merge());
+        shard.audit().unwrap();
+        assert!(!shard.has(1) && shard.has(first));
+        // Nothing is counted twice when it goes.
+        for key in 0..40 {
+            shard.forget(key);
+        }
+        shard.audit().unwrap();
     }
 
     #[test]

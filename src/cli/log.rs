@@ -97,6 +97,7 @@ impl Format {
             moved: false,
             force,
             abandon: false,
+            accepted: durable::Accepted::default(),
             state: Paths::of_this_user()?.state,
         };
         pair.format()?;
@@ -130,6 +131,7 @@ impl Check {
                 "chunks": found.report.chunks,
                 "entries": found.report.entries,
                 "missing": found.report.missing,
+                "unread": found.report.unread,
                 "damaged": found.damaged,
             }))?;
         } else {
@@ -138,7 +140,8 @@ impl Check {
                 output::print(&format!("block {block} in chunk {chunk} is damaged\n"))?;
             }
         }
-        if found.damaged.is_empty() && found.report.missing.is_empty() {
+        let report = &found.report;
+        if found.damaged.is_empty() && report.missing.is_empty() && report.unread == 0 {
             return Ok(());
         }
         let log = self.log.display();

@@ -11,7 +11,7 @@ use super::down::Down;
 use super::swap::{PAGE_CLUSTER, SWAPPINESS, Setting, changed};
 use super::{meter::Meter, output};
 use crate::config::limit::Range;
-use crate::config::plan::Kind;
+use crate::config::plan::{self, Kind};
 use crate::config::size::human;
 use crate::config::{Amount, Choice, Job, Limit, Paths, Plan, Settings, Usage, Use, machine, name};
 use crate::daemon::{self, Ready, state};
@@ -222,7 +222,8 @@ fn joining(e: io::Error) -> io::Error {
 /// The limit on the memory of a swap of `size` bytes below a program of `memory` bytes: all that it
 /// may ever need, if the machine can spare that.
 fn store_limit(memory: u64, size: u64, spills: bool) -> Result<u64> {
-    let tables = Range::in_memory(size, crate::config::plan::DEFAULT_SEGMENT, spills).least;
+    let (segment, buffers) = (plan::DEFAULT_SEGMENT, plan::block_device_buffers());
+    let tables = Range::in_memory(size, segment, spills, buffers).least;
     // Hardly anything compresses better, and the kernel has tables of its own for all swap.
     let least = tables.max(size / 8);
     let there = usage::room(Path::new("")).map_or(u64::MAX, |room| room.memory);

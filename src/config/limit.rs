@@ -101,12 +101,14 @@ pub struct Range {
 }
 
 impl Range {
-    /// Of a volume in memory of `size` bytes in segments of `segment` bytes, which may spill.
-    pub fn in_memory(size: u64, segment: u32, spills: bool) -> Self {
+    /// Of a volume in memory of `size` bytes in segments of `segment` bytes, which may spill, and
+    /// whose front-end has buffers of so many bytes.
+    pub fn in_memory(size: u64, segment: u32, spills: bool, buffers: u64) -> Self {
         let least = match spills {
             true => volume::min_ram_limit_above(size, segment),
             false => volume::min_ram_limit(size, segment),
         };
+        let least = least + buffers;
         let default = size.min(machine::memory_bytes() / 2).max(least);
         // Memory is taken when it is needed, so that a high limit costs nothing to begin with.
         let (start, bounds) = (u64::MAX, Bounds { min_bytes: least, max_bytes: default });

@@ -2,6 +2,7 @@
 
 use super::file::Settings;
 use super::size::{Amount, exact};
+use crate::durable::Accepted;
 use crate::error::{Error, Result};
 use crate::volume;
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,10 @@ pub struct LogPlan {
     pub moved: bool,
     /// Go on without durable chunks that are missing.
     pub accept_loss: bool,
+    /// Those without which the log was opened. Whoever opens it again goes on without these, and no
+    /// others.
+    #[serde(default, skip_serializing_if = "Accepted::is_empty")]
+    pub accepted: Accepted,
     /// Go on without what a log held that cannot be used any more.
     #[serde(default)]
     pub abandon: bool,
@@ -58,6 +63,7 @@ impl LogPlan {
             wipe: false,
             moved: false,
             accept_loss: false,
+            accepted: Accepted::default(),
             abandon: false,
         }
     }
@@ -86,6 +92,13 @@ impl LogPlan {
             ..usual
         };
         plan.check().map(|()| plan)
+    }
+
+    /// Forgets what was asked for once, for the drives as they were when the log was opened,
+    /// without what is `accepted`.
+    pub(super) fn opened(&mut self, accepted: Accepted) {
+        (self.wipe, self.moved, self.accept_loss, self.abandon) = (false, false, false, false);
+        self.accepted = accepted;
     }
 
     /// Checks every number.

@@ -9,7 +9,9 @@ use super::paths::Paths;
 use super::size::{exact, human};
 use super::usage::{self, Job, Usage};
 use crate::BLOCK_SIZE;
+use crate::durable::Accepted;
 use crate::error::{Error, Result};
+use crate::export::buffers;
 use crate::volume::{self, Algorithm, Recompress};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -217,13 +219,14 @@ impl Plan {
         };
         check_size(size_bytes)?;
         let segment_bytes = check_segment(settings)?;
-        let range = Range::in_memory(size_bytes, segment_bytes, settings.spill.is_some());
+        let threads = check_threads(settings, 2)?;
+        let buffers = buffers(kind, threads);
+        let range = Range::in_memory(size_bytes, segment_bytes, settings.spill.is_some(), buffers);
         let (ram_limit_bytes, ram_auto) = Said::of(settings).resolve(&range)?;
         let spill = spill(settings)?;
         if ram_limit_bytes < range.least {
             return Err(below_minimum(ram_limit_bytes, range.least, size_bytes, segment_bytes));
         }
-        let threads = check_threads(settings, 2)?;
         let export = export(volume, settings, kind, paths)?;
         Ok(Self {
             name: volume.to_owned(),
@@ -245,15 +248,33 @@ impl Plan {
 
     /// The limits that the volume can have.
     pub fn limits(&self) -> Range {
-        match self.is_volatile() {
-            true => Range::in_memory(self.size_bytes, self.segment_bytes, self.spill.is_some()),
-            false => Range::of_copies(),
+        if !self.is_volatile() {
+            return Range::of_copies();
         }
+        let kind = match self.export {
+            Export::Ublk => Kind::Ublk,
+            Export::Fuse => Kind::Fuse,
+            Export::Nbd { .. } => Kind::Nbd,
+        };
+        let (buffers, spills) = (buffers(kind, self.threads), self.spill.is_some());
+        Range::in_memory(self.size_bytes, self.segment_bytes, spills, buffers)
     }
 
     /// Whether all that the volume holds is in memory.
     pub fn is_volatile(&self) -> bool {
         self.log.is_none() && self.backing.is_none()
+    }
+
+    /// Forgets what was asked for once, for the drives as they were when the volume was made: not
+    /// for whatever is there when the next daemon comes. Its log was opened without what is
+    /// `accepted`.
+    pub fn made(&mut self, accepted: Accepted) {
+        if let Some(log) = &mut self.log {
+            log.opened(accepted);
+        }
+        if let Some(spill) = &mut self.spill {
+            spill.wipe = false;
+        }
     }
 
     /// The same volume with a log on another drive, or none.
@@ -273,9 +294,10 @@ impl Plan {
             return Ok(Self { backing: Some(backing.clone()), ..plan });
         };
         let before = self.log.clone().unwrap_or_else(|| LogPlan::new(log.into(), backing.clone()));
-        let (moved, accept_loss, abandon) = (false, false, false);
-        let log = LogPlan { log: log.into(), wipe, moved, accept_loss, abandon, ..before };
-        Ok(Self { log: Some(log), ..plan })
+        let mut next = LogPlan { log: log.into(), ..before };
+        next.opened(Accepted::default());
+        next.wipe = wipe;
+        Ok(Self { log: Some(next), ..plan })
     }
 
     /// The same for a volume with a log.
@@ -311,6 +333,7 @@ impl Plan {
             moved: false,
             force: false,
             abandon: false,
+            accepted: Accepted::default(),
             state: paths.state.clone(),
         };
         let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
@@ -366,6 +389,22 @@ impl Plan {
             job: None,
         })
     }
+}
+
+/// Bytes of memory that a front-end takes, as far as that is known beforehand: connections by NBD
+/// come and go, and most are small.
+fn buffers(kind: Kind, threads: u32) -> u64 {
+    match kind {
+        Kind::Ublk => buffers::ublk(threads.into()),
+        Kind::Fuse => buffers::fuse(threads.into()),
+        Kind::Nbd => 0,
+    }
+}
+
+/// The same of a block device, whichever it will be, of which nothing else is said.
+pub fn block_device_buffers() -> u64 {
+    let threads = default_threads(2);
+    buffers(Kind::Ublk, threads).max(buffers(Kind::Fuse, threads))
 }
 
 /// The limit on copies of a backing store's blocks.
@@ -646,6 +685,27 @@ mod tests {
         let least = found.split("at least ").nth(1).unwrap().split(',').next().unwrap();
         let enough = Settings { ram_limit: Some(least.parse().unwrap()), ..low };
         Plan::resolve("x", &enough, Kind::Nbd, &paths()).unwrap();
+    }
+
+    #[test]
+    fn what_a_front_end_takes_is_part_of_the_limit() {
+        let settings = |limit: Option<u64>| Settings {
+            ram_limit: limit.map(|limit| Limit::At(Amount::Bytes(limit))),
+            threads: Some(16),
+            ..sized(24 << 20)
+        };
+        let resolve = |limit, kind| Plan::resolve("x", &settings(limit), kind, &paths());
+        resolve(Some(24 << 20), Kind::Nbd).unwrap();
+        let found = resolve(Some(24 << 20), Kind::Fuse).unwrap_err().to_string();
+        assert!(
+            found.starts_with("memory limit 25165824 (24 MiB) is below the minimum"),
+            "{found}"
+        );
+        // Where nobody says how much, it is enough.
+        let plan = resolve(None, Kind::Fuse).unwrap();
+        let beside = volume::min_ram_limit(24 << 20, 1 << 20);
+        assert_eq!(plan.ram_limit_bytes, beside + 16 * 2 * ((1 << 20) + 4096));
+        assert_eq!(plan.limits().least, plan.ram_limit_bytes);
     }
 
     #[test]

@@ -17,6 +17,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How many clients are heard at once; more have to wait.
 const MOST_CLIENTS: usize = 16;
 
+/// How long nobody is heard after one could not be.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// What is to be done once an answer is out, or could not be delivered.
 pub type After = Option<Box<dyn FnOnce()>>;
 
@@ -76,7 +79,15 @@ fn accept(listener: &UnixListener, stopped: &rustix::fd::OwnedFd, handler: &Arc<
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return,
         }
-        let Ok((stream, _)) = listener.accept() else { continue };
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
+            Err(_) => {
+                // Short of descriptors or memory, it would fail again at once.
+                thread::sleep(PAUSE);
+                continue;
+            }
+        };
         if clients.fetch_add(1, Ordering::AcqRel) >= MOST_CLIENTS {
             clients.fetch_sub(1, Ordering::AcqRel);
             // Closing tells the client; waiting here would let silent ones lock out the others.

@@ -73,9 +73,13 @@ impl Running {
         if new.size_bytes != old.size_bytes {
             self.volume.grow(new.size_bytes)?;
             state.plan.size_bytes = new.size_bytes;
-            export.as_ref().map_or(Ok(()), |export| export.resized())?;
         }
-        state.write(&self.files)
+        // First: the next daemon makes up for a device that is behind, not for one that is ahead.
+        state.write(&self.files)?;
+        match export.as_ref().filter(|_| new.size_bytes != old.size_bytes) {
+            Some(export) => export.resized(),
+            None => Ok(()),
+        }
     }
 }
 

@@ -9,11 +9,11 @@
 use super::keeper::{Kept, Manifest};
 use super::state::{self, State};
 use crate::config::paths::VolumeFiles;
-use crate::config::{Plan, Usage, machine, size};
+use crate::config::{Bounds, Plan, Usage, machine, size};
 use crate::error::{Error, Result};
 use crate::export::Leftover;
 use crate::media::Memory;
-use crate::volume::MEMORY_LAYOUT;
+use crate::volume::{MEMORY_LAYOUT, ram_limit_max_of};
 
 /// What there was when a daemon began.
 pub(super) struct Heritage {
@@ -110,7 +110,39 @@ impl Heritage {
             (plan.log, plan.backing) = (was.log.clone(), was.backing.clone());
             plan.spill = was.spill.clone();
         }
+        if plan.is_volatile() {
+            notes.extend(self.fit_limit(&mut plan, was));
+        }
         (plan, notes)
+    }
+
+    /// Changes the limit on memory of `plan` to one that goes with what was kept: nothing is thrown
+    /// away for a lower one, and there are no frames for one above what the memory was made for.
+    /// Says so.
+    fn fit_limit(&self, plan: &mut Plan, was: &Plan) -> Option<String> {
+        let memory = &self.kept.as_ref()?.memory;
+        // Who can't look at it is told so when the volume is made.
+        let (most, stored) = (ram_limit_max_of(memory).ok()??, memory.resident_bytes().ok()?);
+        let highest = |plan: &Plan| match plan.ram_auto {
+            Some(bounds) => bounds.max_bytes,
+            None => plan.ram_limit_bytes,
+        };
+        let needs = stored + plan.limits().least;
+        let (asked, before) = (highest(plan), highest(was));
+        let (limit, why) = if asked > most {
+            (most, "its memory was made for no more".to_owned())
+        } else if plan.spill.is_none() && asked < needs.min(before) {
+            (before.min(most), format!("what it holds takes {}", size::human(stored)))
+        } else {
+            return None;
+        };
+        match &mut plan.ram_auto {
+            Some(bounds) => {
+                *bounds = Bounds { min_bytes: bounds.min_bytes.min(limit), max_bytes: limit };
+            }
+            None => plan.ram_limit_bytes = limit,
+        }
+        Some(format!("its ram-limit is {}: {why}", size::human(limit)))
     }
 
     /// Removes what was left, apart from what the export of `plan` takes up again. Returns what was
@@ -143,7 +175,7 @@ impl Heritage {
                 layout: MEMORY_LAYOUT,
                 volume: plan.name.clone(),
                 segment_bytes: plan.segment_bytes,
-                ram_limit_max_bytes: machine::memory_bytes(),
+                ram_limit_max_bytes: machine::memory_bytes().max(plan.ram_limit_bytes),
                 program: env!("CARGO_PKG_VERSION").into(),
                 resident: memory.is_resident(),
             };

@@ -7,7 +7,7 @@ use super::log;
 use super::opening::Opening;
 use crate::config::log::LogPlan;
 use crate::config::{Paths, Plan, Usage, machine, size};
-use crate::durable;
+use crate::durable::{self, Accepted};
 use crate::error::Result;
 use crate::media::Memory;
 use crate::volume::{self, Serving, Volume};
@@ -19,11 +19,13 @@ pub(super) struct Made {
     pub notes: Vec<String>,
     /// Why its memory is not locked, if that is so.
     pub unlocked: Option<String>,
+    /// Without what its log was opened.
+    pub accepted: Accepted,
 }
 
 impl Made {
     fn new(volume: Arc<dyn Serving>, notes: Vec<String>) -> Self {
-        Self { volume, notes, unlocked: None }
+        Self { volume, notes, unlocked: None, accepted: Accepted::default() }
     }
 }
 
@@ -55,29 +57,28 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> 
         return Ok(Made::new(volume, Vec::new()));
     }
     let (memory, most) = (&kept.memory, kept.manifest.ram_limit_max_bytes);
-    let mut options = volume::Options {
+    let options = volume::Options {
         size: plan.size_bytes,
         ram_limit: plan.ram_limit_bytes,
         ram_limit_max: most,
         segment: plan.segment_bytes,
         algorithm: plan.algorithm,
-        // A block device may be given to swapon; what carries swap must not be swapped out itself.
-        lock_memory: plan.export.is_block_device(),
+        // What carries swap must not be swapped out itself.
+        lock_memory: carries_swap(plan),
     };
     let below = spill(plan, memory)?;
     let notes: Vec<_> =
         below.as_ref().and_then(|below| too_large(plan, below)).into_iter().collect();
-    match Volume::create_over(&options, memory, below.clone()) {
-        Err(e) if options.lock_memory && !carries_swap(plan) => {
-            // Without the right to lock memory the device is good for everything else.
-            options.lock_memory = false;
-            let volume = Volume::create_over(&options, memory, below)?;
-            let unlocked = format!("memory is not locked: {e}");
-            log::line(&unlocked);
-            Ok(Made { unlocked: Some(unlocked), ..Made::new(volume, notes) })
-        }
-        created => Ok(Made::new(created?, notes)),
+    let volume = Volume::create_over(&options, memory, below)?;
+    // Any other block device may be given to swapon. Without the right to lock memory it is good
+    // for everything else.
+    let may_carry = plan.export.is_block_device() && !options.lock_memory;
+    let refused = if may_carry { volume.lock_memory().err() } else { None };
+    let unlocked = refused.map(|e| format!("memory is not locked: {e}"));
+    if let Some(why) = &unlocked {
+        log::line(why);
     }
+    Ok(Made { unlocked, ..Made::new(volume, notes) })
 }
 
 fn spill(plan: &Plan, memory: &Memory) -> Result<Option<volume::SpillTo>> {
@@ -124,6 +125,7 @@ fn open_log(
         moved: log.moved,
         force: false,
         abandon: log.abandon,
+        accepted: log.accepted.clone(),
         state: paths.state.clone(),
     };
     let options = volume::LogOptions {
@@ -150,5 +152,6 @@ fn open_log(
     if let Some(text) = &abandoned {
         log::line(text);
     }
-    Ok(Made::new(volume, abandoned.into_iter().collect()))
+    let accepted = volume.report().accepted.clone();
+    Ok(Made { accepted, ..Made::new(volume, abandoned.into_iter().collect()) })
 }

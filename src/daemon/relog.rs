@@ -5,6 +5,7 @@
 
 use crate::config::Plan;
 use crate::control::NewLog;
+use crate::durable::Accepted;
 use crate::error::{Error, Result};
 use crate::volume::{Pair, Serving};
 use std::path::Path;
@@ -40,6 +41,7 @@ pub(super) fn plan(now: &Plan, log: &NewLog, records: &Path) -> Result<Plan> {
         moved: false,
         force: false,
         abandon: false,
+        accepted: Accepted::default(),
         state: records.to_owned(),
     };
     pair.check_log()?;

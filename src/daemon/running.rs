@@ -96,8 +96,9 @@ pub struct Order<'a> {
 }
 
 /// Runs a daemon in this process until it is told to end. `ready` hears what users may know once
-/// the device is usable; if that fails, the daemon ends (nobody would know that it runs). `told`
-/// hears now and then how far a volume is that takes its time.
+/// the device is usable; if that fails, the daemon of a new volume ends (nobody would know that it
+/// runs), and one that goes on with what was kept serves that. `told` hears now and then how far a
+/// volume is that takes its time.
 ///
 /// # Errors
 /// Whatever kept the volume from coming up; then nothing is left behind but what an earlier daemon
@@ -158,7 +159,8 @@ pub fn run(
         Ok(()) => wait(&running, &inbox),
         Err(e) => {
             log::line(&e.to_string());
-            end_by_force(&running)
+            // What there was before is not whoever's that asked for its next daemon.
+            if goes_on { wait(&running, &inbox) } else { end_by_force(&running) }
         }
     };
     running.end(end, control, lock);
@@ -201,13 +203,10 @@ impl Bringing<'_> {
         let again = heritage.taken_up(&plan);
         let (restarts, compresses_percent) = (heritage.restarts(), heritage.compresses());
         let kept = heritage.into_memory(&plan);
-        let Made { volume, notes: said, unlocked } =
+        let Made { volume, notes: said, unlocked, accepted } =
             making::create(&plan, paths, &kept, self.told)?;
         notes.extend(said);
-        if let Some(spill) = &mut plan.spill {
-            // That was asked for once, not for whatever is there when the next daemon comes.
-            spill.wipe = false;
-        }
+        plan.made(accepted);
         swapping::watch(&plan, events.clone());
         // Before anything can be written into it.
         let keeper = Keeper::start(kept, files.keep.clone())?;
@@ -364,7 +363,18 @@ impl Running {
         if self.waits_for_next() {
             return self.leave().map(|()| End::Left);
         }
+        self.keep_all()?;
         self.stop(false).map(|()| End::Down)
+    }
+
+    /// Makes everything durable that can be, before the volume ends for good.
+    fn keep_all(&self) -> Result<()> {
+        let name = &self.name;
+        flush(&self.volume).map_err(|e| {
+            Error::failure(format!("volume `{name}` would lose data: {e}")).mend(format!(
+                "mend the drive, or give up what is not durable with `ztier down {name} --discard`"
+            ))
+        })
     }
 
     /// Ends the device's use and stops the export. `force`: also when somebody holds the device.
@@ -407,7 +417,11 @@ impl Running {
         let mut state = self.state.lock();
         state.leftovers = export.leftovers();
         *slot = None;
-        state.write(&self.files)
+        // Too late to stay. What is written there names what was left, too, and more.
+        if let Err(e) = state.write(&self.files) {
+            log::line(&e.to_string());
+        }
+        Ok(())
     }
 
     /// Leaves the volume to a daemon that is about to start, with another log if one is given.
@@ -524,6 +538,9 @@ impl Running {
                 size::human(volatile)
             ))
             .mend("copy what you need, then add --discard"));
+        }
+        if !discard && !force {
+            self.keep_all()?;
         }
         self.stop(force)
     }

@@ -80,9 +80,12 @@ fn best() -> Chosen {
 /// # Errors
 /// The volume shall carry swap, and this process is not allowed what that needs, and nobody has
 /// forced it. For a job that is only told: its limit makes it swap while the machine itself has
-/// memory.
+/// memory. Or no sockets were handed over that the plan names.
 pub fn prepare(plan: &Plan) -> Result<Option<String>> {
     super::heap::keep_little();
+    if let plan::Export::Nbd { inherited: true, .. } = plan.export {
+        nbd::take_over()?;
+    }
     if !plan.export.is_block_device() {
         return Ok(None);
     }

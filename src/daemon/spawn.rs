@@ -47,6 +47,8 @@ pub struct Starting<'a> {
     ours: UnixStream,
     /// How long it says nothing because another daemon has the volume.
     patience: Duration,
+    /// Whether it is to go on with memory that is kept.
+    goes_on: bool,
 }
 
 impl<'a> Starting<'a> {
@@ -59,7 +61,8 @@ impl<'a> Starting<'a> {
         paths.prepare()?;
         let what = || format!("cannot start the daemon of volume `{}`", plan.name);
         let (ours, theirs) = UnixStream::pair().context(what())?;
-        let log = open_log(&paths.volume(&plan.name).log)?;
+        let files = paths.volume(&plan.name);
+        let (log, goes_on) = (open_log(&files.log)?, Kept::is_there(&files.keep));
         let child = Command::new("/proc/self/exe")
             .arg0_of(&plan.name)
             .current_dir("/")
@@ -70,7 +73,7 @@ impl<'a> Starting<'a> {
             .context(what())?;
         // The Command, and with it our copy of the child's end, is gone: if the child dies, reading
         // ends.
-        let mut starting = Self { plan, paths, child: Some(child), ours, patience };
+        let mut starting = Self { plan, paths, child: Some(child), ours, patience, goes_on };
         let patience_ms = patience.as_millis() as u64;
         let order = Envelope { v: VERSION, body: Told { plan, paths, patience_ms } };
         send(&mut starting.ours, &order, Instant::now() + PATIENCE).context(what())?;
@@ -100,7 +103,7 @@ impl<'a> Starting<'a> {
 
     fn end(&mut self) {
         if let Some(mut child) = self.child.take() {
-            end(&mut child);
+            end(&mut child, self.goes_on);
         }
     }
 }
@@ -254,10 +257,12 @@ fn open_log(path: &Path) -> Result<std::fs::File> {
         .context(format!("cannot open the log {}", path.display()))
 }
 
-/// Ends a daemon that did not come up: politely, and soon without politeness.
-fn end(child: &mut Child) {
+/// Ends a daemon that did not come up: politely, and soon without politeness. One that `goes_on`
+/// with memory that is kept would take the volume down if it was asked to: a kill loses nothing.
+fn end(child: &mut Child, goes_on: bool) {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    for signal in [None, Some(Signal::TERM), Some(Signal::KILL)] {
+    let ways = [None, Some(Signal::TERM), Some(Signal::KILL)];
+    for signal in ways.into_iter().filter(|way| !goes_on || *way != Some(Signal::TERM)) {
         if let (Some(pid), Some(signal)) = (pid, signal) {
             let _ = kill_process(pid, signal); // it may have ended just now
         }
@@ -315,6 +320,7 @@ mod tests {
     use crate::config::{Amount, Settings};
     use crate::daemon::state::State;
     use crate::export::Leftover;
+    use std::os::unix::process::ExitStatusExt;
 
     #[test]
     fn after_a_daemon_that_died_nothing_is_left_but_its_last_words() {
@@ -388,10 +394,13 @@ mod tests {
 
     #[test]
     fn a_daemon_that_is_late_is_ended() {
-        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
-        let begun = Instant::now();
-        end(&mut child);
-        assert!(child.try_wait().unwrap().is_some());
-        assert!(begun.elapsed() < PATIENCE_TO_END);
+        for (goes_on, signal) in [(false, Signal::TERM), (true, Signal::KILL)] {
+            let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+            let begun = Instant::now();
+            end(&mut child, goes_on);
+            let ended = child.try_wait().unwrap().unwrap();
+            assert_eq!(ended.signal(), Some(signal.as_raw()));
+            assert!(begun.elapsed() < PATIENCE_TO_END);
+        }
     }
 }

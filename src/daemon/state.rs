@@ -70,7 +70,14 @@ impl State {
     pub fn read(files: &VolumeFiles) -> Result<Option<Self>> {
         let what = || format!("cannot read {}", files.state.display());
         match fs::read(&files.state) {
-            Ok(text) => serde_json::from_slice(&text).map(Some).context(what()),
+            Ok(text) => {
+                let mut state: Self = serde_json::from_slice(&text).context(what())?;
+                if let Some(log) = &mut state.plan.log {
+                    // What was asked for once; daemons of before noted it.
+                    (log.moved, log.abandon) = (false, false);
+                }
+                Ok(Some(state))
+            }
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e).context(what()),
         }
@@ -139,7 +146,7 @@ pub enum Found {
     Up(Option<Box<State>>),
     /// Its daemon died and left things behind.
     Dead(Box<State>),
-    /// Its daemon died, and its state file can't be read.
+    /// Its daemon died, and its state file can't be read, or is gone though memory was kept.
     Broken(Error),
     /// There is no such volume.
     Nothing,
@@ -152,6 +159,13 @@ pub fn find(paths: &Paths, name: &str) -> Found {
     match State::read(&files) {
         Ok(state) if held => Found::Up(state.map(Box::new)),
         Ok(Some(state)) => Found::Dead(Box::new(state)),
+        Ok(None) if Kept::is_there(&files.keep) => Found::Broken(
+            Error::failure(format!(
+                "the memory of volume `{name}` is kept, but there is no {}",
+                files.state.display()
+            ))
+            .mend(format!("give up what is in it with `ztier down {name} --discard`")),
+        ),
         Ok(None) => Found::Nothing,
         Err(_) if held => Found::Up(None),
         Err(e) => Found::Broken(e),

@@ -77,6 +77,9 @@ pub(super) struct Checkpoint {
     /// has.
     entries: [usize; 2],
     attempts: u64,
+    /// Whether the index has forgotten what no record takes back, since the whole copy began that
+    /// is named, and since the last one began.
+    spoilt: [bool; 2],
     /// How many were made.
     pub(super) made: u64,
 }
@@ -93,6 +96,7 @@ impl Checkpoint {
             grown: [0; 2],
             entries: [0; 2],
             attempts: 0,
+            spoilt: [false; 2],
             made: 0,
         }
     }
@@ -111,6 +115,15 @@ impl Checkpoint {
     /// A checkpoint was loaded whose whole copy began so many bytes before its end.
     pub(super) fn loaded(&mut self, bytes: u64) {
         self.grown[1] += bytes;
+    }
+
+    /// The index forgets where a block is, and no record says so: what is copied of changes alone
+    /// would bring back what a whole copy from before says of it.
+    pub(super) fn spoil(&mut self) {
+        self.spoilt = [true; 2];
+        if self.since.is_some() {
+            self.abort();
+        }
     }
 
     /// Gives up the one that is being made, unless it is whole already.
@@ -143,6 +156,9 @@ impl Checkpoint {
         mark("checkpoint.ended");
         self.made += 1;
         self.entries[0] -= self.entries[1];
+        if self.since.is_none() {
+            self.spoilt[0] = self.spoilt[1];
+        }
         self.stage = Stage::Idle;
     }
 }
@@ -196,6 +212,7 @@ impl Core {
         } else {
             mark("checkpoint.begun");
             self.checkpoint.grown[1] = 0;
+            self.checkpoint.spoilt[1] = false;
             pointer.origin = pointer.segment;
         }
         self.checkpoint.pointer = pointer;
@@ -205,6 +222,10 @@ impl Core {
 
     /// The named checkpoint, if what has changed since fits behind it and is little.
     fn increment(&self) -> Option<Pointer> {
+        if self.checkpoint.spoilt[0] {
+            mark("checkpoint.spoilt");
+            return None;
+        }
         let named = self.sb.checkpoint.filter(|named| !named.is_passed(&self.sb.tail))?;
         let segments = self.first + self.segments.len() as u64 - named.segment;
         let more = Content::Blocks.sheets(self.checkpoint.entries[0], named.sheet)

@@ -35,7 +35,7 @@ const SPARE: usize = 16 << 20;
 /// Longest time that a commit waits for others.
 const GATHER_MAX_US: u64 = 10_000;
 /// Times that chunks are written elsewhere before the log is given up.
-const REWRITES: u32 = 3;
+pub(super) const REWRITES: u32 = 3;
 
 /// What a flush waits for: that every chunk below this number is durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

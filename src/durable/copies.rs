@@ -244,6 +244,7 @@ impl Core {
             self.forget_block(block);
             // What was discarded before that is not what the backing store has.
             self.holes.remove(block, block + 1);
+            self.checkpoint.spoil();
         }
     }
 

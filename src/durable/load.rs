@@ -134,10 +134,19 @@ impl<'a> Loading<'a> {
         let mut shares = (first..).step_by(share).zip(sheets.chunks(share));
         std::thread::scope(|scope| {
             let own = shares.next()?;
-            let others: Vec<_> = shares.map(|share| scope.spawn(move || verify(share))).collect();
+            let others: Vec<_> = shares
+                .map(|share| {
+                    let thread = std::thread::Builder::new();
+                    (share, thread.spawn_scoped(scope, move || verify(share)).ok())
+                })
+                .collect();
             let mut all = verify(own)?;
-            for other in others {
-                all.extend(other.join().ok()??);
+            for (share, thread) in others {
+                // Where no thread could be had, there is time.
+                all.extend(match thread {
+                    Some(thread) => thread.join().ok()??,
+                    None => verify(share)?,
+                });
             }
             Some(all)
         })

@@ -38,8 +38,8 @@ pub use fill::Fills;
 pub use holes::Tombstone;
 pub use kept::Kept;
 pub use recover::{
-    Inspection, OpenError, Report, format, inspect, inspect_telling, inspect_warm, least_size,
-    open, read_superblock,
+    Accepted, Inspection, OpenError, Report, format, inspect, inspect_telling, inspect_warm,
+    least_size, open, read_superblock,
 };
 pub use step::Step;
 pub use window::{Ended, Plan, Planned};

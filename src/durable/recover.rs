@@ -16,6 +16,7 @@ use super::planted::{self, Bug, mark};
 use super::step::Step;
 use super::walk::Walk;
 use crate::media::{Buffer, Drive, DriveError};
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Why a log cannot be made or opened.
@@ -24,6 +25,9 @@ pub enum OpenError {
     /// The drive failed.
     #[error(transparent)]
     Drive(#[from] DriveError),
+    /// A place where a chunk may be cannot be read.
+    #[error("what it holds cannot be read: {0}")]
+    Unread(DriveError),
     /// No copy of a superblock is on the drive.
     #[error("no log is on it")]
     NoLog,
@@ -91,8 +95,36 @@ pub struct Report {
     pub torn: bool,
     /// Chunks missing in the midst, if that was accepted: number of the first, and how many.
     pub missing: Vec<(u64, u64)>,
+    /// Places that could not be read, if losses were accepted.
+    pub unread: u64,
     /// Changes that the log's drive lacked, and that were in memory.
     pub recommitted: u64,
+    /// Without what it may be opened again, if it was opened.
+    pub accepted: Accepted,
+}
+
+/// What is known to be gone of a log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Accepted {
+    /// Durable chunks before others that are there, so that no new ones get their numbers: number
+    /// of the first, and how many.
+    pub missing: Vec<(u64, u64)>,
+    /// Places that could not be read.
+    pub unread: u64,
+}
+
+impl Accepted {
+    /// Whether nothing is.
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.unread == 0
+    }
+
+    fn has(&self, &(first, count): &(u64, u64)) -> bool {
+        let within = |&(from, n): &(u64, u64)| {
+            from <= first && first.saturating_add(count) <= from.saturating_add(n)
+        };
+        self.missing.iter().any(within)
+    }
 }
 
 impl fmt::Display for Report {
@@ -113,6 +145,9 @@ impl fmt::Display for Report {
         }
         for (first, count) in &self.missing {
             write!(f, "; {count} chunks from {first} on are missing")?;
+        }
+        if self.unread > 0 {
+            write!(f, "; {} places could not be read", self.unread)?;
         }
         if self.recommitted > 0 {
             write!(f, "; {} changes more were in memory", self.recommitted)?;
@@ -199,9 +234,19 @@ pub fn read_superblock(log: &dyn Drive) -> Result<(Superblock, usize, bool), Ope
     }
     let mut bytes = Buffer::new(SUPER);
     let mut copies = Vec::new();
+    let mut unread = None;
     for at in SUPER_AT {
-        log.read(at, &mut bytes)?;
-        copies.push(Superblock::decode(&bytes));
+        // As good as a damaged one: that is what two are for.
+        copies.push(match log.read(at, &mut bytes) {
+            Ok(()) => Superblock::decode(&bytes),
+            Err(e) => {
+                unread = Some(e);
+                Err(Unfit::Damaged)
+            }
+        });
+    }
+    if let Some(e) = unread.filter(|_| copies.iter().all(Result::is_err)) {
+        return Err(e.into());
     }
     let newest = match (&copies[0], &copies[1]) {
         (Ok(a), Ok(b)) => usize::from(b.generation > a.generation),
@@ -371,6 +416,12 @@ impl Inspection {
             || !holes.are_written(written)
     }
 
+    /// Whether no more is gone than what is `known` to be.
+    pub fn lacks_only(&self, known: &Accepted) -> bool {
+        self.report.missing.iter().all(|range| known.has(range))
+            && self.report.unread <= known.unread
+    }
+
     /// Whether what was found reaches to what the backing store lacks, and nothing contradicts it.
     fn is_whole(&self) -> bool {
         let sb = &self.superblock;
@@ -443,7 +494,9 @@ impl Inspection {
         write_superblock(log, &core.sb, 1 - self.newest)?;
         core.begin_recommit();
         let recommitted = core.recommitted();
-        Ok((core, Report { recommitted, ..self.report }))
+        let missing = self.report.missing.iter().copied().filter(|(first, _)| *first < next);
+        let accepted = Accepted { missing: missing.collect(), unread: self.report.unread };
+        Ok((core, Report { recommitted, accepted, ..self.report }))
     }
 
     /// Takes the chunks away that are kept in memory. The drive may have them in a cache that will

@@ -5,7 +5,7 @@
 //! copy of what the chunks say, so whoever has none reads those; it is believed only of chunks that
 //! were durable for certain.
 
-use super::chunk::{Sealed, read_entries};
+use super::chunk::{CHUNK_MAX, Sealed, read_entries};
 use super::format::{ENTRY, Entry, Header};
 use super::planted::mark;
 
@@ -13,7 +13,7 @@ use super::planted::mark;
 /// small.
 const CHUNKS_MIN: usize = if cfg!(sim) { 2 } else { 4 };
 /// Largest part of a segment that the summary of the one before may take: one of so many.
-const PART: usize = 8;
+const PART: u32 = 8;
 /// Bytes before the list of chunks.
 const FRONT: usize = 40;
 /// Bytes in that list for a chunk.
@@ -60,7 +60,7 @@ impl Summaries {
             && header.chunk == growing.chunk + growing.chunks.len() as u64;
         let table = &sealed.table;
         let len = growing.len() + CHUNK + table.len();
-        if !follows || growing.is_spoiled || len > size as usize / PART {
+        if !follows || growing.is_spoiled || len > most(size) {
             growing.is_spoiled = true;
             return;
         }
@@ -75,13 +75,18 @@ impl Summaries {
     }
 }
 
+/// Bytes of the longest summary in segments of this size: its chunk has room for more.
+fn most(size: u32) -> usize {
+    (size / PART).min(CHUNK_MAX / 2) as usize
+}
+
 impl Growing {
     fn len(&self) -> usize {
         FRONT + self.chunks.len() * CHUNK + self.tables.len()
     }
 
     fn finish(self, size: u32) -> Option<Vec<u8>> {
-        if self.is_spoiled || self.chunks.len() < CHUNKS_MIN || self.len() > size as usize / PART {
+        if self.is_spoiled || self.chunks.len() < CHUNKS_MIN || self.len() > most(size) {
             return None;
         }
         mark("summary.made");

@@ -5,22 +5,25 @@
 //! written. Reading ahead and summaries change how fast an answer comes, never what it is.
 
 use super::chunk::{CHUNK_MIN, read_table};
-use super::commit::JOINED;
+use super::commit::{JOINED, REWRITES};
 use super::core::{MEMORY_MAX, Segment};
 use super::format::{Data, ENTRY, Entry, HEADER, Header, Kind, Pointer, Stamp, Sums, Superblock};
 use super::planted::{self, Bug, mark};
 use super::recover::{OpenError, Report};
 use super::summary::Summary;
 use crate::media::{ALIGN, Buffer, Drive, DriveError};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Segments behind the end of the chain that are searched for the next chunk, or for a sign of
 /// damage: so many, or as many as take [`AHEAD_BYTES`].
 const AHEAD: u64 = 64;
-/// What is in flight when a drive fails is at most [`MEMORY_MAX`]; what is written after that
-/// begins behind it.
-const AHEAD_BYTES: u64 = 2 * MEMORY_MAX;
+/// Chunks that are not durable take [`MEMORY_MAX`] at most. They are laid out, and up to
+/// [`REWRITES`] times anew behind the places before, until the drive takes them: each time in up to
+/// twice their room.
+const AHEAD_BYTES: u64 = 8 * MEMORY_MAX;
+const _: () = assert!(AHEAD_BYTES >= 2 * (1 + REWRITES as u64) * MEMORY_MAX);
 /// Bytes that are read ahead of each segment: the first chunk of a segment whose predecessor had
 /// small chunks has a summary.
 const FRONT: usize = 16 << 10;
@@ -29,7 +32,6 @@ const BATCH: [u64; 2] = [4, 512];
 
 /// The way along the chain.
 pub(super) struct Walk<'a> {
-    log: &'a dyn Drive,
     sb: &'a Superblock,
     accept_loss: bool,
     /// Number of the chunk that comes next.
@@ -50,6 +52,8 @@ pub(super) struct Walk<'a> {
     /// The segments in use, from the tail on.
     pub segments: Vec<Segment>,
     report: Report,
+    /// Reads that have failed, where losses are accepted.
+    unread: Cell<u64>,
     ahead: Ahead<'a>,
     /// Summaries will do.
     quick: bool,
@@ -145,7 +149,6 @@ impl<'a> Walk<'a> {
         let (segments, parts) = (0..0, BTreeMap::new());
         let ahead = Ahead { log, sb, segments, batch: BATCH[0], parts, durable: 0 };
         Self {
-            log,
             sb,
             accept_loss,
             start: (sb.tail.chunk, sb.tail.prev),
@@ -158,6 +161,7 @@ impl<'a> Walk<'a> {
             sums: Vec::new(),
             segments: Vec::new(),
             report: Report::default(),
+            unread: Cell::new(0),
             ahead,
             quick: false,
             told,
@@ -190,6 +194,7 @@ impl<'a> Walk<'a> {
             closed: !self.sb.open,
             chunks: self.chunks.len() as u64,
             entries: self.chunks.iter().map(|(_, entries)| entries.len() as u64).sum(),
+            unread: self.unread.get(),
             ..self.report.clone()
         }
     }
@@ -207,6 +212,9 @@ impl<'a> Walk<'a> {
                 self.accept_rest();
                 (self.told)(self.segment - first, self.last() + 1 - first);
             }
+            if self.is_end() {
+                break;
+            }
             let Some((header, sum, entries)) = self.find_evidence()? else { break };
             if !self.accept_loss {
                 return Err(OpenError::Lost { chunk: self.next, segment: self.segment });
@@ -217,11 +225,20 @@ impl<'a> Walk<'a> {
             self.accept(header, sum, entries);
         }
         self.cut_torn()?;
-        if self.next < self.sb.durable && !self.accept_loss {
-            return Err(OpenError::Lost { chunk: self.next, segment: self.segment });
+        if self.next < self.sb.durable {
+            if !self.accept_loss {
+                return Err(OpenError::Lost { chunk: self.next, segment: self.segment });
+            }
+            mark("recover.end_lost");
+            self.report.missing.push((self.next, self.sb.durable - self.next));
         }
         self.note_segments();
         Ok(())
+    }
+
+    /// Whether nothing can come after what was found: the log was closed there.
+    fn is_end(&self) -> bool {
+        !self.sb.open && self.next == self.sb.durable
     }
 
     fn accept(&mut self, header: Header, sum: u32, entries: Vec<Entry>) {
@@ -309,6 +326,9 @@ impl<'a> Walk<'a> {
 
     /// The chunk that follows: in the same segment, or first in one of those behind.
     fn find_next(&mut self) -> Result<Option<(Header, u32, Vec<Entry>)>, OpenError> {
+        if self.is_end() {
+            return Ok(None);
+        }
         let (last, end) = (self.last_ahead(), self.last());
         let here = (self.segment, self.offset);
         let mut ahead = (self.segment + 1..=last).map(|segment| (segment, 0));
@@ -336,6 +356,20 @@ impl<'a> Walk<'a> {
         (self.segment + ahead).min(self.last())
     }
 
+    /// Reads what is at a place; `false` where that fails and losses are accepted.
+    fn get(&self, at: u64, out: &mut [u8]) -> Result<bool, OpenError> {
+        let read = self.ahead.read(at, out);
+        match read {
+            Ok(()) => Ok(true),
+            Err(_) if self.accept_loss => {
+                mark("recover.unread");
+                self.unread.set(self.unread.get() + 1);
+                Ok(false)
+            }
+            Err(e) => Err(OpenError::Unread(e)),
+        }
+    }
+
     /// What is at a place: the chunk that follows the last, or (not `chained`) any later one.
     fn look(&self, segment: u64, offset: u32, chained: bool) -> Result<Here, OpenError> {
         if offset + ALIGN as u32 > self.sb.segment {
@@ -343,7 +377,9 @@ impl<'a> Walk<'a> {
         }
         let at = self.sb.place(segment) + u64::from(offset);
         let mut front = Buffer::new(ALIGN);
-        self.ahead.read(at, &mut front)?;
+        if !self.get(at, &mut front)? {
+            return Ok(Here::Nothing);
+        }
         let Some((mut header, sum)) = Header::decode(&front[..HEADER]) else {
             return Ok(Here::Nothing);
         };
@@ -365,14 +401,16 @@ impl<'a> Walk<'a> {
         header: &Header,
         at: u64,
         front: &[u8],
-    ) -> Result<Option<Vec<Entry>>, DriveError> {
+    ) -> Result<Option<Vec<Entry>>, OpenError> {
         let len = header.len as usize;
         if len == ALIGN {
             return Ok(read_table(header, &front[header.table_at()..]));
         }
         let from = header.table_at() / ALIGN * ALIGN;
         let mut end = Buffer::new(len - from);
-        self.ahead.read(at + from as u64, &mut end)?;
+        if !self.get(at + from as u64, &mut end)? {
+            return Ok(None);
+        }
         Ok(read_table(header, &end[header.table_at() - from..]))
     }
 
@@ -447,14 +485,14 @@ impl<'a> Walk<'a> {
         let (header, entries) = &self.chunks[i];
         let mut bytes = Buffer::new(header.len as usize);
         let at = self.sb.place(header.segment) + u64::from(header.offset);
-        self.log.read(at, &mut bytes)?;
+        let there = self.get(at, &mut bytes)?;
         let Header { epoch, segment, .. } = *header;
         let mut sums = Sums::default();
         let unfit = entries.iter().filter_map(|entry| {
             let Entry::Data(d) = entry else { return None };
             let from = (d.offset - header.offset) as usize;
             let stamp = Stamp { epoch, segment, offset: d.offset, block: d.block };
-            let payload = bytes.get(from..from + d.len as usize);
+            let payload = bytes.get(from..from + d.len as usize).filter(|_| there);
             let fits = payload.is_some_and(|payload| sums.fits(&stamp, payload, d.check));
             (!fits).then_some(*d)
         });

@@ -380,6 +380,7 @@ impl Core {
                 if self.map.get(block).is_some_and(|place| place.copy) {
                     mark("window.unreadable_copy");
                     self.forget_block(block);
+                    self.checkpoint.spoil();
                 } else {
                     full = full.and(self.repeat_lost(end, block, 1));
                 }

@@ -4,6 +4,7 @@
 //! named by [`Export::leftovers`] before it is made, so that somebody else can remove it after a
 //! kill -9.
 
+pub mod buffers;
 mod check;
 mod depth;
 #[cfg(feature = "fuse")]

@@ -71,6 +71,13 @@ impl Arena {
         let _ = unsafe { madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxHugepage) };
     }
 
+    /// Asks for no huge pages, also where the machine gives them to all (`shmem_enabled` is
+    /// `always`): what is touched page by page would take 2 MiB each time.
+    pub fn refuse_huge_pages(&self) {
+        // SAFETY: advice on our own mapping changes no contents.
+        let _ = unsafe { madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxNoHugepage) };
+    }
+
     /// Keeps every page resident from the moment it is first touched.
     ///
     /// # Errors

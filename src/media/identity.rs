@@ -76,21 +76,30 @@ impl Identity {
 
     /// The identity of `drive` as it is now, of which `id` is known.
     ///
+    /// A sample that can't be read is not known.
+    ///
     /// # Errors
-    /// The drive's, of a sample that can't be read.
+    /// The drive's, if none can be read.
     pub fn of(drive: &dyn Drive, id: &StableId) -> Result<Self, DriveError> {
         let size = drive.size();
         let mut made =
             Self { kind: id.kind(), id: id.number(), size, known: 0, sums: [0; SAMPLES] };
-        let mut buffer = Buffer::new(64 << 10);
+        let (mut buffer, mut unread) = (Buffer::new(64 << 10), None);
         for (n, range) in Self::samples(size).into_iter().enumerate() {
             let Some(range) = range else { continue };
             let bytes = &mut buffer[..(range.end - range.start) as usize];
-            drive.read(range.start, bytes)?;
-            made.sums[n] = crc_fast::crc32_iscsi(bytes);
-            made.known |= 1 << n;
+            match drive.read(range.start, bytes) {
+                Ok(()) => {
+                    made.sums[n] = crc_fast::crc32_iscsi(bytes);
+                    made.known |= 1 << n;
+                }
+                Err(e) => unread = Some(e),
+            }
         }
-        Ok(made)
+        match unread {
+            Some(e) if made.known == 0 => Err(e),
+            _ => Ok(made),
+        }
     }
 
     /// The ranges, in bytes, of which a drive of `size` bytes gives samples; `None` for those that

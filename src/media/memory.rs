@@ -93,6 +93,28 @@ impl Memory {
         self.files.lock().clone()
     }
 
+    /// Bytes of the file `name`, if it was taken over.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn len_of(&self, name: &str) -> Result<Option<u64>> {
+        let files = self.files.lock();
+        let known = files.iter().find(|(known, _)| known == name && self.is_inherited());
+        known.map(|(name, file)| len_of(file, name)).transpose()
+    }
+
+    /// Bytes of memory behind all files.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn resident_bytes(&self) -> Result<u64> {
+        let what = |name: &str| format!("cannot look at memory file {name}");
+        let bytes = |(name, file): &(String, Arc<OwnedFd>)| {
+            fstat(file).context(what(name)).map(|stat| stat.st_blocks as u64 * 512)
+        };
+        self.files.lock().iter().map(bytes).sum()
+    }
+
     fn make(&self, name: &str, len: usize) -> Result<OwnedFd> {
         let what = || format!("cannot reserve {len} bytes of address space for {name}");
         let file = match &self.origin {
@@ -108,8 +130,12 @@ impl Memory {
     }
 }
 
+fn len_of(file: &OwnedFd, name: &str) -> Result<u64> {
+    Ok(fstat(file).context(format!("cannot look at memory file {name}"))?.st_size as u64)
+}
+
 fn fit(file: Arc<OwnedFd>, name: &str, len: usize) -> Result<Arc<OwnedFd>> {
-    let there = fstat(&file).context(format!("cannot look at memory file {name}"))?.st_size as u64;
+    let there = len_of(&file, name)?;
     if there != len as u64 {
         return Err(strange(format!("has {there} bytes in file `{name}`, not {len}")));
     }

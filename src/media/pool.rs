@@ -36,6 +36,8 @@ impl Pool {
     /// See [`Memory::arena`].
     pub fn new(name: &str, count: u32, frame: usize) -> Result<Self> {
         let arena = Memory::default().arena(name, count.max(1) as usize * frame)?;
+        // Frames may be shorter than their places, and not all are taken.
+        arena.refuse_huge_pages();
         // Room for all, which costs no memory until it is used: the list never has to grow.
         let places = Vec::with_capacity(count as usize);
         let free = Mutex::new(Free { places, fresh: 0, count });

@@ -29,7 +29,9 @@ impl Words {
     /// # Errors
     /// See [`Memory::arena`].
     pub fn new(memory: &Memory, name: &str, len: usize) -> Result<Self> {
-        Ok(Self { arena: memory.arena(name, len * 8)? })
+        let arena = memory.arena(name, len * 8)?;
+        arena.refuse_huge_pages();
+        Ok(Self { arena })
     }
 
     /// Words that may be other than zero: whole pages of them, ascending. See
@@ -110,5 +112,26 @@ impl Words {
 
     pub fn lock(&self) -> Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(miri), not(shuttle)))]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_page_is_a_page() {
+        if fs::metadata("/sys/kernel/mm/transparent_hugepage").is_err() {
+            eprintln!("skipped: no huge pages here");
+            return;
+        }
+        let words = Words::new(&Memory::default(), "test", 1 << 20).unwrap();
+        let begin = format!("{:x}-", words.arena.at(0) as usize);
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let (_, own) = maps.split_once(&begin).unwrap();
+        let flags = own.lines().find(|line| line.starts_with("VmFlags:")).unwrap();
+        assert!(flags.split(' ').any(|flag| flag == "nh"), "{flags}");
     }
 }

@@ -40,7 +40,8 @@ impl Store {
         if self.log.fits(len, cleaner) {
             return true;
         }
-        let Some(frame) = self.frames.take(&self.budget, who) else { return false };
+        let frame = self.frames.take(&self.budget, who).or_else(|| self.borrow_frame(who));
+        let Some(frame) = frame else { return false };
         if !cleaner && self.log.fits(len, true) {
             // What is open was the cleaner's alone. There is memory again: keep the frame ready
             // and go on in it.
@@ -64,6 +65,14 @@ impl Store {
             }
         }
         true
+    }
+
+    /// A frame for the cleaner of a store that was taken over: what its reserve was spent on is
+    /// sealed now, and there may be more of it than the limit is, so without this one nothing could
+    /// ever be cleaned. Where there are slots, that makes room instead.
+    fn borrow_frame(&self, who: Taker) -> Option<u32> {
+        let is_stuck = || self.log.open().is_none() && self.slots.count() == 0;
+        (who == Taker::Cleaner && is_stuck()).then(|| self.frames.lend(&self.budget)).flatten()
     }
 
     /// Empties a segment that the caller has claimed: moves its live records to the end of the log,

@@ -14,6 +14,9 @@ use crate::media::{Arena, Memory};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
+/// The name of their memory file, which has exactly their bytes.
+pub const FILE: &str = "frames";
+
 /// All frames of a store.
 #[derive(Debug)]
 pub struct Frames {
@@ -41,7 +44,7 @@ impl Frames {
     /// See [`Memory::arena`].
     pub fn new(memory: &Memory, count: u32, frame_size: u32) -> Result<Self> {
         let frame_size = frame_size as usize;
-        let arena = memory.arena("frames", count as usize * frame_size)?;
+        let arena = memory.arena(FILE, count as usize * frame_size)?;
         arena.prefer_huge_pages();
         // Room for all, which costs no memory until it is used: the lists never have to grow.
         let list = || Vec::with_capacity(count as usize);
@@ -116,7 +119,16 @@ impl Frames {
                 return Some(frame);
             }
         }
-        if is_stocked { None } else { self.warm_up(budget, who) }
+        if is_stocked { None } else { self.warm_up(budget, |bytes| budget.take(bytes, who)) }
+    }
+
+    /// A frame beyond the limit, for a cleaner who has taken over so much that there is none to
+    /// begin with: the first segment that it empties pays it back.
+    pub(super) fn lend(&self, budget: &Budget) -> Option<u32> {
+        self.warm_up(budget, |bytes| {
+            budget.add(bytes);
+            true
+        })
     }
 
     /// Gets one frame ready if fewer are than are to be kept. `false` when there are enough, or the
@@ -127,16 +139,16 @@ impl Frames {
         }
         // The first ones are the reserve, and paid for: beside them the budget need not keep it
         // free once more. Who takes one leaves them alone.
-        let frame = self.warm_up(budget, Taker::Cleaner);
+        let frame = self.warm_up(budget, |bytes| budget.take(bytes, Taker::Cleaner));
         frame.map(|frame| self.give(frame)).is_some()
     }
 
-    /// Puts memory behind a cold frame.
-    fn warm_up(&self, budget: &Budget, who: Taker) -> Option<u32> {
+    /// Puts memory behind a cold frame, if `pay` has the budget count it.
+    fn warm_up(&self, budget: &Budget, pay: impl FnOnce(u64) -> bool) -> Option<u32> {
         let size = self.frame_size as u64;
         let frame = {
             let mut free = self.free.lock();
-            if !budget.take(size, who) {
+            if !pay(size) {
                 return None;
             }
             match free.cold.pop() {
@@ -152,6 +164,8 @@ impl Frames {
             }
         };
         if self.arena.populate(frame as usize * self.frame_size, self.frame_size).is_err() {
+            // A part of it may have got memory.
+            self.arena.remove(frame as usize * self.frame_size, self.frame_size);
             self.cool(frame, budget);
             return None;
         }
@@ -181,10 +195,15 @@ impl Frames {
     }
 
     /// The same, down to `keep` frames whatever is to be kept in stock: for what needs the budget
-    /// more than anybody needs frames.
+    /// more than anybody needs frames. Those that are the cleaner's reserve stay, where the budget
+    /// has no room for it beside what is taken: nothing would fit without them either.
     pub fn trim_to(&self, budget: &Budget, keep: usize) -> usize {
+        let size = self.frame_size as u64;
         let surplus = || {
             let mut free = self.free.lock();
+            let others = budget.used().saturating_sub(size * free.ready.len() as u64);
+            let is_short = others + RESERVE_SEGMENTS * size > budget.limit();
+            let keep = if is_short { keep.max(RESERVE_SEGMENTS as usize) } else { keep };
             if free.ready.len() > keep { free.ready.pop() } else { None }
         };
         // One by one: a list of them would have to be allocated by who is short of memory.

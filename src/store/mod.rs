@@ -89,6 +89,13 @@ pub struct Shape {
     pub algorithm: Algorithm,
 }
 
+impl Shape {
+    /// Bytes of all frames: the most that a limit on memory can be of use for.
+    pub fn ram_limit_max(&self) -> u64 {
+        u64::from(self.frames) * u64::from(self.segment)
+    }
+}
+
 /// The store of one volume.
 #[derive(Debug)]
 pub struct Store {

@@ -35,8 +35,11 @@ pub enum Bug {
     ForgetPartsThatChanged = 12,
     /// A cluster that was decoded is known by the number of its segment, which comes back.
     ClusterByNumber = 13,
-    /// Whoever frees what is dead in slots does not look again after he has claimed a segment.
-    ClaimWithoutLooking = 14,
+    /// Whoever frees what is dead in slots claims a segment as it is after he has looked at it, and
+    /// not as it was before.
+    ClaimLate = 14,
+    /// Who claims a segment too late, when there is another of its number, ends the claim on that.
+    UnclaimWhatever = 15,
 }
 
 crate::planted::plantable!(Bug, shuttle);

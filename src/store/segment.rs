@@ -14,6 +14,7 @@
 //! - a sealed segment is *settled* once `filled` has reached `end`: only then is it cleaned,
 //!   because a record that is not published yet looks like one that is dead.
 
+use super::format::SEGMENTS_MAX;
 use super::log::Reservation;
 use super::planted::{Bug, on};
 use crate::error::{Error, Result};
@@ -33,7 +34,8 @@ const END: usize = 2;
 const DEAD: usize = 3;
 /// Bytes of records that are filled in and published.
 const FILLED: usize = 4;
-/// 1 while a cleaner works on it, or somebody takes it down.
+/// The sequence above one bit, which is set while a cleaner works on it, or somebody takes it down:
+/// a claim is on a segment of one time, and says nothing about the next of that number.
 const CLAIMED: usize = 5;
 /// Slot number + 1; 0: none. Above [`COUNT_SHIFT`], how many records are in it, live and dead.
 const SLOT: usize = 6;
@@ -109,6 +111,11 @@ pub(super) struct Left {
     pub settled: bool,
 }
 
+/// What [`CLAIMED`] says of a segment of that sequence that nobody has claimed.
+fn generation(sequence: u64) -> u64 {
+    sequence << 1
+}
+
 impl Segments {
     /// A table for as many segments as there are `frames` and `slots`.
     ///
@@ -173,7 +180,7 @@ impl Segments {
             let mut ids = self.ids.lock();
             match ids.free.pop() {
                 Some(id) => (id, false),
-                None if ids.fresh < self.count() => {
+                None if ids.fresh < self.count().min(SEGMENTS_MAX) => {
                     ids.fresh += 1;
                     (ids.fresh - 1, true)
                 }
@@ -181,10 +188,11 @@ impl Segments {
             }
         };
         let sequence = self.next_sequence.fetch_add(1, Ordering::Relaxed);
-        for what in [END, DEAD, FILLED, CLAIMED, NOTES] {
+        for what in [END, DEAD, FILLED, NOTES] {
             self.word(segment, what).store(0, Ordering::Relaxed);
         }
         self.word(segment, SEQUENCE).store(sequence, Ordering::Relaxed);
+        self.word(segment, CLAIMED).store(generation(sequence), Ordering::Relaxed);
         self.word(segment, PLACE).store(u64::from(frame) + 1, Ordering::Release);
         Some((segment, fresh))
     }
@@ -276,30 +284,50 @@ impl Segments {
     /// Makes the caller the only one who cleans this segment, if it is still the one of `sequence`,
     /// and sealed and settled; says what is in it by now.
     pub fn claim(&self, segment: u32, sequence: u64) -> Option<Sealed> {
-        let word = self.word(segment, CLAIMED);
-        word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).ok()?;
+        if !self.set_claim(segment, generation(sequence)) {
+            return None;
+        }
         let claimed = self.sealed(segment).filter(|now| now.sequence == sequence);
         if claimed.is_none() {
-            self.unclaim(segment);
+            self.end_claim(segment, sequence);
         }
         claimed
     }
 
     /// The same for a segment that is spilled; also says in which slot.
     pub fn claim_spilled(&self, segment: u32, sequence: u64) -> Option<(Sealed, u32)> {
-        let word = self.word(segment, CLAIMED);
-        word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).ok()?;
+        if !self.set_claim(segment, generation(sequence)) {
+            return None;
+        }
         let claimed = self.spilled(segment).filter(|now| now.sequence == sequence);
         let claimed = claimed.zip(self.slot(segment));
         if claimed.is_none() {
-            self.unclaim(segment);
+            self.end_claim(segment, sequence);
         }
         claimed
     }
 
-    /// Lets others clean the segment.
+    /// Lets others clean the segment, which the caller has claimed.
     pub fn unclaim(&self, segment: u32) {
-        self.word(segment, CLAIMED).store(0, Ordering::Release);
+        self.end_claim(segment, self.sequence(segment));
+    }
+
+    /// Claims a segment if it is still the one of that time, and nobody has.
+    fn set_claim(&self, segment: u32, generation: u64) -> bool {
+        let free = generation & !1;
+        let word = self.word(segment, CLAIMED);
+        word.compare_exchange(free, free | 1, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Ends the claim on the segment of that sequence. If there is another of the number by now,
+    /// that one is somebody else's.
+    fn end_claim(&self, segment: u32, sequence: u64) {
+        let (word, free) = (self.word(segment, CLAIMED), generation(sequence));
+        if on(Bug::UnclaimWhatever) {
+            word.store(word.load(Ordering::Acquire) & !1, Ordering::Release);
+            return;
+        }
+        let _ = word.compare_exchange(free | 1, free, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// The segment, if it is sealed and settled, and in a frame.
@@ -342,15 +370,13 @@ impl Segments {
         };
         let is_below = |segment: &u32| matches!(self.place(*segment), Some(Place::Slot(_)));
         let is_gone = |segment: &u32| is_dead(segment) && is_below(segment);
-        self.unclaimed().filter(is_gone).find(|segment| {
-            let word = self.word(*segment, CLAIMED);
-            let claimed = word.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire).is_ok();
-            // Meanwhile somebody else may have freed it, and a writer opened it again.
-            if claimed && !is_gone(segment) && !on(Bug::ClaimWithoutLooking) {
-                self.unclaim(*segment);
-                return false;
-            }
-            claimed
+        (0..self.used()).find(|segment| {
+            let claim = || self.word(*segment, CLAIMED).load(Ordering::Acquire);
+            let before = claim();
+            // While it is looked at somebody else may free it, and a writer open it again.
+            before & 1 == 0
+                && is_gone(segment)
+                && self.set_claim(*segment, if on(Bug::ClaimLate) { claim() } else { before })
         })
     }
 
@@ -367,8 +393,8 @@ impl Segments {
     }
 
     fn unclaimed(&self) -> impl Iterator<Item = u32> {
-        let unclaimed = |segment: &u32| self.word(*segment, CLAIMED).load(Ordering::Acquire) == 0;
-        (0..self.used()).filter(unclaimed)
+        let is_free = |segment: &u32| self.word(*segment, CLAIMED).load(Ordering::Acquire) & 1 == 0;
+        (0..self.used()).filter(is_free)
     }
 
     /// Bytes in a segment, sealed or not, that nothing points to any more.
@@ -439,8 +465,9 @@ impl Segments {
         let mut last = 0;
         let (mut frames, mut slots) = (Vec::new(), Vec::new());
         for (segment, left) in (0..).zip(left) {
-            last = last.max(self.sequence(segment));
-            self.word(segment, CLAIMED).store(0, Ordering::Relaxed);
+            let sequence = self.sequence(segment);
+            last = last.max(sequence);
+            self.word(segment, CLAIMED).store(generation(sequence), Ordering::Relaxed);
             let (bytes, records) = live(segment);
             match left.filter(|_| bytes > 0) {
                 Some(left) => {

@@ -40,9 +40,19 @@ pub struct Below {
     /// The end of what is needed, and of neighbours that may be wanted next; a multiple of
     /// [`ALIGN`].
     pub to: u32,
+    /// The end of what is needed; a multiple of [`ALIGN`].
+    needed: u32,
     /// What the window is known by.
     name: u64,
     wish: Wish,
+}
+
+impl Below {
+    /// What is needed of it, without what would be read along; `None` where that is all.
+    pub fn alone(&self) -> Option<Self> {
+        let wish = self.wish.cut(self.needed - self.from);
+        (self.needed < self.to).then_some(Self { to: self.needed, wish, ..*self })
+    }
 }
 
 /// A segment that is claimed, on its way into a slot that is taken for it.
@@ -98,7 +108,8 @@ impl Store {
                 let wish = windows.wish(name, (block, at), count);
                 let from = at.offset / ALIGN as u32 * ALIGN as u32;
                 let to = self.wanted(block, at, from + wish.most, wish.is_stream);
-                return Err(Why::Below(Below { slot, from, to, name, wish }));
+                let needed = (at.offset + at.record_len()).next_multiple_of(ALIGN as u32);
+                return Err(Why::Below(Below { slot, from, to, needed, name, wish }));
             }
         }
         let soon = self.slots.visit(slot, at.share(), self.budget.limit());

@@ -9,7 +9,8 @@
 //! Invariants:
 //! - a window names its bytes by the sequence of their segment, which never comes back, so it is
 //!   never out of date;
-//! - a window is locked while it is filled, and nobody waits for it then: others look past it.
+//! - a window is locked while it is filled, and nobody waits for it then: others look past it;
+//! - what was brought stays until somebody has looked at it, or it is clear that nobody comes.
 
 use super::format::{CLUSTER_MAX, HEADER, Location};
 use crate::BLOCK_SIZE;
@@ -29,6 +30,9 @@ const MOST: u32 = 1 << 20;
 const PART: u64 = 44;
 /// A read so far behind the end of a window goes on from there.
 const NEAR: u32 = 64 << 10;
+/// After so many rounds of waiting, a few milliseconds, nobody comes any more for what was brought:
+/// what he wanted is elsewhere by now.
+const PATIENCE: u32 = if cfg!(shuttle) { 2 } else { 100 };
 
 const _: () = assert!(CLUSTER_MAX + 2 * ALIGN <= 2 * LEAST as usize);
 
@@ -63,6 +67,8 @@ struct Window {
     next: u64,
     /// When it was used last.
     used: u64,
+    /// Nobody has looked at what was brought.
+    awaited: bool,
 }
 
 /// What is to be read of a slot for a record, and where to.
@@ -74,6 +80,13 @@ pub(super) struct Wish {
     pub is_stream: bool,
     /// The window that has served.
     place: Option<usize>,
+}
+
+impl Wish {
+    /// The same for so many bytes and nothing behind them.
+    pub(super) fn cut(self, most: u32) -> Self {
+        Self { most, is_stream: false, ..self }
+    }
 }
 
 impl std::fmt::Debug for Window {
@@ -95,6 +108,7 @@ impl Windows {
             reach: 0,
             next: u64::MAX,
             used: 0,
+            awaited: false,
         };
         let shared =
             |len| Shared { window: Mutex::new(window(len)), is_filling: AtomicBool::new(false) };
@@ -120,6 +134,7 @@ impl Windows {
             let Some(mut window) = shared.lock_filled() else { continue };
             let Some(record) = window.record(name, at) else { continue };
             let is_good = work(record);
+            window.awaited = false;
             if is_good {
                 window.next = block + 1;
                 window.used = self.clock.fetch_add(1, Ordering::Relaxed);
@@ -155,16 +170,16 @@ impl Windows {
     ) -> bool {
         let mut round = 0;
         let (place, mut window) = loop {
-            if let Some(found) = self.choose((range.end - range.start) as usize, wish) {
+            if let Some(found) = self.choose((range.end - range.start) as usize, wish, round) {
                 break found;
             }
             // More threads than windows: those who have one wait for the device only.
-            crate::sync::relax(round);
+            crate::sync::rest(round);
             round = round.saturating_add(1);
         };
         let is_filling = &self.windows[place].is_filling;
         is_filling.store(true, Ordering::Release);
-        window.name = 0;
+        (window.name, window.awaited) = (0, false);
         let len = (range.end - range.start).min(window.buffer.len() as u32);
         let filled = fill(&mut window.buffer[..len as usize]);
         if filled {
@@ -172,15 +187,26 @@ impl Windows {
             (window.name, window.range, window.next) = (name, range, u64::MAX);
             window.reach = if wish.is_stream { wish.most } else { len };
             window.used = self.clock.fetch_add(1, Ordering::Relaxed);
+            window.awaited = true;
         }
         is_filling.store(false, Ordering::Release);
         filled
     }
 
     /// The window that the wish is about, if it has room for `len` bytes; or else, of those that
-    /// have, the one that was not used for longest; or else the largest.
-    fn choose(&self, len: usize, wish: Wish) -> Option<(usize, MutexGuard<'_, Window>)> {
-        let lock = |place: usize| Some((place, self.windows[place].window.try_lock()?));
+    /// have, the one that was not used for longest; or else the largest. Those that somebody is
+    /// about to look at only if that takes too long: else readers would take what they have brought
+    /// from each other, again and again.
+    fn choose(
+        &self,
+        len: usize,
+        wish: Wish,
+        round: u32,
+    ) -> Option<(usize, MutexGuard<'_, Window>)> {
+        let lock = |place: usize| {
+            let window = self.windows[place].window.try_lock()?;
+            (!window.awaited || round > PATIENCE).then_some((place, window))
+        };
         let wished = wish.place.and_then(lock).filter(|(_, window)| window.buffer.len() >= len);
         wished.or_else(|| {
             (0..self.windows.len())
@@ -265,6 +291,8 @@ mod tests {
         assert_eq!(windows.look(8, (10, at(0)), |_| true), None, "of another segment");
         let mut end = LEAST;
         for most in [32, 64, 128, 256, 512, 1024, 1024].map(|kib| kib << 10) {
+            // The last one of a window.
+            assert_eq!(windows.look(7, (10, at(end - 200)), |_| true), Some(true));
             let wish = windows.wish(7, (11, at(end)), 1);
             assert_eq!(
                 (wish.most, wish.is_stream, wish.place),
@@ -308,10 +336,30 @@ mod tests {
     }
 
     #[test]
+    fn what_was_brought_stays_until_somebody_has_looked_at_it() {
+        let windows = Windows::new(1 << 20, 1 << 30);
+        let count = windows.windows.len() as u64;
+        for name in 1..=count {
+            bring(&windows, name, 0..LEAST, windows.wish(name, (1000 * name, at(0)), 1));
+        }
+        let wish = windows.wish(99, (9, at(0)), 1);
+        let choose = |round| windows.choose(4096, wish, round).map(|(place, _)| place);
+        assert_eq!(choose(0), None);
+        assert_eq!(windows.look(2, (2000, at(0)), |_| true), Some(true));
+        assert_eq!(choose(0), place_of(&windows, 2));
+        // Who never comes holds up nobody for long.
+        assert_eq!(choose(PATIENCE + 1), place_of(&windows, 1));
+        for name in 100..100 + count {
+            bring(&windows, name, 0..LEAST, wish);
+        }
+    }
+
+    #[test]
     fn the_one_that_was_not_used_for_longest_goes() {
         let windows = Windows::new(1 << 20, 1 << 30);
         for name in 1..=windows.windows.len() as u64 {
             bring(&windows, name, 0..LEAST, windows.wish(name, (1000 * name, at(0)), 1));
+            assert_eq!(windows.look(name, (1000 * name, at(0)), |_| true), Some(true));
         }
         assert_eq!(windows.look(1, (1000, at(0)), |_| true), Some(true));
         bring(&windows, 99, 0..LEAST, windows.wish(99, (9, at(0)), 1));

@@ -175,8 +175,12 @@ impl Ram {
 
     fn bring(&self, below: &Below) -> bool {
         let Some(lower) = self.lower() else { return false };
-        let read = |window: &mut [u8]| lower.spill.read(below.slot, below.from, window).is_ok();
-        self.store().bring(below, read)
+        let bring = |below: &Below| {
+            let read = |window: &mut [u8]| lower.spill.read(below.slot, below.from, window).is_ok();
+            self.store().bring(below, read)
+        };
+        // What fails may be what would have been read along.
+        bring(below) || below.alone().is_some_and(|alone| bring(&alone))
     }
 
     /// Appends those of the blocks anew that were read from a slot or a cluster not for the first

@@ -8,7 +8,7 @@ use super::logged::{LogOptions, LogVolume};
 use super::record::{Book, Record, state};
 use crate::BLOCK_SIZE;
 use crate::durable::format::Superblock;
-use crate::durable::{self, Inspection, Kept, OpenError, Step};
+use crate::durable::{self, Accepted, Inspection, Kept, OpenError, Step};
 use crate::error::{Context, Error, Result};
 use crate::media::{
     Access, Drive, FileDrive, Identity, Match, Memory, Ring, Signature, StableId, witness,
@@ -36,6 +36,8 @@ pub struct Pair {
     pub force: bool,
     /// Go on without what the backing store's log holds, if that cannot be used: it is made anew.
     pub abandon: bool,
+    /// What is known to be gone of the log, without which it may be opened.
+    pub accepted: Accepted,
     /// Where this machine keeps what it knows of backing stores.
     pub state: PathBuf,
 }
@@ -50,17 +52,33 @@ struct Claimed {
 }
 
 impl Claimed {
-    /// Looks at the log. What it says of blocks that the backing store has counts only where it is
-    /// certain that nobody has written to that since the log was closed.
+    /// Looks at the log, of which no more may be gone than was `accepted`, unless all is.
     fn look(
         &self,
         options: &LogOptions,
+        accepted: &Accepted,
+        told: &dyn Fn(Step),
+    ) -> std::result::Result<Inspection, OpenError> {
+        let found = self.read(options, options.accept_loss || !accepted.is_empty(), told)?;
+        if options.accept_loss || found.lacks_only(accepted) {
+            return Ok(found);
+        }
+        // Says what is gone.
+        self.read(options, false, told)
+    }
+
+    /// Reads the log. What it says of blocks that the backing store has counts only where it is
+    /// certain that nobody has written to that since the log was closed.
+    fn read(
+        &self,
+        options: &LogOptions,
+        accept_loss: bool,
         told: &dyn Fn(Step),
     ) -> std::result::Result<Inspection, OpenError> {
         if options.log.keep_percent > 0 && self.is_untouched() {
-            return durable::inspect_warm(&self.log, options.accept_loss, told);
+            return durable::inspect_warm(&self.log, accept_loss, told);
         }
-        durable::inspect_telling(&self.log, options.accept_loss, false, told)
+        durable::inspect_telling(&self.log, accept_loss, false, told)
     }
 
     fn is_untouched(&self) -> bool {
@@ -190,6 +208,11 @@ impl Pair {
             // A log of ours without data is nothing to lose.
             Ok(_) => return Ok(()),
             Err(OpenError::Drive(e)) => return Err(failed(&self.log, &e)),
+            Err(e @ (OpenError::Version(_) | OpenError::Shrunk { .. })) if !self.force => {
+                let text = format!("{} holds a log: {e}", self.log.display());
+                return Err(Error::failure(text)
+                    .mend("bring it to its backing store where it can be used, or give it up with --force"));
+            }
             Err(_) => {}
         }
         match Signature::of(log)? {
@@ -239,7 +262,7 @@ impl Pair {
         mut kept: Kept,
         told: &dyn Fn(Step),
     ) -> Result<Opened> {
-        let look = || claimed.look(&options, told);
+        let look = || claimed.look(&options, &self.accepted, told);
         let (mut found, abandoned) = self.settle(&claimed, &kept, &look)?;
         if abandoned.is_some() {
             kept.give_up();
@@ -319,21 +342,36 @@ impl Pair {
             },
             (Err(e), false) => Err(e),
             (Err(e), true) => {
-                let own = match &found {
-                    None => {
-                        self.may_overwrite(&claimed.log)?;
-                        None
-                    }
-                    Some(Ok(found)) if self.is_foreign(claimed, &found.superblock) => {
-                        return Err(e);
-                    }
-                    Some(Ok(found)) => Some(found.superblock.clone()),
-                    Some(Err(OpenError::Version(_))) => return Err(e),
-                    Some(Err(_)) => durable::read_superblock(&claimed.log).ok().map(|(sb, ..)| sb),
-                };
+                let own = self.given_up(claimed, found, e)?;
                 let said = self.abandoned(lacking, own.as_ref());
                 Ok((made()?, Some(said)))
             }
+        }
+    }
+
+    /// What is known of a log that is given up, for which there is a reason; an error if it is not
+    /// the backing store's own.
+    fn given_up(
+        &self,
+        claimed: &Claimed,
+        found: Option<std::result::Result<Inspection, OpenError>>,
+        reason: Error,
+    ) -> Result<Option<Superblock>> {
+        match found {
+            None => self.may_overwrite(&claimed.log).map(|()| None),
+            Some(Ok(found)) if self.is_foreign(claimed, &found.superblock) => Err(reason),
+            Some(Ok(found)) => Ok(Some(found.superblock)),
+            Some(Err(OpenError::Version(_))) => Err(reason),
+            Some(Err(_)) => match durable::read_superblock(&claimed.log) {
+                // Its own drive may yet have what is left of it.
+                Ok((sb, ..)) if self.is_foreign(claimed, &sb) => {
+                    self.check(claimed, &sb, false).and(Err(reason))
+                }
+                Ok((sb, ..)) => Ok(Some(sb)),
+                // Whatever it is, it could not be looked at.
+                Err(OpenError::Drive(_)) => Err(reason),
+                Err(_) => Ok(None),
+            },
         }
     }
 
@@ -429,7 +467,9 @@ impl Pair {
 }
 
 fn holds_data(found: &Inspection) -> bool {
-    found.holds_changes() || !found.superblock.lost.is_empty()
+    let report = &found.report;
+    let whole = report.missing.is_empty() && report.unread == 0;
+    found.holds_changes() || !found.superblock.lost.is_empty() || !whole
 }
 
 fn absolute(path: &Path) -> PathBuf {
@@ -465,6 +505,8 @@ pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
             "give up what is in memory with `ztier down NAME --discard`, then bring the volume up",
         ),
         OpenError::Segments(_) => error.mend("give a larger drive, or another --segment"),
+        OpenError::Unread(_) => error
+            .mend("look into the kernel's log; --accept-loss goes on without what cannot be read"),
         OpenError::Lost { .. } => error.mend(
             "look at it with `ztier log check`; --accept-loss goes on without what is damaged",
         ),

@@ -57,7 +57,12 @@ impl Channel for VolumeChannel {
 
     fn count_buffers(&mut self, bytes: u64) {
         if bytes != self.buffers {
-            let budget = self.volume.ram().store().budget();
+            let ram = self.volume.ram();
+            // Where there is none they still are had: somebody must be able to discard.
+            if bytes > self.buffers {
+                ram.make_room(bytes - self.buffers);
+            }
+            let budget = ram.store().budget();
             budget.add(bytes);
             budget.give(std::mem::replace(&mut self.buffers, bytes));
         }

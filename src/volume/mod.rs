@@ -36,6 +36,7 @@ use crate::media::Memory;
 use crate::stats::{Latencies, Stats};
 use crate::store::epoch::PARTICIPANTS_MAX;
 use crate::store::format::{BLOCKS_MAX, Home, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX};
+use crate::store::frames::FILE as FRAMES_FILE;
 use crate::store::index::LEAF;
 use crate::store::tally::Counts;
 use crate::store::{RESERVE_SEGMENTS, Session, Shape};
@@ -68,7 +69,7 @@ pub struct Options {
     /// Limit on all memory of the volume, in bytes: at least [`min_ram_limit`].
     pub ram_limit: u64,
     /// The most that the limit can ever be raised to, in bytes: address space, not memory. Raised
-    /// to `ram_limit` when it is less.
+    /// to `ram_limit` when it is less. Memory that is taken over says itself what that is.
     pub ram_limit_max: u64,
     /// Bytes in a segment: a power of two, 32 KiB to 16 MiB.
     pub segment: u32,
@@ -169,16 +170,16 @@ impl Volume {
         if below.is_some() && options.ram_limit < least && !cfg!(shuttle) {
             return Err(too_little(options.ram_limit, least));
         }
-        let limit_max = options.ram_limit.max(options.ram_limit_max);
-        let frames = limit_max.div_ceil(u64::from(options.segment)).min(u64::from(SEGMENTS_MAX));
+        let slots = below.as_ref().map_or(0, |below| below.slots);
         let shape = Shape {
             blocks_max: if cfg!(shuttle) { options.size / BLOCK_SIZE as u64 } else { BLOCKS_MAX },
             segment: options.segment,
-            frames: frames as u32,
-            slots: below.as_ref().map_or(0, |below| below.slots),
+            frames: frames(options, memory, slots)?,
+            slots,
             algorithm: options.algorithm,
         };
-        let ram = Ram::above(memory, shape, options.ram_limit, below)?;
+        let limit = options.ram_limit.min(shape.ram_limit_max());
+        let ram = Ram::above(memory, shape, limit, below)?;
         if options.lock_memory {
             ram.store().lock_memory()?;
         }
@@ -194,6 +195,14 @@ impl Volume {
             crew: OnceLock::new(),
             orders: packer::Orders::default(),
         })
+    }
+
+    /// Keeps all memory of the volume resident from now on.
+    ///
+    /// # Errors
+    /// The process may not lock that much.
+    pub fn lock_memory(&self) -> Result<()> {
+        self.ram.store().lock_memory()
     }
 
     fn size_now(&self) -> u64 {
@@ -252,7 +261,7 @@ impl Volume {
     pub fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         let shape = self.ram.store().shape();
         let least = self.least_limit(self.size_now());
-        let most = u64::from(shape.frames) * u64::from(shape.segment);
+        let most = shape.ram_limit_max();
         if bytes < least {
             return Err(too_little(bytes, least));
         }
@@ -608,6 +617,26 @@ impl Drop for Volume {
     }
 }
 
+/// How many frames there can be: as many as the limit may ever allow, or as there are in memory
+/// that is taken over. Frames and slots together have a number each.
+fn frames(options: &Options, memory: &Memory, slots: u32) -> Result<u32> {
+    let segment = u64::from(options.segment);
+    if let Some(bytes) = ram_limit_max_of(memory)? {
+        return Ok((bytes / segment).min(u64::from(SEGMENTS_MAX)) as u32);
+    }
+    let limit_max = options.ram_limit.max(options.ram_limit_max);
+    Ok(limit_max.div_ceil(segment).min(u64::from(SEGMENTS_MAX.saturating_sub(slots))) as u32)
+}
+
+/// The most that the limit of the volume in memory that is taken over can be, in bytes; `None` of
+/// memory that is new, or a volume that is not in memory.
+///
+/// # Errors
+/// The system's.
+pub fn ram_limit_max_of(memory: &Memory) -> Result<Option<u64>> {
+    memory.len_of(FRAMES_FILE)
+}
+
 fn directory_bytes(size: u64) -> u64 {
     (size.div_ceil(LEAF * BLOCK_SIZE as u64) * 8).next_multiple_of(4096)
 }
@@ -645,4 +674,29 @@ fn check(options: &Options) -> Result<()> {
         return Err(too_little(options.ram_limit, least));
     }
     Ok(())
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_and_slots_have_a_number_each() -> Result<()> {
+        let segment = SEGMENT_MIN;
+        let options = |ram_limit_max| Options {
+            size: 1 << 40,
+            ram_limit: 1 << 30,
+            ram_limit_max,
+            segment,
+            algorithm: Algorithm::Lz4,
+            lock_memory: false,
+        };
+        let most = u64::from(SEGMENTS_MAX) * u64::from(segment);
+        for (max, slots) in [(1 << 31, 0), (most, 0), (most, SEGMENTS_MAX / 2), (2 * most, 7)] {
+            let frames = frames(&options(max), &Memory::default(), slots)?;
+            let wanted = max / u64::from(segment);
+            assert_eq!(u64::from(frames), wanted.min(u64::from(SEGMENTS_MAX - slots)));
+        }
+        Ok(())
+    }
 }

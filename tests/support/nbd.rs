@@ -238,15 +238,28 @@ pub struct Watched {
     pub map: Mutex<Vec<Extent>>,
     /// Requests that begin here fail so.
     pub fault: Mutex<Option<(u64, IoError)>>,
+    /// Requests wait for this.
+    pub stuck: Mutex<()>,
+    discards: bool,
 }
 
 impl Watched {
     pub fn new() -> Arc<Self> {
+        Self::made(true)
+    }
+
+    pub fn without_discards() -> Arc<Self> {
+        Self::made(false)
+    }
+
+    fn made(discards: bool) -> Arc<Self> {
         Arc::new(Self {
             volume: volume(SIZE),
             seen: Mutex::default(),
             map: Mutex::default(),
             fault: Mutex::default(),
+            stuck: Mutex::default(),
+            discards,
         })
     }
 
@@ -263,6 +276,10 @@ impl Device for Watched {
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         let inner = Arc::clone(&self.volume).channel();
         Box::new(WatchedChannel { device: self, inner })
+    }
+
+    fn discards(&self) -> bool {
+        self.discards
     }
 
     fn extents(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>, IoError> {
@@ -301,6 +318,7 @@ impl Channel for WatchedChannel {
             }
         };
         self.device.seen.lock().push(text);
+        drop(self.device.stuck.lock());
         match *self.device.fault.lock() {
             Some((offset, error)) if offset == at => return Err(error),
             _ => {}

@@ -13,6 +13,8 @@ pub struct RamDrive {
     pub broken: AtomicBool,
     /// Reads fail.
     pub deaf: AtomicBool,
+    /// Reads of this byte fail.
+    pub bad: AtomicU64,
     /// Writes from this byte on fail.
     pub worn_from: AtomicU64,
     /// Flushes so far.
@@ -21,6 +23,8 @@ pub struct RamDrive {
     pub flush_ms: AtomicU64,
     /// Milliseconds that a write takes, and a read while there are writes.
     pub write_ms: AtomicU64,
+    /// Milliseconds that each read takes.
+    pub read_ms: AtomicU64,
     /// Reads so far.
     pub reads: AtomicU64,
     /// Writes so far, and under way.
@@ -36,10 +40,12 @@ impl RamDrive {
             size,
             broken: AtomicBool::new(false),
             deaf: AtomicBool::new(false),
+            bad: AtomicU64::new(u64::MAX),
             worn_from: AtomicU64::new(u64::MAX),
             flushes: AtomicU64::new(0),
             flush_ms: AtomicU64::new(0),
             write_ms: AtomicU64::new(0),
+            read_ms: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             writing: AtomicU64::new(0),
@@ -63,7 +69,8 @@ impl RamDrive {
         if (self.broken.load(Ordering::SeqCst) || worn) && action != Action::Read {
             return Err(DriveError { action, at, len, errno: 5 });
         }
-        if self.deaf.load(Ordering::SeqCst) && action == Action::Read {
+        let is_bad = (at..at + len).contains(&self.bad.load(Ordering::SeqCst));
+        if (self.deaf.load(Ordering::SeqCst) || is_bad) && action == Action::Read {
             return Err(DriveError { action, at, len, errno: 5 });
         }
         Ok(())
@@ -85,6 +92,7 @@ impl Drive for RamDrive {
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
         self.check(Action::Read, at, buf.len() as u64)?;
         self.reads.fetch_add(1, Ordering::SeqCst);
+        pause(&self.read_ms);
         if self.writing.load(Ordering::SeqCst) > 0 {
             pause(&self.write_ms);
         }

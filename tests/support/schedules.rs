@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Orders in which each planted bug must be found, of those that hold single threads up. The rarest
-/// takes 2700 in the mean, so that one run in tens of millions misses it.
+/// takes 4000 in the mean, so that one run in hundreds of thousands misses it.
 const HELD_UP: usize = 50_000;
 /// The same for orders that are all chance, which few bugs need.
 const AT_RANDOM: usize = 10_000;

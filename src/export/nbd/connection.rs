@@ -91,11 +91,15 @@ impl Clients {
         self.table.lock().device.is_none()
     }
 
-    /// Waits until no connection is left; they have been closed before.
+    /// Waits until no connection is left, but not for long: a drive may hold one up for ever. They
+    /// have been closed before.
     pub fn wait(&self) {
+        let until = Instant::now() + self.limits.closing;
         let mut table = self.table.lock();
         while !table.connections.is_empty() {
-            self.left.wait(&mut table);
+            if self.left.wait_until(&mut table, until).timed_out() {
+                return;
+            }
         }
     }
 

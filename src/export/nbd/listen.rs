@@ -6,6 +6,7 @@
 
 use super::uri;
 use crate::error::{Context, Error, Result};
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, FdFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
@@ -255,9 +256,22 @@ fn tcp(address: SocketAddr) -> Result<Listener> {
     Ok(Listener { fd, address: Address::Tcp(bound) })
 }
 
-/// Takes over the sockets of `LISTEN_FDS`, at most once in the life of this process.
-fn inherited() -> Result<Vec<Listener>> {
-    static TAKEN: AtomicBool = AtomicBool::new(false);
+/// Takes over the sockets of `LISTEN_FDS`, before this process starts any other: that would have
+/// them, too, and keep them after this one has died.
+///
+/// # Errors
+/// None were handed over, or something else was.
+pub fn take_over() -> Result<()> {
+    handed().map(drop)
+}
+
+/// What was handed over, taken over once in the life of this process.
+fn handed() -> Result<&'static [OwnedFd]> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock();
+    if let Some(handed) = HANDED.get() {
+        return Ok(handed);
+    }
     let variable = |name| std::env::var(name).ok().and_then(|v| v.parse::<i32>().ok());
     let ours = variable("LISTEN_PID") == i32::try_from(std::process::id()).ok();
     let count = match variable("LISTEN_FDS") {
@@ -267,16 +281,27 @@ fn inherited() -> Result<Vec<Listener>> {
                 .mend("start it by socket activation (LISTEN_FDS and LISTEN_PID)"));
         }
     };
-    if TAKEN.swap(true, Ordering::AcqRel) {
-        return Err(Error::failure("the inherited sockets are in use by another export"));
-    }
     let numbers = INHERITED_FIRST..INHERITED_FIRST + count;
     numbers.clone().try_for_each(check)?;
     // SAFETY: they were open when this program began (`check`), so nothing in it has made them. By
     // the protocol of socket activation, in which LISTEN_PID names this process, they were opened
-    // for whoever takes them over, and TAKEN makes that us, once.
+    // for whoever takes them over, and HANDED, empty in our turn, makes that us, once.
     let own = |raw| unsafe { OwnedFd::from_raw_fd(raw) };
-    HANDED.get_or_init(|| numbers.map(own).collect()).iter().map(serve).collect()
+    let handed = HANDED.get_or_init(|| numbers.map(own).collect());
+    for fd in handed {
+        rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC).context("cannot use an inherited socket")?;
+    }
+    Ok(handed)
+}
+
+/// Listeners on what was handed over, for one export.
+fn inherited() -> Result<Vec<Listener>> {
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    let handed = handed()?;
+    if TAKEN.swap(true, Ordering::AcqRel) {
+        return Err(Error::failure("the inherited sockets are in use by another export"));
+    }
+    handed.iter().map(serve).collect()
 }
 
 /// Refuses a descriptor that was not handed over, or is no socket to accept from.
@@ -302,7 +327,6 @@ fn listens(fd: BorrowedFd<'_>) -> rustix::io::Result<bool> {
 /// A listener on what was handed over, which itself stays.
 fn serve(handed: &OwnedFd) -> Result<Listener> {
     let what = "cannot use an inherited socket";
-    rustix::io::fcntl_setfd(handed, FdFlags::CLOEXEC).context(what)?;
     let flags = rustix::fs::fcntl_getfl(handed).context(what)?;
     rustix::fs::fcntl_setfl(handed, flags | OFlags::NONBLOCK).context(what)?;
     let fd = handed.try_clone().context(what)?;

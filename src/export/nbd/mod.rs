@@ -8,7 +8,9 @@
 //!   that has not finished its handshake is cut off after [`Limits::handshake`].
 //! - A client enters transmission under the lock under which [`Server::stop`] looks for clients, so
 //!   a refused or granted stop is true for everybody.
-//! - When `stop` has returned, no thread of the server touches the device any more.
+//! - When `stop` has returned, no thread of the server touches the device any more, but for one
+//!   that was cut off within a request that takes longer than [`Limits::closing`]: it ends with
+//!   the process, and tells nobody that the request was carried out.
 
 mod connection;
 mod handshake;
@@ -18,7 +20,7 @@ mod transmission;
 mod uri;
 mod wire;
 
-pub use listen::{Listen, PORT, hand_on};
+pub use listen::{Listen, PORT, hand_on, take_over};
 
 use crate::error::{Context, Error, Result};
 use crate::export::{Export, Leftover};
@@ -80,11 +82,14 @@ impl Options {
 pub struct Limits {
     /// From the acceptance of a connection to the end of its handshake.
     pub handshake: Duration,
+    /// From when all connections are cut until nobody waits for their requests any more, which a
+    /// drive may hold up.
+    pub closing: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { handshake: Duration::from_secs(30) }
+        Self { handshake: Duration::from_secs(30), closing: Duration::from_secs(10) }
     }
 }
 
@@ -133,7 +138,8 @@ impl Server {
     }
 
     /// Ends service at once, whoever is connected: connections are cut (a request that is being
-    /// carried out ends, and counts), sockets are removed, and no thread is left when this returns.
+    /// carried out ends, and counts), sockets are removed, and no thread is left when this returns,
+    /// but for those that a drive holds up.
     pub fn shutdown(&mut self) {
         self.clients.close();
         self.finish();

@@ -94,10 +94,13 @@ pub mod chunk {
 /// Errors as they go over the wire.
 pub mod errno {
     #![allow(missing_docs)]
+    pub const EPERM: u32 = 1;
     pub const EIO: u32 = 5;
+    pub const ENOMEM: u32 = 12;
     pub const EINVAL: u32 = 22;
     pub const ENOSPC: u32 = 28;
     pub const EOVERFLOW: u32 = 75;
+    pub const ENOTSUP: u32 = 95;
 }
 
 /// What every export can: flush, FUA, trim, (fast) zeroes, unfragmented reads, several connections
@@ -110,14 +113,17 @@ pub const TRANSMISSION_FLAGS: u16 = 1 << 0 // HAS_FLAGS
     | 1 << 7 // SEND_DF
     | 1 << 8 // CAN_MULTI_CONN
     | 1 << 10 // SEND_CACHE
-    | 1 << 11; // SEND_FAST_ZERO
+    | SEND_FAST_ZERO;
 
-/// Of those, what a device that takes no discards leaves out.
+/// Of those, what a device leaves out that takes no discards.
 pub const SEND_TRIM: u16 = 1 << 5;
+/// The same: it takes none because it has to write zeros, which is as slow as any write.
+pub const SEND_FAST_ZERO: u16 = 1 << 11;
 
 /// The flags of an export.
 pub fn transmission_flags(discards: bool) -> u16 {
-    if discards { TRANSMISSION_FLAGS } else { TRANSMISSION_FLAGS & !SEND_TRIM }
+    let slow = if discards { 0 } else { SEND_TRIM | SEND_FAST_ZERO };
+    TRANSMISSION_FLAGS & !slow
 }
 
 /// Most bytes that one request may carry or ask for.

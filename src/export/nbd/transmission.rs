@@ -9,7 +9,8 @@
 use super::handshake::Agreed;
 use super::proto::{self, Request, chunk, cmd, errno};
 use super::wire::{Hangup, Input, Outcome, Output};
-use crate::volume::{self, Channel, Device, Extent, ExtentKind};
+use crate::volume::{self, Channel, Device, Extent, ExtentKind, IoError};
+use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -38,6 +39,8 @@ pub fn serve(
     loop {
         if input.buffered() < proto::REQUEST_LEN {
             server.output.flush()?;
+            // A large reply is gone now, and nothing may be counted for long again.
+            server.channel.count_buffers(input.memory() + server.output.memory());
         }
         let head = input.take()?;
         let request = Request::decode(&head).ok_or(Hangup::Refused)?;
@@ -66,6 +69,19 @@ pub fn serve(
     }
 }
 
+/// An error as the protocol has it. Clients take others for EINVAL, that is for their own mistake.
+fn told(error: IoError) -> u32 {
+    match Errno::from_raw_os_error(error.errno()) {
+        Errno::PERM | Errno::ROFS => errno::EPERM,
+        Errno::NOMEM => errno::ENOMEM,
+        Errno::INVAL => errno::EINVAL,
+        Errno::NOSPC | Errno::DQUOT | Errno::FBIG => errno::ENOSPC,
+        Errno::OVERFLOW => errno::EOVERFLOW,
+        Errno::OPNOTSUPP => errno::ENOTSUP,
+        _ => errno::EIO,
+    }
+}
+
 struct Server<'a> {
     device: &'a dyn Device,
     channel: Box<dyn Channel>,
@@ -80,6 +96,10 @@ impl Server<'_> {
             cmd::READ if self.agreed.structured => (cmd::FLAG_DF, errno::EINVAL),
             cmd::READ | cmd::TRIM | cmd::CACHE | cmd::FLUSH => (0, errno::EINVAL),
             cmd::WRITE => (0, errno::ENOSPC),
+            // Whoever wants it fast has something else to do where it is not.
+            cmd::WRITE_ZEROES if r.has(cmd::FLAG_FAST_ZERO) && !self.device.discards() => {
+                return Err(errno::ENOTSUP);
+            }
             cmd::WRITE_ZEROES => (cmd::FLAG_NO_HOLE | cmd::FLAG_FAST_ZERO, errno::ENOSPC),
             cmd::BLOCK_STATUS if self.agreed.allocation && r.len > 0 => {
                 (cmd::FLAG_REQ_ONE, errno::EINVAL)
@@ -124,17 +144,11 @@ impl Server<'_> {
         };
         match done {
             Ok(()) => self.output.put(&proto::simple_reply(0, r.cookie)),
-            Err(e) => self.fail(r, e.errno() as u32),
+            Err(e) => self.fail(r, told(e)),
         }
     }
 
-    fn trim(
-        &mut self,
-        offset: u64,
-        len: u64,
-        fua: bool,
-        arrived: Instant,
-    ) -> Result<(), volume::IoError> {
+    fn trim(&mut self, offset: u64, len: u64, fua: bool, arrived: Instant) -> Result<(), IoError> {
         self.channel.submit(volume::Request::Discard { offset, len }, arrived)?;
         if fua { self.channel.submit(volume::Request::Flush, arrived) } else { Ok(()) }
     }
@@ -170,7 +184,7 @@ impl Server<'_> {
         if !buf.is_empty()
             && let Err(e) = self.channel.submit(volume::Request::Read { offset, buf }, arrived)
         {
-            return self.fail(r, e.errno() as u32);
+            return self.fail(r, told(e));
         }
         self.output.commit(total);
     }
@@ -189,7 +203,7 @@ impl Server<'_> {
         let room = &mut self.output.room(slack + r.len as usize)[..slack + r.len as usize];
         let (offset, buf) = (r.offset, &mut room[slack..]);
         if let Err(e) = self.channel.submit(volume::Request::Read { offset, buf }, arrived) {
-            return self.fail(r, e.errno() as u32);
+            return self.fail(r, told(e));
         }
         let (mut from, mut to) = (0, 0);
         for (i, piece) in pieces.iter().enumerate() {
@@ -239,7 +253,7 @@ impl Server<'_> {
         let most = if one { 1 } else { STATUS_EXTENTS };
         let extents = match self.device.extents(r.offset, len, most) {
             Ok(extents) => proto::coalesce(extents, len),
-            Err(e) => return self.fail(r, e.errno() as u32),
+            Err(e) => return self.fail(r, told(e)),
         };
         if extents.is_empty() {
             return self.fail(r, errno::EIO);

@@ -80,6 +80,9 @@ impl Drop for Crew {
             if thread.is_finished() {
                 // Joined first, what remains is dropped after. A panic has ended the process.
                 drop(thread.join());
+            } else {
+                // Without its handle it would drop what remains by itself, that is too early.
+                std::mem::forget(thread);
             }
         }
     }

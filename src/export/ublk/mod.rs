@@ -305,13 +305,16 @@ impl Ublk {
         let cannot = || format!("cannot stop {}", shown.display());
         let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
         link::remove(&shown, &self.options.link());
-        if let Err(e) = control.stop(self.id, LIMIT) {
-            if node::exists(&shown) {
-                let _ = link::make(&shown, &self.options.link()); // as before
+        match control.stop(self.id, LIMIT) {
+            // NODEV: somebody else has deleted it.
+            Ok(()) | Err(Failure::Errno(Errno::NODEV)) => {}
+            Err(e) => {
+                if node::exists(&shown) {
+                    let _ = link::make(&shown, &self.options.link()); // as before
+                }
+                return Err(Error::failure(format!("{}: {e}", cannot()))
+                    .mend("try again, or see what uses it"));
             }
-            return Err(
-                Error::failure(format!("{}: {e}", cannot())).mend("try again, or see what uses it")
-            );
         }
         if let Some(crew) = self.crew.take() {
             crew.dismiss();
