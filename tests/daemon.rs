@@ -314,7 +314,7 @@ fn a_block_device_comes_up_without_locked_memory() {
         eprintln!("skipped: no block devices, setpriv or prlimit here");
         return;
     }
-    let name = format!("test-{}", std::process::id());
+    let name = format!("test-unlocked-{}", std::process::id());
     let unlocked = |more: &[&str]| {
         let ztier = sandbox.command(&["up", &name, "--size", "64M"]);
         let mut command = Command::new("setpriv");

@@ -362,7 +362,6 @@ impl<'a> Walk<'a> {
         match read {
             Ok(()) => Ok(true),
             Err(_) if self.accept_loss => {
-                mark("recover.unread");
                 self.unread.set(self.unread.get() + 1);
                 Ok(false)
             }
