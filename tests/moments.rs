@@ -38,8 +38,13 @@ impl Machine {
         let size = (1..)
             .map(|mib| mib << 18)
             .find(|&size| size > data_at(size, SEGMENT) + SEGMENTS * u64::from(SEGMENT));
-        let (log, backing) = (RamDrive::new(size.unwrap()), RamDrive::new(BLOCKS * BLOCK as u64));
-        durable::format(&log, [7; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
+        Self::of(size.unwrap(), BLOCKS, SEGMENT, keep_percent)
+    }
+
+    /// A log of `size` bytes in segments of `segment`, for a backing store of so many blocks.
+    fn of(size: u64, blocks: u64, segment: u32, keep_percent: u64) -> Self {
+        let (log, backing) = (RamDrive::new(size), RamDrive::new(blocks * BLOCK as u64));
+        durable::format(&log, [7; 16], [0; 64], blocks, segment).unwrap();
         Self { core: open(&log, keep_percent, 1), log, backing }
     }
 
@@ -345,9 +350,7 @@ fn what_memory_owes_is_lost_until_it_is_in_the_backing_store() {
 #[test]
 fn what_was_laid_out_anew_three_times_is_found_after_a_cut() {
     const SIZE: u64 = 300 << 20;
-    let (log, backing) = (RamDrive::new(SIZE), RamDrive::new(128 << 20));
-    durable::format(&log, [7; 16], [0; 64], 32 << 10, 1 << 20).unwrap();
-    let mut machine = Machine { core: open(&log, 0, 1), log, backing };
+    let mut machine = Machine::of(SIZE, 32 << 10, 1 << 20, 0);
     machine.write(0, 1).unwrap();
     machine.flush();
     let mut next = 1;
@@ -406,10 +409,7 @@ fn what_was_dropped_does_not_come_back_as_something_older() {
 
 #[test]
 fn a_chunk_has_room_for_the_summary_of_a_large_segment() {
-    const SIZE: u64 = 200 << 20;
-    let (log, backing) = (RamDrive::new(SIZE), RamDrive::new(1 << 30));
-    durable::format(&log, [7; 16], [0; 64], 1 << 18, 16 << 20).unwrap();
-    let mut machine = Machine { core: open(&log, 0, 1), log, backing };
+    let mut machine = Machine::of(200 << 20, 1 << 18, 16 << 20, 0);
     let payload = [3; 200];
     for block in 0..90_000 {
         let mut fills = Fills::default();

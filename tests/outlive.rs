@@ -9,7 +9,7 @@ mod support {
     pub mod sandbox;
 }
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -228,18 +228,23 @@ fn a_restart_changes_nothing_but_the_daemon() {
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
-/// No answer is no refusal: when the present daemon leaves at last, the next one is there.
-#[test]
-fn a_daemon_that_leaves_late_has_a_successor() {
-    let sandbox = Sandbox::new();
+/// Somebody who asks for a restart, and the daemon asked, which is stopped. Its volume has data.
+fn restart_of_one_that_is_late(sandbox: &Sandbox, complaints: Stdio) -> (Guard, Pid) {
     sandbox.ztier(&UP).ok();
-    connect(&sandbox).write(8192, &content(2, 1));
+    connect(sandbox).write(8192, &content(2, 1));
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
     let late = sandbox.pid("vol");
     kill_process(late, Signal::STOP).unwrap();
     let mut command = sandbox.command(&["restart", "vol"]);
-    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-    let mut restart = Guard(child.unwrap());
+    let child = command.stdout(Stdio::null()).stderr(complaints).spawn();
+    (Guard(child.unwrap()), late)
+}
+
+/// No answer is no refusal: when the present daemon leaves at last, the next one is there.
+#[test]
+fn a_daemon_that_leaves_late_has_a_successor() {
+    let sandbox = Sandbox::new();
+    let (mut restart, late) = restart_of_one_that_is_late(&sandbox, Stdio::piped());
     let mut said = String::new();
     // A minute is how long it waits for an answer.
     BufReader::new(restart.0.stderr.as_mut().unwrap()).read_line(&mut said).unwrap();
@@ -254,14 +259,7 @@ fn a_daemon_that_leaves_late_has_a_successor() {
 #[test]
 fn the_next_daemon_serves_though_nobody_waits_for_it() {
     let sandbox = Sandbox::new();
-    sandbox.ztier(&UP).ok();
-    connect(&sandbox).write(8192, &content(2, 1));
-    eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
-    let late = sandbox.pid("vol");
-    kill_process(late, Signal::STOP).unwrap();
-    let mut command = sandbox.command(&["restart", "vol"]);
-    let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    let mut restart = Guard(child.unwrap());
+    let (mut restart, late) = restart_of_one_that_is_late(&sandbox, Stdio::null());
     let pid = restart.0.id();
     eventually("the next daemon is started", || {
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));

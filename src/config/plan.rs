@@ -260,6 +260,18 @@ impl Plan {
         Range::in_memory(self.size_bytes, self.segment_bytes, spills, buffers)
     }
 
+    /// Checks the limit on memory of a volume in memory, of which its front-end takes a part.
+    ///
+    /// # Errors
+    /// When the volume could not work under it.
+    pub fn check_ram_limit(&self) -> Result<()> {
+        let (limit, least) = (self.ram_limit_bytes, self.limits().least);
+        if limit >= least {
+            return Ok(());
+        }
+        Err(below_minimum(limit, least, self.size_bytes, self.segment_bytes))
+    }
+
     /// Whether all that the volume holds is in memory.
     pub fn is_volatile(&self) -> bool {
         self.log.is_none() && self.backing.is_none()
@@ -576,18 +588,6 @@ fn check_segment(settings: &Settings) -> Result<u32> {
     u32::try_from(bytes).map_err(|_| wrong("is outside 32K to 16M"))
 }
 
-/// Checks a limit on memory in bytes for a device of `size` bytes in segments of `segment` bytes.
-///
-/// # Errors
-/// When the volume could not work under it.
-pub fn check_ram_limit(limit: u64, size: u64, segment: u32) -> Result<()> {
-    let least = volume::min_ram_limit(size, segment);
-    if limit >= least {
-        return Ok(());
-    }
-    Err(below_minimum(limit, least, size, segment))
-}
-
 fn below_minimum(limit: u64, least: u64, size: u64, segment: u32) -> Error {
     let least = least.next_multiple_of(1 << 10);
     Error::usage(format!(
@@ -706,6 +706,9 @@ mod tests {
         let beside = volume::min_ram_limit(24 << 20, 1 << 20);
         assert_eq!(plan.ram_limit_bytes, beside + 16 * 2 * ((1 << 20) + 4096));
         assert_eq!(plan.limits().least, plan.ram_limit_bytes);
+        plan.check_ram_limit().unwrap();
+        let less = Plan { ram_limit_bytes: plan.ram_limit_bytes - 1, ..plan };
+        less.check_ram_limit().unwrap_err();
     }
 
     #[test]

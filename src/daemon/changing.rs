@@ -155,9 +155,13 @@ fn check_change(old: &Plan, new: &Plan) -> Result<()> {
         ))
         .mend("sizes grow, never shrink; make a new volume instead"));
     }
-    if !new.is_volatile() {
-        let same = new.ram_limit_bytes == old.ram_limit_bytes;
-        return if same { Ok(()) } else { plan::check_cache_limit(new.ram_limit_bytes) };
+    let same_limit = new.ram_limit_bytes == old.ram_limit_bytes;
+    if same_limit && (new.size_bytes == old.size_bytes || !new.is_volatile()) {
+        return Ok(());
     }
-    plan::check_ram_limit(new.ram_limit_bytes, new.size_bytes, new.segment_bytes)
+    if new.is_volatile() {
+        new.check_ram_limit()
+    } else {
+        plan::check_cache_limit(new.ram_limit_bytes)
+    }
 }

@@ -4,14 +4,25 @@
 //! Invariant: what a front-end then counts ([`crate::volume::Channel::count_buffers`]) is no more,
 //! as long as requests are not larger than a block device gets them.
 
+use crate::BLOCK_SIZE;
+
+/// The most bytes that one FUSE request may carry: what the kernel allows unless the administrator
+/// raised `fs.fuse.max_pages_limit`. Each serving thread keeps this much for its reads.
+pub(super) const FUSE_REQUEST: usize = 1 << 20;
+/// Requests of one ublk queue that may be under way.
+pub(super) const UBLK_DEPTH: u16 = 128;
+/// The most bytes of a ublk request where each that may be under way has a buffer of its own, which
+/// the kernel copies to.
+pub(super) const UBLK_BUFFERED: usize = 256 << 10;
+
 /// What one thread that serves FUSE requests has: a request of the largest size that it receives,
 /// and one that it answers, each with a page to align it.
-const FUSE_THREAD: u64 = 2 * ((1 << 20) + 4096);
+const FUSE_THREAD: u64 = 2 * (FUSE_REQUEST + BLOCK_SIZE) as u64;
 /// What a ublk queue has where requests are copied piece by piece: what is moved at once, and what
 /// others help with.
 const UBLK_QUEUE: u64 = 256 << 10;
-/// The same where each request that may be under way has a buffer that the kernel copies to.
-const UBLK_QUEUE_BUFFERED: u64 = 128 * (256 << 10);
+/// The same where the kernel copies.
+const UBLK_QUEUE_BUFFERED: u64 = UBLK_DEPTH as u64 * UBLK_BUFFERED as u64;
 
 /// By FUSE, served by so many threads.
 pub fn fuse(threads: u64) -> u64 {

@@ -6,6 +6,7 @@
 //! `O_TRUNC` does nothing).
 
 use crate::BLOCK_SIZE;
+use crate::export::buffers::FUSE_REQUEST;
 use crate::volume::{Channel, Device, ExtentKind, IoError, Request};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
@@ -16,10 +17,6 @@ use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-
-/// The most bytes that one FUSE request may carry: what the kernel allows unless the administrator
-/// raised `fs.fuse.max_pages_limit`. Each serving thread keeps this much for its reads.
-pub(super) const MAX_REQUEST: usize = 1 << 20;
 
 /// Requests that the kernel may have under way without a caller waiting (direct I/O of the loop
 /// device is of this kind): as many as a loop device has in its queue.
@@ -52,7 +49,7 @@ thread_local! {
 
 impl Lane {
     fn new(device: Arc<dyn Device>) -> Self {
-        let buf = vec![0; MAX_REQUEST + BLOCK_SIZE].into_boxed_slice();
+        let buf = vec![0; FUSE_REQUEST + BLOCK_SIZE].into_boxed_slice();
         let start = buf.as_ptr().align_offset(BLOCK_SIZE);
         let mut channel = device.channel();
         // The library receives into a buffer of its own that is as large.
@@ -182,7 +179,7 @@ impl Filesystem for BlockFile {
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         let refused =
             |e| std::io::Error::other(format!("the FUSE library accepts at most {e} here"));
-        config.set_max_write(MAX_REQUEST as u32).map_err(refused)?;
+        config.set_max_write(FUSE_REQUEST as u32).map_err(refused)?;
         config.set_max_background(MAX_BACKGROUND).map_err(|e| refused(u32::from(e)))?;
         config.set_congestion_threshold(MAX_BACKGROUND).map_err(|e| refused(u32::from(e)))?;
         Ok(())
@@ -250,7 +247,7 @@ impl Filesystem for BlockFile {
     ) {
         let arrived = Instant::now();
         let Some(len) = self.clip(offset, u64::from(size)) else { return reply.data(&[]) };
-        let len = (len as usize).min(MAX_REQUEST);
+        let len = (len as usize).min(FUSE_REQUEST);
         self.with_lane(|lane| {
             let buf = &mut lane.buf[lane.start..lane.start + len];
             match lane.channel.submit(Request::Read { offset, buf }, arrived) {

@@ -22,6 +22,7 @@ pub use doctor::{available, probe};
 pub(super) use node::is_there;
 pub(crate) use remove::{find, remove};
 
+use super::buffers::{UBLK_BUFFERED, UBLK_DEPTH};
 use super::{Export, Leftover, holders, link, loopdev};
 use crate::error::{Context, Error, Result};
 use crate::volume::Device;
@@ -36,14 +37,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Requests of one queue that may be under way.
-const DEPTH: u16 = 128;
-
 /// The most bytes of one request.
 const MAX_IO: usize = 1 << 20;
-
-/// The same where each of the requests under way needs memory of its own.
-const MAX_IO_BUFFERED: usize = 256 << 10;
 
 /// How long a stop waits for processes that only look (udev, blkid) before they count as holders.
 const LOOKERS_WAIT: Duration = Duration::from_millis(500);
@@ -165,7 +160,7 @@ impl Ublk {
 
     fn make(control: &mut Control, device: Arc<dyn Device>, options: Options) -> Result<Self> {
         let user_copy = control.has(abi::F_USER_COPY);
-        let max_io = if user_copy { MAX_IO } else { MAX_IO_BUFFERED };
+        let max_io = if user_copy { MAX_IO } else { UBLK_BUFFERED };
         let mut flags = abi::F_USER_RECOVERY | abi::F_USER_RECOVERY_REISSUE;
         if !control.plain() {
             flags |= abi::F_CMD_IOCTL_ENCODE;
@@ -175,7 +170,7 @@ impl Ublk {
         }
         let asked = DeviceInfo {
             queues: queues(options.threads),
-            depth: DEPTH,
+            depth: UBLK_DEPTH,
             max_io_bytes: max_io as u32,
             flags,
             server_flags: options.mark(),
