@@ -33,6 +33,15 @@ fn open(log: &RamDrive, keep_percent: u64, epoch: u64) -> Core {
     durable::open(log, options, epoch, false, kept).unwrap().0
 }
 
+fn write(core: &mut Core, block: u64, byte: u8) -> Result<(), Refused> {
+    let mut fills = Fills::default();
+    let payload = [byte; BLOCK];
+    core.reserve(block, Kind::Raw, (BLOCK, crc(&payload)), &mut fills)?;
+    fills.fill(&payload);
+    fills.finish();
+    Ok(())
+}
+
 impl Machine {
     fn new(keep_percent: u64) -> Self {
         let size = (1..)
@@ -71,12 +80,7 @@ impl Machine {
     }
 
     fn write(&mut self, block: u64, byte: u8) -> Result<(), Refused> {
-        let mut fills = Fills::default();
-        let payload = [byte; BLOCK];
-        self.core.reserve(block, Kind::Raw, (BLOCK, crc(&payload)), &mut fills)?;
-        fills.fill(&payload);
-        fills.finish();
-        Ok(())
+        write(&mut self.core, block, byte)
     }
 
     fn flush(&mut self) {
@@ -119,14 +123,20 @@ impl Machine {
         data_at(self.log.size(), SEGMENT)
     }
 
-    /// Discards a block, durably, in a chunk that nobody can read afterwards.
-    fn discard_and_damage(&mut self, block: u64) {
+    /// Makes changes durable in a chunk of their own, and says where that begins.
+    fn chunk_of(&mut self, changes: impl FnOnce(&mut Core)) -> u64 {
         let before = self.log.content();
-        self.core.discard(block, 1).unwrap();
+        changes(&mut self.core);
         self.flush();
         let after = self.log.content();
-        let chunk = (self.segments_at() as usize..after.len()).find(|&i| before[i] != after[i]);
-        self.log.damage(chunk.unwrap() as u64);
+        let changed = |i: &usize| before[*i] != after[*i];
+        (self.segments_at() as usize..after.len()).find(changed).unwrap() as u64
+    }
+
+    /// Discards a block, durably, in a chunk that nobody can read afterwards.
+    fn discard_and_damage(&mut self, block: u64) {
+        let chunk = self.chunk_of(|core| core.discard(block, 1).unwrap());
+        self.log.damage(chunk);
     }
 
     /// Damages the payload of a block.
@@ -319,6 +329,64 @@ fn a_rescue_carries_a_discard_out_in_its_turn() {
         assert_eq!(content[8 * BLOCK], 0, "discarded");
         assert!(machine.core.lost().is_empty());
     }
+}
+
+/// Nobody can read the chunk as such, but the index knows what is in it.
+#[test]
+fn a_chunk_without_its_header_costs_no_more_than_what_is_damaged() {
+    for (rescues, sector) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut machine = Machine::new(0);
+        machine.write(3, 1).unwrap();
+        machine.flush();
+        let chunk = machine.chunk_of(|core| {
+            core.discard(3, 1).unwrap();
+            (4..8).for_each(|block| write(core, block, 1).unwrap());
+        });
+        machine.write(5, 2).unwrap();
+        machine.flush();
+        let lost = if sector {
+            // The first payload begins in the sector that has the header.
+            machine.log.bad.store(chunk, Ordering::SeqCst);
+            4
+        } else {
+            machine.damage_payload(6);
+            machine.log.damage(chunk);
+            6
+        };
+        if rescues {
+            machine.write(9, 1).unwrap();
+            machine.wear_out(machine.segments_at());
+            machine.rescue();
+            assert!(machine.core.is_through());
+        } else {
+            machine.write_back();
+            assert!((0..20).any(|_| !machine.try_window()), "it ends");
+            // The discard was said again.
+            machine.write_back();
+        }
+        let content = machine.backing.content();
+        for (block, byte) in [(3, 0), (4, 1), (5, 2), (6, 1), (7, 1)] {
+            if block != lost {
+                assert_eq!(content[block * BLOCK], byte, "block {block}, {rescues}, {sector}");
+            }
+        }
+        assert_eq!(machine.core.lost(), [(lost as u64, 1)], "{rescues}, {sector}");
+    }
+}
+
+#[test]
+fn what_is_written_between_two_tries_counts_and_is_durable_first() {
+    let mut machine = Machine::new(0);
+    let chunk = machine.chunk_of(|core| (4..6).for_each(|block| write(core, block, 1).unwrap()));
+    machine.log.damage(chunk);
+    machine.write_back();
+    assert_eq!(machine.core.fullness().0, 1, "the index knows what is in it");
+    machine.write(4, 2).unwrap();
+    machine.window();
+    assert!(machine.core.lost().is_empty());
+    machine.cut();
+    assert_eq!((machine.read(4), machine.read(5)), (2, 1));
+    assert_eq!(machine.backing.content()[5 * BLOCK], 1);
 }
 
 #[test]

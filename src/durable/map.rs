@@ -5,7 +5,7 @@
 //! its neighbour when both are small, so that a page is two thirds full in the mean and an entry
 //! takes less than 24 bytes.
 
-use super::format::{GRANULE, Kind, LEN_BITS};
+use super::format::{Data, GRANULE, Kind, LEN_BITS};
 use std::ops::Range;
 
 /// Entries in a full page: 4 KiB.
@@ -28,14 +28,22 @@ pub struct Place {
     pub slot: u32,
     /// From the segment's begin, in bytes.
     pub offset: u32,
-    /// Bytes, as many as [`Data::len`](super::format::Data::len) may say.
+    /// Bytes, as many as [`Data::len`] may say.
     pub len: u32,
     /// How to read it.
     pub kind: Kind,
     /// Its check word.
     pub check: u32,
-    /// Its record is a copy of what the backing store has, see [`Data`](super::format::Data).
+    /// Its record is a copy of what the backing store has, see [`Data`].
     pub copy: bool,
+}
+
+impl Place {
+    /// The record there, of a block.
+    pub fn record(&self, block: u64) -> Data {
+        let Self { kind, len, offset, check, copy, .. } = *self;
+        Data { block, kind, len, offset, check, copy }
+    }
 }
 
 /// `block` (38 bits), slot (22), kind without its highest bit (3), that bit; check (32), granule

@@ -182,8 +182,9 @@ impl Core {
         self.rescue_until(end);
         let stones = self.rescue.stones.iter().take_while(|s| s.segment < end);
         let stones: Vec<_> = stones.copied().collect();
+        let records = self.named_before(end);
         let patient = self.is_patient() && stones.is_empty();
-        Some(Plan { segments, patient, images: Vec::new(), stones })
+        Some(Plan { segments, patient, images: Vec::new(), stones, records })
     }
 
     /// What is only in memory, as images of the segments that it should have been in; `None` while
@@ -191,8 +192,13 @@ impl Core {
     fn plan_memory(&mut self) -> Option<Plan> {
         let bytes = self.complete_sealed()?;
         mark("rescue.memory");
-        let mut plan =
-            Plan { segments: Vec::new(), patient: true, images: Vec::new(), stones: Vec::new() };
+        let mut plan = Plan {
+            segments: Vec::new(),
+            patient: true,
+            images: Vec::new(),
+            stones: Vec::new(),
+            records: Vec::new(),
+        };
         for (sealed, bytes) in self.sealed.iter().zip(bytes) {
             let header = &sealed.header;
             let known = plan.segments.last().is_some_and(|s: &Planned| s.number == header.segment);
@@ -222,10 +228,12 @@ impl Core {
         let discards = unreadable.iter().flat_map(|(s, part)| self.holes.discards_in(*s, part));
         let known = self.rescue.stones.len();
         self.rescue.stones.extend(discards.collect::<Vec<_>>());
-        if self.rescue.stones.len() > known {
-            // They have to be carried out in their turn: the same window again.
+        let by_index = self.rescue.stage == Stage::Log && self.leaves_to_index(&unreadable);
+        if by_index || self.rescue.stones.len() > known {
+            // Each has its turn: the same window again.
             return;
         }
+        self.read_well(end);
         self.rescue.stones.retain(|stone| stone.segment >= end);
         self.rescue.next = end;
         self.mixed(end);
@@ -235,14 +243,7 @@ impl Core {
         if self.rescue.stage == Stage::Memory {
             self.rescue.owed.clear();
             // What did not even decode from memory has to be told as well.
-            return if self.lost() == self.sb.lost { self.go_through() } else { self.spend() };
-        }
-        for (segment, part) in unreadable {
-            mark("rescue.unreadable");
-            let slot = (segment % self.sb.segments) as u32;
-            let there = |p: &Place| p.slot == slot && part.contains(&p.offset) && !p.copy;
-            let named = self.map.iter().filter(|(_, p)| there(p));
-            self.rescue.lost.extend(named.map(|(block, _)| block));
+            if self.lost() == self.sb.lost { self.go_through() } else { self.spend() }
         }
     }
 

@@ -14,7 +14,7 @@ use super::format::{Data, IDENTITY, Kind, LOST_MAX, SUPER, SUPER_AT, Tail};
 use super::holes::{Hole, Tombstone};
 use super::planted::{self, Bug, mark};
 use crate::media::Buffer;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -57,7 +57,12 @@ pub struct Plan {
     pub images: Vec<Buffer>,
     /// Discards in these segments whose records cannot be read, oldest first.
     pub stones: Vec<Tombstone>,
+    /// What the index names in parts that cannot be read as chunks, with the segments.
+    pub records: Vec<(u64, Data)>,
 }
+
+/// A part of a segment: its number, from which byte to which.
+pub type Part = (u64, Range<u32>);
 
 /// A segment to write back.
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +92,8 @@ pub enum Ended {
         blocks: Vec<u64>,
         /// Records whose payload is damaged, with their segments.
         damaged: Vec<(u64, Data)>,
-        /// Parts of segments that cannot be read as chunks: number, from which byte to which.
-        unreadable: Vec<(u64, Range<u32>)>,
+        /// Parts of segments that cannot be read as chunks.
+        unreadable: Vec<Part>,
     },
     /// A drive failed; what was in the window is still dirty.
     Badly {
@@ -160,6 +165,9 @@ pub(super) struct Window {
     carried: Vec<Tombstone>,
     /// Lost ranges that have no record in the log.
     lost: Vec<(u64, u64)>,
+    /// Parts of segments that cannot be read as chunks, although the index names records there: the
+    /// next window has these from the index.
+    parts: Vec<Part>,
 }
 
 impl Window {
@@ -270,8 +278,9 @@ impl Core {
         let stones = &self.window.stones;
         let mut stones: Vec<_> = stones.iter().filter(|s| s.segment < end).copied().collect();
         stones.sort_unstable();
+        let records = self.named_before(end);
         let patient = self.is_patient() && stones.is_empty();
-        Some(Plan { segments, patient, images: Vec::new(), stones })
+        Some(Plan { segments, patient, images: Vec::new(), stones, records })
     }
 
     /// Whether no window is at work.
@@ -306,14 +315,10 @@ impl Core {
 
     /// Takes back a window.
     pub fn end_window(&mut self, ended: Ended) {
-        match ended {
-            Ended::Badly { unread: true } => {
-                mark("window.unread");
-                self.counts.windows_unread += 1;
-                self.window.unread += 1;
-            }
-            Ended::Badly { unread: false } => {}
-            Ended::Well { .. } => self.window.unread = 0,
+        if matches!(ended, Ended::Badly { unread: true }) {
+            mark("window.unread");
+            self.counts.windows_unread += 1;
+            self.window.unread += 1;
         }
         let end = match self.window.step {
             Step::Away { end } if !self.is_failed() => end,
@@ -334,6 +339,11 @@ impl Core {
             self.window.step = Step::Idle;
             return;
         };
+        if self.leaves_to_index(&unreadable) {
+            mark("window.reads_by_index");
+            self.window.step = Step::Idle;
+            return;
+        }
         // Who judges by the index may have let a record go because a newer one is there: that one
         // has to be durable before the tail moves, too.
         let lost = !self.holes.lost_before(end).is_empty();
@@ -347,9 +357,56 @@ impl Core {
             return;
         }
         self.mixed(end);
+        self.read_well(end);
         let waits = judges && !planted::on(Bug::TailBeforeSuccessor);
         let ticket = if waits { self.flush() } else { Ticket(0) };
         self.window.step = Step::Securing { end, ticket, blocks };
+    }
+
+    /// Whether the index names records in parts that are not known to be unreadable yet: the same
+    /// window again, with these.
+    pub(super) fn leaves_to_index(&mut self, unreadable: &[Part]) -> bool {
+        let known = |(segment, part): &&Part| {
+            let holds = |(s, p): &Part| s == segment && p.start <= part.start && part.end <= p.end;
+            self.window.parts.iter().any(holds)
+        };
+        let unknown: Vec<Part> = unreadable.iter().filter(|part| !known(part)).cloned().collect();
+        let again = self.named_in(&unknown).iter().any(|(_, data)| !data.copy);
+        if again {
+            self.window.parts.extend(unknown);
+        }
+        again
+    }
+
+    /// The records that the next window has from the index, with their segments.
+    pub(super) fn named_before(&self, end: u64) -> Vec<(u64, Data)> {
+        let before = self.window.parts.iter().filter(|(segment, _)| *segment < end);
+        let mut named = self.named_in(&before.cloned().collect::<Vec<_>>());
+        named.retain(|(_, data)| !data.copy);
+        named
+    }
+
+    /// What the index names in parts of segments, with the segments; goes over all of the index.
+    fn named_in(&self, parts: &[Part]) -> Vec<(u64, Data)> {
+        let mut slots: BTreeMap<u32, Vec<&Part>> = BTreeMap::new();
+        for part in parts {
+            slots.entry((part.0 % self.sb.segments) as u32).or_default().push(part);
+        }
+        if slots.is_empty() {
+            return Vec::new();
+        }
+        let named = self.map.iter().filter_map(|(block, place)| {
+            let mut there = slots.get(&place.slot)?.iter();
+            let (segment, _) = there.find(|(_, part)| part.contains(&place.offset))?;
+            Some((*segment, place.record(block)))
+        });
+        named.collect()
+    }
+
+    /// Nothing of the segments before this one has to be read again.
+    pub(super) fn read_well(&mut self, end: u64) {
+        self.window.unread = 0;
+        self.window.parts.retain(|(segment, _)| *segment >= end);
     }
 
     /// What stays true of blocks whose records go with the window, and is not in the backing
@@ -358,7 +415,7 @@ impl Core {
         &mut self,
         end: u64,
         damaged: &[(u64, Data)],
-        unreadable: &[(u64, Range<u32>)],
+        unreadable: &[Part],
     ) -> Result<(), Refused> {
         let mut full = Ok(());
         for (segment, data) in damaged {
@@ -370,21 +427,15 @@ impl Core {
                 full = full.and(self.repeat_lost(end, data.block, 1));
             }
         }
+        // The window had what the index names there, but for copies, of which nothing is lost.
+        let copies = self.named_in(unreadable).into_iter().filter(|(_, data)| data.copy);
+        for (_, copy) in copies {
+            mark("window.unreadable_copy");
+            self.forget_block(copy.block);
+            self.checkpoint.spoil();
+        }
         for (segment, part) in unreadable {
             mark("window.unreadable");
-            let slot = (segment % self.sb.segments) as u32;
-            let named = self.map.iter().filter(|(_, p)| p.slot == slot && part.contains(&p.offset));
-            let blocks: Vec<u64> = named.map(|(block, _)| block).collect();
-            for block in blocks {
-                // Of a copy nothing is lost.
-                if self.map.get(block).is_some_and(|place| place.copy) {
-                    mark("window.unreadable_copy");
-                    self.forget_block(block);
-                    self.checkpoint.spoil();
-                } else {
-                    full = full.and(self.repeat_lost(end, block, 1));
-                }
-            }
             for stone in self.holes.discards_in(*segment, part) {
                 for (start, count) in self.unnamed(stone.start, stone.end - stone.start) {
                     let part = Tombstone { start, end: start + count, ..stone };

@@ -11,7 +11,7 @@ use super::command::{Command, Device, Op, Outcome};
 use super::format::{CLUSTER, Data, Entry, HEADER, Header, Kind, Stamp, Sums};
 use super::holes::Tombstone;
 use super::planted::{self, Bug, mark};
-use super::window::{Ended, Plan, Planned};
+use super::window::{Ended, Part, Plan, Planned};
 use crate::BLOCK_SIZE;
 use crate::media::{ALIGN, Buffer};
 use crate::store::codec::{self, Algorithm, Codec};
@@ -66,12 +66,14 @@ pub struct Writeback {
     zeros: VecDeque<(u64, u64)>,
     /// Discards whose turn has not come yet, the oldest first.
     stones: VecDeque<Tombstone>,
+    /// Records that are known without their chunks.
+    records: Vec<(usize, Data)>,
     /// Blocks not written yet.
     queue: VecDeque<(u64, usize, Data)>,
     /// Blocks with copies, which the backing store has.
     copies: Vec<u64>,
     damaged: Vec<(u64, Data)>,
-    unreadable: Vec<(u64, Range<u32>)>,
+    unreadable: Vec<Part>,
     /// Parts to read yet: segment, from which byte to which.
     reads: VecDeque<(usize, Range<u32>)>,
     flights: BTreeMap<u64, Option<(usize, Range<u32>)>>,
@@ -89,7 +91,11 @@ impl Writeback {
     /// Begins to carry out a plan.
     pub fn new(plan: Plan) -> Self {
         mark("writeback.begun");
-        let Plan { segments, patient, images, stones } = plan;
+        let Plan { segments, patient, images, stones, records } = plan;
+        let records = records.into_iter().filter_map(|(number, data)| {
+            Some((segments.iter().position(|planned| planned.number == number)?, data))
+        });
+        let records = records.collect();
         let mut images: Vec<_> = images.into_iter().map(Some).collect();
         images.resize_with(segments.len(), || None);
         let missing = |(i, p): (usize, &Planned)| (images[i].is_none() && p.used > 0).then_some(i);
@@ -104,6 +110,7 @@ impl Writeback {
             blocks: BTreeMap::new(),
             zeros: VecDeque::new(),
             stones: stones.into(),
+            records,
             queue: VecDeque::new(),
             copies: Vec::new(),
             damaged: Vec::new(),
@@ -338,6 +345,11 @@ impl Writeback {
             self.gather_segment(i);
         }
         self.take_stones(END);
+        // The index names nothing of which there is anything newer.
+        for (i, data) in std::mem::take(&mut self.records) {
+            mark("writeback.by_index");
+            self.blocks.insert(data.block, (i, data));
+        }
         let all = self.blocks.iter().map(|(&block, &(i, data))| (block, i, data));
         let mut sums = Sums::default();
         let (good, bad): (Vec<_>, Vec<_>) = all.partition(|(_, i, data)| {
