@@ -10,18 +10,15 @@ use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, FdFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The port that belongs to NBD.
-pub const PORT: u16 = 10809;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 /// The first descriptor that a service manager hands over.
@@ -43,47 +40,6 @@ pub enum Listen {
     /// The sockets that `LISTEN_FDS` and `LISTEN_PID` announce (systemd's socket activation, also
     /// used by libnbd's tools for `[ COMMAND… ]`).
     Inherited,
-}
-
-impl FromStr for Listen {
-    type Err = Error;
-
-    /// `unix:PATH`, `tcp:[ADDRESS][:PORT]` (loopback and port 10809 unless said otherwise; an IPv6
-    /// address in brackets) or `inherited`.
-    fn from_str(text: &str) -> Result<Self> {
-        let wrong = |why: &str| {
-            Err(Error::usage(format!("cannot listen at '{text}': {why}"))
-                .mend("say unix:PATH, tcp:[ADDRESS][:PORT] or inherited"))
-        };
-        if text == "inherited" {
-            return Ok(Self::Inherited);
-        }
-        if let Some(path) = text.strip_prefix("unix:") {
-            if path.is_empty() {
-                return wrong("the path is missing");
-            }
-            return Ok(Self::Unix(path.into()));
-        }
-        let Some(address) = text.strip_prefix("tcp:") else {
-            return wrong("it is neither a Unix socket nor TCP");
-        };
-        let (host, port) = match address.rsplit_once(':') {
-            Some((host, port)) if !port.contains(']') => match port.parse() {
-                Ok(port) => (host, port),
-                Err(_) => return wrong("the port is not a number from 0 to 65535"),
-            },
-            _ => (address, PORT),
-        };
-        let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
-        let ip = match bare {
-            "" | "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            _ => match bare.parse() {
-                Ok(ip) => ip,
-                Err(_) => return wrong("the address is not an IP address"),
-            },
-        };
-        Ok(Self::Tcp(SocketAddr::new(ip, port)))
-    }
 }
 
 /// A socket that accepts connections. Dropping it removes what it left in the file system.
@@ -378,28 +334,5 @@ mod tests {
         assert!(refused.contains("was not handed over") && refused.contains("LISTEN_FDS"));
         assert!(check(RawFd::MAX).is_err(), "nothing is open there");
         file.metadata().unwrap();
-    }
-
-    #[test]
-    fn tcp_is_loopback_unless_asked_otherwise() {
-        for (text, address) in [
-            ("tcp:", "127.0.0.1:10809"),
-            ("tcp::7", "127.0.0.1:7"),
-            ("tcp:localhost:7", "127.0.0.1:7"),
-            ("tcp:0.0.0.0", "0.0.0.0:10809"),
-            ("tcp:[::1]:7", "[::1]:7"),
-            ("tcp:[::1]", "[::1]:10809"),
-        ] {
-            assert_eq!(
-                text.parse::<Listen>().unwrap(),
-                Listen::Tcp(address.parse().unwrap()),
-                "{text}"
-            );
-        }
-        assert_eq!("unix:/a b".parse::<Listen>().unwrap(), Listen::Unix("/a b".into()));
-        for bad in ["", "unix:", "tcp", "tcp:host", "tcp:1.2.3.4:70000", "udp:1", "tcp::x"] {
-            let e = bad.parse::<Listen>().unwrap_err();
-            assert_eq!(e.exit_status(), 2, "{bad}: {e}");
-        }
     }
 }

@@ -20,7 +20,7 @@ mod transmission;
 mod uri;
 mod wire;
 
-pub use listen::{Listen, PORT, hand_on, take_over};
+pub use listen::{Listen, hand_on, take_over};
 
 use crate::error::{Context, Error, Result};
 use crate::export::{Export, Leftover};
