@@ -95,7 +95,7 @@ enum Table {
 
 #[derive(Args)]
 struct ZramArgs {
-    /// End within 60 seconds: small data, few runs.
+    /// End within about a minute and a half: small data, few runs.
     #[arg(long)]
     quick: bool,
     /// Instead of measuring: N full runs of the source's stress, with every byte verified.
@@ -144,7 +144,7 @@ struct MachineArgs {
 
 #[derive(Args)]
 struct LogArgs {
-    /// End within about a minute: short runs, small logs.
+    /// End within about two minutes: short runs, small logs.
     #[arg(long)]
     quick: bool,
     /// The log's drive: sim:ssd-840pro (the default), sim:ssd-null, sim:hdd-7200, or a block

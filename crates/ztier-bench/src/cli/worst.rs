@@ -22,7 +22,7 @@ const MEMORY: [u32; 2] = [192, 512];
 
 #[derive(Args)]
 pub struct WorstArgs {
-    /// End within about a minute: 192 MiB of memory, one file of 256 MiB, faster disks.
+    /// End within a few minutes: 192 MiB of memory, one file of 256 MiB, faster disks.
     #[arg(long, conflicts_with = "full")]
     quick: bool,
     /// All of the source's sizes of records, 64 KiB to 16 MiB; takes hours.

@@ -11,7 +11,7 @@ use ztier::error::{Error, Result};
 
 #[derive(Args)]
 pub struct ZcacheArgs {
-    /// End within 60 seconds: a file and a memory of 128 MiB, one size of records.
+    /// End within about two minutes: a file and a memory of 128 MiB, one size of records.
     #[arg(long, conflicts_with = "full")]
     quick: bool,
     /// All 13 sizes of records with all data, and 1 GiB in all sections: takes hours.

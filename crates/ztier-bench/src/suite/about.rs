@@ -59,7 +59,9 @@ pub fn versions() -> BTreeMap<String, String> {
 /// What a program says of itself, in a line.
 fn asked(program: &str, option: &str) -> String {
     match run_any(OsStr::new(program), &[option], LIMIT, true) {
-        Ok(output) => output.first_line(),
+        Ok(output) if output.status.success() => output.first_line(),
+        // Some know no such option.
+        Ok(_) => "installed".to_owned(),
         Err(e) => format!("unknown: {e}"),
     }
 }

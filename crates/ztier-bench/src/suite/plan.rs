@@ -50,15 +50,15 @@ const QUICK: [Entry; 11] = [
 ];
 
 const FULL: [Entry; 11] = [
-    entry("models", "models", 10.0),
-    entry("policy", "policy", 15.0),
-    entry("cache", "cache", 60.0),
-    entry("zram", "zram --keep-going", 2400.0),
+    entry("models", "models", 2.0),
+    entry("policy", "policy", 16.0),
+    entry("cache", "cache", 105.0),
+    entry("zram", "zram --keep-going --mode mmap", 1500.0),
     entry("scan", "scan --page-cluster 5,0", 1030.0),
-    entry("zcache", "zcache", 3400.0),
-    entry("worst-case", "worst-case --runs 1", 900.0),
+    entry("zcache", "zcache", 4300.0),
+    entry("worst-case", "worst-case --runs 1", 1140.0),
     entry("log", "log --keep-going", 1800.0),
-    entry("zram-vm", "zram --vm --keep-going", 900.0),
+    entry("zram-vm", "zram --vm --keep-going --mode mmap", 600.0),
     entry("log-vm", "log --vm --keep-going", 600.0),
     entry("scan-vm", "scan --vm --quick --runs 3 --zswap-percent 3", 330.0),
 ];

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 /// What the command line says.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
-    /// End within about a minute.
+    /// End within a few minutes.
     pub quick: bool,
     /// All of the source's record sizes.
     pub full: bool,
