@@ -420,8 +420,8 @@ fn as_much_of_http_as_a_scraper_needs() {
         assert_eq!(head.contains("Allow: GET, HEAD"), status == "405 ", "{head}");
     }
     // Those who say nothing have places for a while, and no more of them than there are.
-    let silent: Vec<TcpStream> = (0..8).map(|_| exporter.connect()).collect();
     eventually("one too many is sent away", || {
+        let _silent: Vec<TcpStream> = (0..8).map(|_| exporter.connect()).collect();
         let mut more = exporter.connect();
         let mut answer = String::new();
         more.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -429,7 +429,6 @@ fn as_much_of_http_as_a_scraper_needs() {
         let _ = more.read_to_string(&mut answer);
         answer.starts_with("HTTP/1.1 503 ")
     });
-    drop(silent);
     eventually("there is room again", || {
         let mut again = exporter.connect();
         let _ = again.write_all(b"HEAD /metrics HTTP/1.1\r\n\r\n");
