@@ -11,8 +11,8 @@ pub(super) fn tune(device: &Path, waits: bool) {
     // The kernel's default for loop devices, but udev rules of distributions choose others.
     let _ = std::fs::write(dir.join("scheduler"), "none");
     // In KiB. Requests of 128 KiB, the default, wait for FUSE too often when read in order. But as
-    // much is read around each page that a mapped file lacks, which a slow drive makes dear.
-    if !waits {
-        let _ = std::fs::write(dir.join("read_ahead_kb"), "1024");
-    }
+    // much is read around each page that a mapped file lacks, which a slow drive makes dear. The
+    // default is written as well: a loop device keeps what it had for whoever used it last.
+    let ahead = if waits { "128" } else { "1024" };
+    let _ = std::fs::write(dir.join("read_ahead_kb"), ahead);
 }
