@@ -11,6 +11,7 @@ mod support {
 
 use serde_json::Value;
 use std::fs::{self, File};
+use std::path::Path;
 use support::place::{BLOCK, BLOCKS, Place, content};
 use support::sandbox::Sandbox;
 use support::shell::{missing, ok};
@@ -197,6 +198,32 @@ fn block_device(sandbox: &Sandbox, backing: &str, more: &[&str]) -> Option<Strin
     let args = ["up", &name, "--export", "fuse", "--backing", backing, "--ram-limit", "4M"];
     let device = sandbox.ztier(&[&args[..], more].concat()).ok();
     Some(device.lines().next().unwrap().to_owned())
+}
+
+/// A loop device keeps what its last user set.
+#[test]
+fn readahead_is_not_that_of_the_volume_before() {
+    if let Err(why) = ztier::export::fuse::available(true) {
+        println!("skipped: {why}");
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let backing = sandbox.path().join("slow");
+    File::create(&backing).unwrap().set_len(16 << 20).unwrap();
+    let name = format!("ahead{}", std::process::id());
+    let first = ["up", &name, "--export", "fuse"];
+    for (more, expected) in [
+        (["--size", "16M"], "1024"),
+        (["--backing", backing.to_str().unwrap()], "128"),
+        (["--size", "16M"], "1024"),
+    ] {
+        let out = sandbox.ztier(&[&first[..], &more].concat()).ok();
+        let device = fs::canonicalize(out.lines().next().unwrap()).unwrap();
+        let queue = Path::new("/sys/block").join(device.file_name().unwrap()).join("queue");
+        let found = fs::read_to_string(queue.join("read_ahead_kb")).unwrap();
+        assert_eq!(found.trim(), expected, "{more:?}");
+        sandbox.ztier(&["down", &name, "--discard"]).ok();
+    }
 }
 
 #[test]
