@@ -28,6 +28,11 @@ impl Device for RawDevice {
         self.0.zeroes_quickly()
     }
 
+    /// As a drive: what is read ahead is what the kernel reads ahead on a disk.
+    fn waits(&self) -> bool {
+        true
+    }
+
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         Box::new(Lane(self))
     }
