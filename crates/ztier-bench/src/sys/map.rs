@@ -109,7 +109,9 @@ impl DerefMut for AlignedBuf {
     }
 }
 
-/// A file, mapped shared, read and written by copying.
+/// A file, mapped shared, read and written by copying, page after page: a C library may copy the
+/// whole from its end on (glibc does where both ends lie alike within their pages), and then a disk
+/// sees every record read backwards.
 pub struct MappedFile(Map);
 
 impl MappedFile {
@@ -138,21 +140,25 @@ impl MappedFile {
     /// Copies `data` to `offset`.
     pub fn write(&mut self, offset: usize, data: &[u8]) {
         self.demand(offset, data.len());
-        // SAFETY: the range lies in the map (just asserted); `data` is Rust memory, hence
-        // elsewhere.
-        unsafe {
-            let at = self.0.start.as_ptr().add(offset);
-            std::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len());
+        for (page, data) in data.chunks(BLOCK_SIZE).enumerate() {
+            // SAFETY: the range lies in the map (just asserted); `data` is Rust memory, hence
+            // elsewhere.
+            unsafe {
+                let at = self.0.start.as_ptr().add(offset + page * BLOCK_SIZE);
+                std::ptr::copy_nonoverlapping(data.as_ptr(), at, data.len());
+            }
         }
     }
 
     /// Fills `buf` from `offset`.
     pub fn read(&self, offset: usize, buf: &mut [u8]) {
         self.demand(offset, buf.len());
-        // SAFETY: as in `write`, the other way round.
-        unsafe {
-            let at = self.0.start.as_ptr().add(offset);
-            std::ptr::copy_nonoverlapping(at, buf.as_mut_ptr(), buf.len());
+        for (page, buf) in buf.chunks_mut(BLOCK_SIZE).enumerate() {
+            // SAFETY: as in `write`, the other way round.
+            unsafe {
+                let at = self.0.start.as_ptr().add(offset + page * BLOCK_SIZE);
+                std::ptr::copy_nonoverlapping(at, buf.as_mut_ptr(), buf.len());
+            }
         }
     }
 
