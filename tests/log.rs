@@ -375,6 +375,27 @@ fn a_log_that_is_gone_is_missed_and_given_up_only_when_told() {
 }
 
 #[test]
+fn a_log_that_another_was_made_for_by_force_does_not_come_back() {
+    let place = Place::new();
+    drop(place.up_with_a_write());
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    let (away, log) = (format!("{}.away", place.log), &place.log);
+    fs::rename(log, &away).unwrap();
+    File::create(log).unwrap().set_len(16 << 20).unwrap();
+    let format = ["log", "format", log, "--backing", &place.backing, "--force"];
+    place.sandbox.ztier(&format).ok();
+    place.sandbox.ztier(&place.up()).ok();
+    // Where no sample of the backing store's identity is.
+    let mut disk = place.connect();
+    disk.write(0, &content(0, 7));
+    disk.flush();
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+    fs::rename(&away, log).unwrap();
+    place.sandbox.ztier(&place.up()).refused(1, &["holds data", "has gone on without"]);
+}
+
+#[test]
 fn who_goes_on_gives_up_nothing_that_was_given_up_before() {
     let place = Place::new();
     drop(place.up_with_a_write());

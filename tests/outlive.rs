@@ -424,6 +424,19 @@ fn a_keeper_that_dies_is_replaced() {
 }
 
 #[test]
+fn memory_that_nobody_could_find_is_not_left_behind() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    connect(&sandbox).write(4096, &content(1, 2));
+    eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
+    std::fs::remove_file(sandbox.run_dir().join("vol.keep")).unwrap();
+    let pid = sandbox.pid("vol");
+    sandbox.ztier(&["restart", "vol"]).refused(1, &["nobody keeps the memory", "copy"]);
+    assert_eq!(sandbox.pid("vol"), pid);
+    assert_eq!(connect(&sandbox).read(4096, 4096), content(1, 2));
+}
+
+#[test]
 fn a_keeper_that_nobody_can_find_ends() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();

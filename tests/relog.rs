@@ -10,8 +10,10 @@ mod support {
 }
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::process::Command;
 use support::place::{BLOCK, BLOCKS, Place, content};
+use ztier::durable::format::data_at;
 
 /// Writes a version of every fourth block, from `first` on, and flushes nothing.
 fn write(place: &Place, first: u64, version: u64) {
@@ -118,6 +120,42 @@ fn a_log_that_cannot_be_had_changes_nothing() {
     place.sandbox.ztier(&["up", "ram", "--size", "16M", "--export", "nbd"]).ok();
     let none = ["restart", "ram", "--log", "none"];
     place.sandbox.ztier(&none).refused(2, &["no backing store"]);
+}
+
+/// Only the log knows that a block is lost: without it, that would read as it once was.
+#[test]
+fn lost_blocks_are_not_forgotten_with_the_log() {
+    let place = Place::new();
+    let second = another(&place, "second");
+    place.sandbox.ztier(&place.up()).ok();
+    let mut disk = place.connect();
+    for block in 0..8 {
+        disk.write(block * BLOCK, &content(block, 1));
+        disk.flush();
+    }
+    drop(disk);
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    // In the payload of the first block.
+    let log = File::options().write(true).open(&place.log).unwrap();
+    log.write_at(&[0xff; 4], data_at(16 << 20, 64 << 10) + 300).unwrap();
+    place.sandbox.ztier(&[&place.up()[..], &["--accept-loss"]].concat()).ok();
+    let lost = || place.connect().read_error(0, BLOCK as u32);
+    assert_ne!(lost(), 0);
+    place.sandbox.ztier(&["drain", "vol"]).ok();
+    for other in [&second, "none"] {
+        let refused = ["blocks are lost (1)", "--abandon-log"];
+        place.sandbox.ztier(&["restart", "vol", "--log", other]).refused(1, &refused);
+    }
+    assert_eq!(place.connect().read(BLOCK, BLOCK as usize), content(1, 1));
+    place.sandbox.ztier(&["down", "vol"]).ok();
+    let bare = ["up", "vol", "--backing", &place.backing, "--export", "nbd"];
+    place.sandbox.ztier(&bare).refused(1, &["lacks what its log on"]);
+    place.sandbox.ztier(&place.up()).ok();
+    assert_ne!(lost(), 0);
+    place.connect().write(0, &content(0, 2));
+    place.sandbox.ztier(&["restart", "vol", "--log", &second]).ok();
+    assert_eq!(place.connect().read(0, BLOCK as usize), content(0, 2));
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
 }
 
 #[test]

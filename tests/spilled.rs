@@ -112,6 +112,22 @@ fn what_cannot_be_spilled_to_is_refused_and_untouched() {
     sandbox.kill_both("vol");
     sandbox.ztier(&other).refused(1, &["holds what volume `vol` spilled", "--wipe"]);
     up(&sandbox, &path, &[]).ok();
+    let slow = sandbox.path().join("slow");
+    File::create(&slow).unwrap().set_len(16 << 20).unwrap();
+    let slow = slow.to_str().unwrap();
+    sandbox.kill("vol");
+    let as_log = ["up", "two", "--backing", slow, "--log", shown, "--export", "nbd"];
+    let spilled = ["holds what volume `vol` spilled", "--wipe"];
+    sandbox.ztier(&as_log).refused(1, &spilled);
+    sandbox.ztier(&["log", "format", shown, "--backing", slow]).refused(1, &spilled);
+    sandbox.ztier(&["restart", "vol"]).ok();
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+    // A log that cannot be used here is one all the same.
+    sandbox.ztier(&["log", "format", shown, "--backing", slow]).ok();
+    File::options().write(true).open(&path).unwrap().set_len(12 << 20).unwrap();
+    up(&sandbox, &path, &["--wipe"]).refused(1, &["is a log of ztier", "another device"]);
+    File::create(&path).unwrap().set_len(16 << 20).unwrap();
+    up(&sandbox, &path, &[]).ok();
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
     // Who went in order left nothing that could mean anything.
     sandbox.ztier(&other).ok();

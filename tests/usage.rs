@@ -70,6 +70,28 @@ fn ext4_is_made_mounted_and_ended() {
     sandbox.ztier(&["down", &name, "--discard"]).ok();
 }
 
+/// By force it would be left with an open device that gives errors, and without a daemon.
+#[test]
+fn a_device_that_cannot_wait_is_not_taken_from_who_holds_it() {
+    let sandbox = Sandbox::new();
+    if no_block_device(&sandbox) {
+        return;
+    }
+    let name = name("held");
+    sandbox.ztier(&["up", &name, "--size", "16M", "--export", "fuse"]).ok();
+    let pid = sandbox.pid(&name);
+    let held = fs::File::open(format!("/dev/ztier/{name}")).unwrap();
+    for force in [&[][..], &["--force"]] {
+        let restart = sandbox.ztier(&[&["restart", &name], force].concat());
+        assert!(!restart.err.contains("--force"), "{restart:?}");
+        restart.refused(1, &["is in use", "end that first"]);
+    }
+    assert_eq!(sandbox.pid(&name), pid);
+    drop(held);
+    sandbox.ztier(&["restart", &name, "--force"]).ok();
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+}
+
 #[test]
 fn what_is_in_it_outlives_the_daemon() {
     let sandbox = Sandbox::new();

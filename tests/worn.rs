@@ -153,6 +153,7 @@ fn a_log_that_cannot_even_be_marked_takes_nothing_more() {
     // Nobody may have heard of it who flushes nothing.
     let refused = ["would lose data", "can't be made durable", "--discard"];
     place.sandbox.ztier(&["down", "vol"]).refused(1, &refused);
+    place.sandbox.ztier(&["down", "vol", "--force"]).refused(1, &refused);
     place.sandbox.ztier(&["down", "vol", "--discard"]).ok();
     // What was durable is in both.
     let mut now = vec![0; 4096];

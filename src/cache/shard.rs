@@ -461,6 +461,10 @@ impl Shard {
             if sparse && self.table.shrink() {
                 self.fit_ghosts();
             } else if !self.segments.drop_spare() && !self.evict(&mut gone_over) {
+                // What is left is the room that the lists of segments once needed.
+                if self.segments.in_use() == 0 {
+                    self.segments.clear();
+                }
                 break;
             }
         }
@@ -647,6 +651,20 @@ mod tests {
         for key in 0..40 {
             shard.forget(key);
         }
+        shard.audit().unwrap();
+    }
+
+    /// The lists of a thousand segments are longer than all that it may have then.
+    #[test]
+    fn after_a_large_reduction_it_still_keeps_something() {
+        let pool = Arc::new(Pool::new("test", 2048, SEGMENT_MAX).unwrap());
+        let mut shard = Shard::new(Rules::default(), pool, Arc::default(), 64 << 20);
+        fill(&mut shard, 0..40_000);
+        assert!(shard.segments.table_bytes() > 64 << 10, "{}", shard.segments.table_bytes());
+        shard.set_limit(64 << 10);
+        assert!(shard.used() <= 64 << 10, "{}", shard.used());
+        fill(&mut shard, 0..100);
+        assert!(shard.has(99) && shard.used() <= 64 << 10, "{} blocks", shard.blocks());
         shard.audit().unwrap();
     }
 

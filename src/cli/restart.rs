@@ -101,23 +101,9 @@ impl Restart {
         }
         let request = Request::Restart { force: self.force, log };
         let leave = || client.ask::<()>(&request, PATIENCE_TO_LEAVE);
-        if state.foreground {
-            leave()?;
-            return self.returned(&client, state.restarts);
-        }
-        let next = daemon::Starting::begin(&plan, paths, PATIENCE_TO_FOLLOW)?;
-        let asked = Instant::now();
-        let mut served = match leave() {
-            Ok(()) => self.come(next)?,
-            Err(e) if changes && self.has_left(&client) => {
-                // It is too late to stay; the next daemon serves what there was.
-                self.come(next)?;
-                return Err(e);
-            }
-            Err(e) if asked.elapsed() + EARLY > PATIENCE_TO_LEAVE => {
-                self.come_late(next, paths, e)?
-            }
-            Err(e) => return Err(e),
+        let mut served = match state.foreground {
+            true => leave().and_then(|()| self.returned(&client, state.restarts))?,
+            false => self.follow(&plan, paths, leave, || changes && self.has_left(&client))?,
         };
         if changes && self.plan_of(paths)? == state.plan {
             return Err(Error::failure(format!("volume `{}` has the log that it had", self.name))
@@ -125,6 +111,25 @@ impl Restart {
         }
         served.notes.extend(changes.then(|| self.outdated(paths)).flatten());
         Ok(served)
+    }
+
+    /// Starts the next daemon, and has the present one `leave`. If that refuses, but `has_left`, the
+    /// next one serves what there was.
+    fn follow(
+        &self,
+        plan: &Plan,
+        paths: &Paths,
+        leave: impl Fn() -> Result<()>,
+        has_left: impl Fn() -> bool,
+    ) -> Result<Served> {
+        let next = daemon::Starting::begin(plan, paths, PATIENCE_TO_FOLLOW, true)?;
+        let asked = Instant::now();
+        match leave() {
+            Ok(()) => self.come(next),
+            Err(e) if has_left() => self.come(next).and(Err(e)),
+            Err(e) if asked.elapsed() + EARLY > PATIENCE_TO_LEAVE => self.come_late(next, paths, e),
+            Err(e) => Err(e),
+        }
     }
 
     /// The log that was asked for.
@@ -162,7 +167,7 @@ impl Restart {
 
     /// Starts a daemon for what another left.
     fn again(&self, paths: &Paths, state: &State) -> Result<Served> {
-        self.come(daemon::Starting::begin(&state.plan, paths, daemon::LOOKERS)?)
+        self.come(daemon::Starting::begin(&state.plan, paths, daemon::LOOKERS, true)?)
     }
 
     /// Waits for a daemon that follows one without an answer: that is no refusal, and were the next
@@ -200,9 +205,10 @@ impl Restart {
                     let Status { endpoints, pid, .. } = status;
                     return Ok(Served { endpoints, pid, notes: Vec::new() });
                 }
-                Err(e) if Instant::now() >= deadline => {
+                answer if Instant::now() >= deadline => {
+                    let why = answer.err().map_or("it stays".into(), |e| e.to_string());
                     return Err(Error::failure(format!(
-                        "the daemon of volume `{}` does not come back: {e}",
+                        "the daemon of volume `{}` does not come back: {why}",
                         self.name
                     ))
                     .mend("see what it says where it was started"));

@@ -300,7 +300,7 @@ impl<'a> Stage<'a> {
         let waits = state::State::read(&self.paths.volume(name))
             .is_ok_and(|state| state.is_some_and(|s| s.leftovers.iter().any(|l| l.waits())));
         if waits {
-            let next = daemon::Starting::begin(&self.plan, self.paths, daemon::LOOKERS);
+            let next = daemon::Starting::begin(&self.plan, self.paths, daemon::LOOKERS, true);
             match next.and_then(|next| next.finish(&|_| {})) {
                 Ok(ready) => {
                     output::remark(&format!("{name}: its daemon died; another goes on"));

@@ -190,8 +190,8 @@ impl Up {
             if self.save { self.save_settings(&settings, &paths) } else { Ok(()) }
         };
         if self.foreground {
-            let patience = daemon::LOOKERS;
-            let order = daemon::Order { plan, paths: &paths, patience, foreground: true };
+            let (patience, foreground, follows) = (daemon::LOOKERS, true, false);
+            let order = daemon::Order { plan, paths: &paths, patience, foreground, follows };
             daemon::run(order, &told, after).and_then(|end| daemon::follow(end, &self.name))
         } else {
             after(&daemon::spawn(&plan, &paths, &told)?)

@@ -61,25 +61,33 @@ impl Running {
         if let Some(export) = export.as_ref().filter(|_| new.size_bytes != old.size_bytes) {
             export.may_resize()?;
         }
-        if let Some(log) = new.log.as_ref().filter(|_| new.log != old.log) {
-            self.volume.tune(&tuning(log))?;
-            state.plan.log = new.log.clone();
-        }
-        if new.ram_limit_bytes != old.ram_limit_bytes {
-            self.volume.set_ram_limit(new.ram_limit_bytes)?;
-            state.plan.ram_limit_bytes = new.ram_limit_bytes;
-        }
-        state.plan.ram_auto = new.ram_auto;
-        if new.size_bytes != old.size_bytes {
-            self.volume.grow(new.size_bytes)?;
-            state.plan.size_bytes = new.size_bytes;
-        }
+        let changed = self.take_on(&new, &mut state.plan);
         // First: the next daemon makes up for a device that is behind, not for one that is ahead.
+        // And what has changed has, whatever failed after it.
         state.write(&self.files)?;
+        changed?;
         match export.as_ref().filter(|_| new.size_bytes != old.size_bytes) {
             Some(export) => export.resized(),
             None => Ok(()),
         }
+    }
+
+    /// Makes the volume what `new` says, and the plan `now` what the volume has become.
+    fn take_on(&self, new: &Plan, now: &mut Plan) -> Result<()> {
+        if let Some(log) = new.log.as_ref().filter(|_| new.log != now.log) {
+            self.volume.tune(&tuning(log))?;
+            now.log = new.log.clone();
+        }
+        if new.ram_limit_bytes != now.ram_limit_bytes {
+            self.volume.set_ram_limit(new.ram_limit_bytes)?;
+            now.ram_limit_bytes = new.ram_limit_bytes;
+        }
+        now.ram_auto = new.ram_auto;
+        if new.size_bytes != now.size_bytes {
+            self.volume.grow(new.size_bytes)?;
+            now.size_bytes = new.size_bytes;
+        }
+        Ok(())
     }
 }
 

@@ -55,6 +55,11 @@ impl Heritage {
         }
     }
 
+    /// Whether no daemon was there before, or the last one took its volume down.
+    pub fn is_nothing(&self) -> bool {
+        self.kept.is_none() && self.state.is_none()
+    }
+
     /// Whether the volume goes on with what it had.
     pub fn goes_on(&self) -> bool {
         self.kept.is_some()

@@ -1,7 +1,7 @@
 //! Another log under a volume: what it takes, and that nothing is left in the old one.
 //!
 //! Invariant: whoever comes next serves the new log only after the old one was drained and closed
-//! in order; then it holds nothing, and may come back one day.
+//! in order, and no block of it is lost; then it holds nothing, and may come back one day.
 
 use crate::config::Plan;
 use crate::control::NewLog;
@@ -48,17 +48,33 @@ pub(super) fn plan(now: &Plan, log: &NewLog, records: &Path) -> Result<Plan> {
     Ok(next)
 }
 
+/// Refuses another log while this one alone knows which blocks are lost: without it they would read
+/// as what the backing store had before.
+///
+/// # Errors
+/// There are such blocks.
+pub(super) fn refuse_lost(volume: &dyn Serving) -> Result<()> {
+    let lost: u64 = volume.stats().log_lost_blocks.iter().map(|&(_, count)| count).sum();
+    if lost == 0 {
+        return Ok(());
+    }
+    Err(Error::failure(format!("only the log knows which blocks are lost ({lost}), so it stays")).mend(
+        "write them again (`ztier status` lists them), or take the volume down and give the log up \
+         by `ztier up` with --abandon-log and another --log",
+    ))
+}
+
 /// Brings what is left in the log to the backing store, of a volume that nobody can write to.
 ///
 /// # Errors
-/// That takes too long, or a drive fails.
+/// That takes too long, a drive fails, or blocks are lost.
 pub(super) fn drain(volume: &dyn Serving) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     volume.drain(true)?;
     loop {
         let Some(log) = volume.stats().log else { return Ok(()) };
         if log.clean {
-            return Ok(());
+            return refuse_lost(volume);
         }
         let failed = log.failed && !log.rescuing && !log.through;
         if failed || Instant::now() >= until {

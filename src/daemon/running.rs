@@ -1,13 +1,14 @@
 //! The daemon itself, from the lock to the last file removed.
 
 use super::heritage::Heritage;
-use super::keeper::Keeper;
+use super::keeper::{Keeper, Kept};
 use super::limiter::Limiter;
 use super::making::{self, Made};
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
 use super::{events, log, notify, opening, relog, serve, swapping};
 use crate::config::paths::VolumeFiles;
+use crate::config::plan::Kind;
 use crate::config::{Paths, Plan, Usage, size};
 use crate::control::{After, Handler, NewLog, Request, Sample, Server, Status, Version};
 use crate::error::{Context, Error, Result};
@@ -93,6 +94,8 @@ pub struct Order<'a> {
     pub patience: Duration,
     /// Whether somebody else watches this process.
     pub foreground: bool,
+    /// Whether there has to be something to go on with.
+    pub follows: bool,
 }
 
 /// Runs a daemon in this process until it is told to end. `ready` hears what users may know once
@@ -108,7 +111,7 @@ pub fn run(
     told: &dyn Fn(&str),
     ready: impl FnOnce(&Ready) -> Result<()>,
 ) -> Result<End> {
-    let Order { plan, paths, patience, foreground } = order;
+    let Order { plan, paths, patience, foreground, follows } = order;
     let unprepared = serve::prepare(&plan)?;
     paths.prepare()?;
     let files = paths.volume(&plan.name);
@@ -118,6 +121,11 @@ pub fn run(
     };
     signals::watch(events.clone())?;
     let heritage = Heritage::find(&files, &plan.name)?;
+    if follows && heritage.is_nothing() {
+        lock.remove();
+        return Err(Error::failure(format!("volume `{}` was taken down meanwhile", plan.name))
+            .mend("bring it up with `ztier up`"));
+    }
     let goes_on = heritage.goes_on();
     let (plan, mut notes) = heritage.fit(plan);
     let removed = heritage.clean(&files, &plan)?;
@@ -429,12 +437,26 @@ impl Running {
     fn restart(&self, force: bool, log: Option<NewLog>) -> Result<()> {
         // Whoever watches over a job takes a daemon that leaves for one that died.
         self.refuse_job(force)?;
+        self.refuse_unkept()?;
         let Some(log) = log else { return self.make_way(force) };
         let next = relog::plan(&self.state.lock().plan, &log, &self.records)?;
+        relog::refuse_lost(&*self.volume)?;
         self.make_way(force)?;
         relog::drain(&*self.volume)?;
         *self.next.lock() = Some(next);
         Ok(())
+    }
+
+    /// The next daemon has to find what is in memory only.
+    fn refuse_unkept(&self) -> Result<()> {
+        if self.volume.volatile_bytes() == 0 || Kept::is_there(&self.files.keep) {
+            return Ok(());
+        }
+        let (name, socket) = (&self.name, self.files.keep.display());
+        Err(Error::failure(format!(
+            "nobody keeps the memory of `{name}`: {socket} does not answer"
+        ))
+        .mend("copy what you need, then take the volume down and up again"))
     }
 
     /// Ends the use of a device that can't wait, which the next daemon begins again, and leaves.
@@ -454,16 +476,22 @@ impl Running {
     }
 
     fn let_go(&self, force: bool) -> Result<()> {
+        let kind = self.state.lock().plan.export.kind();
+        // Nobody can take a loop device away from who holds it.
+        let force = force && kind != Kind::Fuse;
         let holders = if force || self.waits() { Vec::new() } else { self.holders_that_stay()? };
         if holders.is_empty() {
             return self.leave().or_else(|e| if force { self.stop(true) } else { Err(e) });
         }
-        let (name, kind) = (&self.name, self.state.lock().plan.export.kind());
+        let name = &self.name;
         Err(Error::failure(format!(
             "volume `{name}` is in use ({}), and a device by {kind} can't wait for its daemon",
             holders.join(", ")
         ))
-        .mend("end that first, or add --force and open (or mount) it again afterwards"))
+        .mend(match kind {
+            Kind::Fuse => "end that first",
+            _ => "end that first, or add --force and connect again afterwards",
+        }))
     }
 
     fn after_leaving(&self) -> End {
@@ -539,7 +567,7 @@ impl Running {
             ))
             .mend("copy what you need, then add --discard"));
         }
-        if !discard && !force {
+        if !discard {
             self.keep_all()?;
         }
         self.stop(force)

@@ -35,7 +35,7 @@ const PATIENCE_TO_END: Duration = Duration::from_secs(5);
 /// # Errors
 /// As [`Starting::finish`].
 pub fn spawn(plan: &Plan, paths: &Paths, told: &dyn Fn(&str)) -> Result<Ready> {
-    Starting::begin(plan, paths, LOOKERS)?.finish(told)
+    Starting::begin(plan, paths, LOOKERS, false)?.finish(told)
 }
 
 /// A daemon that was started; one that nobody waits for to the end is ended.
@@ -57,7 +57,12 @@ impl<'a> Starting<'a> {
     ///
     /// # Errors
     /// When no process can be started.
-    pub fn begin(plan: &'a Plan, paths: &'a Paths, patience: Duration) -> Result<Self> {
+    pub fn begin(
+        plan: &'a Plan,
+        paths: &'a Paths,
+        patience: Duration,
+        follows: bool,
+    ) -> Result<Self> {
         paths.prepare()?;
         let what = || format!("cannot start the daemon of volume `{}`", plan.name);
         let (ours, theirs) = UnixStream::pair().context(what())?;
@@ -75,7 +80,7 @@ impl<'a> Starting<'a> {
         // ends.
         let mut starting = Self { plan, paths, child: Some(child), ours, patience, goes_on };
         let patience_ms = patience.as_millis() as u64;
-        let order = Envelope { v: VERSION, body: Told { plan, paths, patience_ms } };
+        let order = Envelope { v: VERSION, body: Told { plan, paths, patience_ms, follows } };
         send(&mut starting.ours, &order, Instant::now() + PATIENCE).context(what())?;
         Ok(starting)
     }
@@ -120,6 +125,7 @@ struct Told<'a> {
     plan: &'a Plan,
     paths: &'a Paths,
     patience_ms: u64,
+    follows: bool,
 }
 
 /// The same, on the other side.
@@ -129,6 +135,8 @@ struct Heard {
     paths: Paths,
     #[serde(default)]
     patience_ms: u64,
+    #[serde(default)]
+    follows: bool,
 }
 
 /// What the child tells the parent.
@@ -174,8 +182,9 @@ pub fn detached_main() -> Result<()> {
     let input = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use the input")?;
     let mut parent = UnixStream::from(input);
     let deadline = Instant::now() + PATIENCE;
-    let Heard { plan, paths, patience_ms } = receive(&mut parent, LONGEST_REQUEST, deadline)
-        .map_err(|e| e.mend("`ztier daemon` is started by `ztier up` alone"))?;
+    let Heard { plan, paths, patience_ms, follows } =
+        receive(&mut parent, LONGEST_REQUEST, deadline)
+            .map_err(|e| e.mend("`ztier daemon` is started by `ztier up` alone"))?;
     let parent = RefCell::new(parent);
     let tell = |word| {
         let message = Envelope { v: VERSION, body: word };
@@ -188,7 +197,7 @@ pub fn detached_main() -> Result<()> {
     };
     let mut told = false;
     let patience = LOOKERS.max(Duration::from_millis(patience_ms));
-    let order = super::Order { plan, paths: &paths, patience, foreground: false };
+    let order = super::Order { plan, paths: &paths, patience, foreground: false, follows };
     let ran = run(order, &progress, |ready| {
         told = true;
         done(Ok(serde_json::to_value(ready).context("cannot encode readiness")?))
@@ -213,7 +222,7 @@ pub fn again_main(name: &str) -> Result<()> {
     };
     let told = |what: &str| super::log::line(what);
     let (plan, patience) = (state.plan, LOOKERS);
-    let order = super::Order { plan, paths: &paths, patience, foreground: true };
+    let order = super::Order { plan, paths: &paths, patience, foreground: true, follows: true };
     follow(run(order, &told, |_| Ok(()))?, name)
 }
 

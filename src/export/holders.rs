@@ -11,39 +11,65 @@ use std::fs;
 use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Everything that holds the block device `device` open, besides this process, in words
-/// (`mounted on /mnt`, `swap`, `process 123 (fio)`). Best effort: what belongs to other users is
+/// Everything that holds the block device `device` or a partition of it open, besides this process,
+/// in words (`mounted on /mnt`, `swap`, `process 123 (fio)`). Best effort: what belongs to other users is
 /// visible to root only.
 pub(super) fn of_block_device(device: &Path) -> Vec<String> {
-    let number = device_number(device);
+    let nodes = nodes(device);
+    let is_mount = |m: &MountEntry| nodes.iter().any(|n| is_mount_of(m, &n.path, n.number));
     let mut held = BTreeSet::new();
-    for m in mounts() {
-        if is_mount_of(&m, device, number) {
-            held.insert(format!("mounted on {}", m.point.display()));
-        }
+    for m in mounts().iter().filter(|m| is_mount(m)) {
+        held.insert(format!("mounted on {}", m.point.display()));
     }
     if held.is_empty() {
-        held.extend(foreign_mounts(device, number));
+        held.extend(foreign_mounts(is_mount));
     }
-    if is_swap(device) {
+    if !swaps_on(device).is_empty() {
         held.insert("swap".to_owned());
     }
-    if let Some(name) = device.file_name() {
-        for entry in entries(&Path::new("/sys/block").join(name).join("holders")) {
-            held.insert(format!("device {}", file_name(&entry)));
-        }
+    for node in &nodes {
+        let above = entries(&node.sys.join("holders"));
+        held.extend(above.map(|entry| format!("device {}", file_name(&entry))));
+        let loops = loops_over(&node.path);
+        held.extend(loops.into_iter().map(|l| format!("loop device {}", l.display())));
     }
-    held.extend(loops_over(device).into_iter().map(|l| format!("loop device {}", l.display())));
-    held.extend(processes(|link| {
-        link == device
-            || (number.is_some() && link.starts_with("/dev") && device_number(link) == number)
-    }));
+    held.extend(processes(|link| nodes.iter().any(|node| node.is(link))));
     held.into_iter().collect()
 }
 
 /// Whether the kernel swaps to `device`.
 pub fn is_swap(device: &Path) -> bool {
     swaps().iter().any(|s| is_same_device(s, device))
+}
+
+/// What the kernel swaps to on `device`: itself, or partitions of it.
+pub(super) fn swaps_on(device: &Path) -> Vec<PathBuf> {
+    let nodes = nodes(device);
+    swaps().into_iter().filter(|swap| nodes.iter().any(|node| node.is(swap))).collect()
+}
+
+/// A block device, or a partition of it.
+struct Node {
+    path: PathBuf,
+    number: Option<(u32, u32)>,
+    /// Its directory below `/sys`.
+    sys: PathBuf,
+}
+
+impl Node {
+    fn is(&self, path: &Path) -> bool {
+        let number = self.number.filter(|_| path.starts_with("/dev"));
+        path == self.path || (number.is_some() && device_number(path) == number)
+    }
+}
+
+/// A block device and its partitions: whoever holds one of those holds all of it.
+fn nodes(device: &Path) -> Vec<Node> {
+    let sys = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
+    let parts = entries(&sys).filter(|dir| dir.join("partition").exists());
+    let parts: Vec<_> = parts.map(|dir| (Path::new("/dev").join(file_name(&dir)), dir)).collect();
+    let all = std::iter::once((device.to_owned(), sys)).chain(parts);
+    all.map(|(path, sys)| Node { number: device_number(&path), path, sys }).collect()
 }
 
 /// Whether `node` is the block device `device`, by another name maybe.
@@ -108,8 +134,8 @@ fn is_mount_of(m: &MountEntry, device: &Path, number: Option<(u32, u32)>) -> boo
     Some(m.device) == number || m.source == device
 }
 
-/// Mounts of the device in other mount namespaces, one line each.
-fn foreign_mounts(device: &Path, number: Option<(u32, u32)>) -> Vec<String> {
+/// Mounts in other mount namespaces for which `is_mount`, one line each.
+fn foreign_mounts(is_mount: impl Fn(&MountEntry) -> bool) -> Vec<String> {
     let own = fs::read_link("/proc/self/ns/mnt").ok();
     let mut seen = BTreeSet::new();
     let mut held = Vec::new();
@@ -119,7 +145,7 @@ fn foreign_mounts(device: &Path, number: Option<(u32, u32)>) -> Vec<String> {
             continue;
         }
         for m in mounts_in(&dir.join("mountinfo")) {
-            if is_mount_of(&m, device, number) {
+            if is_mount(&m) {
                 let (point, name) = (m.point.display(), name_of(&dir));
                 held.push(format!("mounted on {point} in the namespace of process {pid} ({name})"));
             }

@@ -89,8 +89,8 @@ impl LogHand {
     }
 }
 
-/// Hears what a log has become.
-pub type Listener = Box<dyn Fn(&LogStats) + Send + Sync>;
+/// Hears what a log has become, and whether blocks of it are lost.
+pub type Listener = Box<dyn Fn(&LogStats, bool) + Send + Sync>;
 
 /// A log, its backing store, and their state.
 pub struct Logged {
@@ -198,8 +198,11 @@ impl Logged {
     /// Tells the listener how the backing store stands.
     pub(super) fn note_backing(&self) {
         if let Some(listener) = self.listener.get() {
-            let stats = self.core.lock().stats();
-            listener(&stats);
+            let (stats, lost) = {
+                let core = self.core.lock();
+                (core.stats(), !core.lost().is_empty())
+            };
+            listener(&stats, lost);
         }
     }
 

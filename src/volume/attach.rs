@@ -4,6 +4,7 @@
 //! that holds nothing known, or that its owner gave up; it serves only the backing store that it
 //! was made for, in the state in which it was left.
 
+use super::below;
 use super::logged::{LogOptions, LogVolume};
 use super::record::{Book, Record, state};
 use crate::BLOCK_SIZE;
@@ -190,7 +191,10 @@ impl Pair {
         let uuid = self.make(&claimed)?;
         match &claimed.record {
             Some(old) => {
-                claimed.book.settle(&Record { uuid, log: self.log.clone(), ..old.clone() })
+                // What was given up must not come back, also when this log is drained one day.
+                let gave_up = old.gave_up || old.dirty;
+                let log = absolute(&self.log);
+                claimed.book.settle(&Record { uuid, log, gave_up, ..old.clone() })
             }
             None => Ok(()),
         }
@@ -215,7 +219,11 @@ impl Pair {
             }
             Err(_) => {}
         }
-        match Signature::of(log)? {
+        let found = match below::spilled_on(log)? {
+            None => Signature::of(log)?.map(|found| found.to_string()),
+            spilled => spilled,
+        };
+        match found {
             Some(found) if !self.wipe => {
                 Err(Error::failure(format!("{} holds {found}", self.log.display()))
                     .mend("give another drive, or overwrite this one with --wipe"))

@@ -5,7 +5,7 @@
 
 use super::attach::{failed, random};
 use super::{SpillTo, min_ram_limit};
-use crate::durable;
+use crate::durable::{self, OpenError};
 use crate::error::{Context, Error, Result};
 use crate::media::{ALIGN, Buffer, Drive, FileDrive, Memory, Signature, Words};
 use crate::store::format::SEGMENTS_MAX;
@@ -171,18 +171,22 @@ impl SpillDevice {
     /// Whether what is on the device may go. Says what that is.
     fn may_overwrite(&self, drive: &FileDrive) -> Result<Option<String>> {
         let path = self.path.display();
-        let label = read_label(drive)?;
-        if label.as_ref().is_some_and(|label| label.volume == self.volume) {
+        if read_label(drive)?.is_some_and(|label| label.volume == self.volume) {
             return Ok(None);
         }
-        let is_log = durable::read_superblock(drive).is_ok();
-        if is_log {
-            let text = format!("{path} is a log of ztier");
-            return Err(Error::failure(text).mend("give another device"));
-        }
-        let found = match label {
-            Some(label) => Some(format!("what volume `{}` spilled", label.volume)),
-            None => Signature::of(drive)?.map(|found| found.to_string()),
+        let found = match durable::read_superblock(drive) {
+            Err(OpenError::NoLog) => match spilled_on(drive)? {
+                None => Signature::of(drive)?.map(|found| found.to_string()),
+                spilled => spilled,
+            },
+            // Nobody can tell any more whose.
+            Err(OpenError::Damaged) => Some("a damaged log of ztier".into()),
+            Err(OpenError::Drive(e)) => return Err(failed(&self.path, &e)),
+            // One that cannot be used here, too.
+            Ok(_) | Err(_) => {
+                let text = format!("{path} is a log of ztier");
+                return Err(Error::failure(text).mend("give another device"));
+            }
         };
         match found {
             Some(found) if !self.wipe => Err(Error::failure(format!("{path} holds {found}"))
@@ -190,6 +194,11 @@ impl SpillDevice {
             found => Ok(found),
         }
     }
+}
+
+/// What a volume spilled to a drive, in words, if one did.
+pub(super) fn spilled_on(drive: &FileDrive) -> Result<Option<String>> {
+    Ok(read_label(drive)?.map(|label| format!("what volume `{}` spilled", label.volume)))
 }
 
 fn read_label(drive: &FileDrive) -> Result<Option<Label>> {

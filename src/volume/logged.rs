@@ -166,14 +166,14 @@ impl LogVolume {
 
     /// Keeps this machine's record of the backing store true from now on.
     pub(super) fn keep(&self, book: Book, record: Record) -> Result<()> {
-        let stats = self.logged.core().stats();
-        let first = record.after(&stats);
+        let (stats, lost) = self.standing();
+        let first = record.after(&stats, !lost.is_empty());
         book.save(&first)?;
         let last = Mutex::new(first.clone());
         let listener = book.clone();
-        self.logged.listen(Box::new(move |stats| {
+        self.logged.listen(Box::new(move |stats, lost| {
             let mut last = last.lock();
-            let now = last.after(stats);
+            let now = last.after(stats, lost);
             // A record that cannot be written says less than is true, as after a crash.
             if now != *last && listener.save(&now).is_ok() {
                 *last = now;
@@ -206,20 +206,24 @@ impl LogVolume {
         let witness = move || witness.as_ref().map_or(0, |witness| witness());
         let closed = tending.map_or(Ok(()), |tending| tending.close(&witness));
         if let Some((book, record)) = self.record.lock().take() {
-            let stats = self.logged.core().stats();
-            let now = record.after(&stats);
+            let (stats, lost) = self.standing();
+            let now = record.after(&stats, !lost.is_empty());
+            let is_over = stats.clean && lost.is_empty();
             // What stays is no less safe: it says that the log may hold something.
-            let _ = if stats.clean { book.settle(&now) } else { book.save(&now) };
+            let _ = if is_over { book.settle(&now) } else { book.save(&now) };
         }
         closed
     }
 
+    /// How the log stands, and which blocks are lost.
+    fn standing(&self) -> (LogStats, Vec<(u64, u64)>) {
+        let core = self.logged.core();
+        (core.stats(), core.lost())
+    }
+
     /// All counters, now. What only a store in memory has is 0.
     pub fn stats(&self) -> Stats {
-        let (log, lost) = {
-            let core = self.logged.core();
-            (core.stats(), core.lost())
-        };
+        let (log, lost) = self.standing();
         let log = LogStats {
             reads_partial: self.partial[0].load(Ordering::Relaxed),
             writes_partial: self.partial[1].load(Ordering::Relaxed),

@@ -24,7 +24,8 @@ pub(super) struct Record {
     pub log: PathBuf,
     /// UUID of the log.
     pub uuid: [u8; 16],
-    /// The log holds, or may hold, what the backing store lacks.
+    /// The log holds, or may hold, what the backing store lacks; or it alone knows that blocks are
+    /// lost.
     pub dirty: bool,
     /// See [`LogStats::past_unix_s`].
     pub past_unix_s: u64,
@@ -35,10 +36,11 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// The same after a volume's log has gone on.
-    pub(super) fn after(&self, log: &LogStats) -> Self {
+    /// The same after a volume's log has gone on; `lost`: blocks were, and without the log nobody
+    /// would know.
+    pub(super) fn after(&self, log: &LogStats, lost: bool) -> Self {
         Self {
-            dirty: !log.through,
+            dirty: !log.through || lost,
             past_unix_s: log.past_unix_s,
             mixture_since_unix_s: log.mixture_since_unix_s,
             ..self.clone()

@@ -69,6 +69,11 @@ impl Disk {
         self.client.write(0, offset, data)
     }
 
+    /// The error of a read; 0 if there is none.
+    pub fn read_error(&mut self, offset: u64, len: u32) -> u32 {
+        self.client.read(offset, len).err().unwrap_or(0)
+    }
+
     /// The error of a flush; 0 if there is none.
     pub fn flush_error(&mut self) -> u32 {
         self.client.ask(proto::cmd::FLUSH, 0, 0, 0)

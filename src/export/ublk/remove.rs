@@ -58,8 +58,8 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
         ))
         .mend("end that first"));
     }
-    if force && usage::is_swap(&shown) {
-        end_swap(&shown);
+    for swap in holders::swaps_on(&shown).iter().filter(|_| force) {
+        end_swap(swap);
     }
     control.stop(id, LIMIT).context(format!("cannot stop {}", shown.display()))?;
     delete(&mut control, id, LIMIT)
