@@ -14,6 +14,9 @@ use ztier::export::nbd::{Limits, Listen, Options, Server};
 use ztier::export::{Export, Leftover};
 use ztier::volume::{Device, Extent, ExtentKind, IoError};
 
+/// What is said to a client who has not asked for structured replies.
+const SIMPLE_FLAGS: u16 = proto::TRANSMISSION_FLAGS & !proto::SEND_DF;
+
 fn fixture() -> Fixture {
     Fixture::new(volume(SIZE))
 }
@@ -48,7 +51,7 @@ fn export_name_with_and_without_zeroes() {
             c.greet(flags);
             c.option(opt::EXPORT_NAME, name.as_bytes());
             assert_eq!(u64::from_be_bytes(c.take()), SIZE);
-            assert_eq!(u16::from_be_bytes(c.take()), proto::TRANSMISSION_FLAGS);
+            assert_eq!(u16::from_be_bytes(c.take()), SIMPLE_FLAGS);
             assert_eq!(c.bytes(zeroes), vec![0; zeroes]);
             assert_eq!(c.write(0, 0, b"data"), 0);
             assert_eq!(c.read(0, 4).unwrap(), b"data");
@@ -68,11 +71,14 @@ fn info_says_what_was_asked_and_go_transmits() {
     c.option(opt::INFO, &go("", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE, 999]));
     let answers = c.answers();
     assert_eq!(answers.iter().map(|a| a.0).collect::<Vec<_>>(), [3, 3, 3, 3, 1]);
-    assert_eq!(answers[0].1, proto::info_export(SIZE, proto::TRANSMISSION_FLAGS));
+    assert_eq!(answers[0].1, proto::info_export(SIZE, SIMPLE_FLAGS));
     assert_eq!(answers[1].1, b"\x00\x01disk");
     assert_eq!(&answers[2].1[..2], [0, 2]);
     assert_eq!(answers[3].1, [0, 3, 0, 0, 0, 1, 0, 0, 16, 0, 2, 0, 0, 0]);
     assert_eq!(c.answer(opt::GO, &go("other", &[])), rep::ERR_UNKNOWN);
+    assert_eq!(c.answer(opt::STRUCTURED_REPLY, b""), rep::ACK);
+    c.option(opt::INFO, &go("", &[]));
+    assert_eq!(c.answers()[0].1, proto::info_export(SIZE, proto::TRANSMISSION_FLAGS));
     assert_eq!(c.answer(opt::INFO, b"\0\0\0\x09short"), rep::ERR_INVALID);
     assert_eq!(c.answer(opt::GO, &[go("disk", &[]), vec![0]].concat()), rep::ERR_INVALID);
     c.option(opt::GO, &go("disk", &[]));
@@ -444,7 +450,7 @@ fn zeroes_are_not_called_fast_where_they_have_to_be_written() {
     c.greet(3);
     c.option(opt::INFO, &go("", &[]));
     let slow = proto::SEND_TRIM | proto::SEND_FAST_ZERO;
-    let flags = proto::TRANSMISSION_FLAGS & !slow;
+    let flags = SIMPLE_FLAGS & !slow;
     assert_eq!(c.answers()[0].1, proto::info_export(SIZE, flags));
     let mut c = f.transmit(false);
     assert_eq!(c.ask(cmd::WRITE_ZEROES, cmd::FLAG_FAST_ZERO, 0, 1 << 20), errno::ENOTSUP);
@@ -605,7 +611,9 @@ fn a_request_that_does_not_end_holds_up_nobody_who_stops_the_server() {
     let mut f = Fixture::with(Arc::clone(&device) as Arc<dyn Device>, 16, limits);
     let stuck = device.stuck.lock();
     let mut c = f.transmit(false);
-    c.request(cmd::TRIM, 0, 1, 0, 4096);
+    for cookie in 1..100 {
+        c.request(cmd::TRIM, 0, cookie, 0, 4096);
+    }
     eventually("the request is there", || !device.seen.lock().is_empty());
     let (ended, is_ended) = std::sync::mpsc::channel();
     let stopping = std::thread::spawn(move || {
@@ -618,6 +626,21 @@ fn a_request_that_does_not_end_holds_up_nobody_who_stops_the_server() {
     drop(stuck);
     drop(stopping.join().unwrap());
     eventually("its thread is gone", || Arc::strong_count(&device) == 1);
+    assert_eq!(device.seen.lock().len(), 1, "nothing more is begun");
+}
+
+/// However long it takes to come.
+#[test]
+fn a_payload_counts_as_soon_as_it_has_a_place() {
+    let device = volume(64 << 20);
+    let f = Fixture::new(Arc::clone(&device) as Arc<dyn Device>);
+    let mut c = f.transmit(false);
+    let before = device.stats().mem_used_bytes;
+    c.request(cmd::WRITE, 0, 1, 0, 32 << 20);
+    c.send(&vec![1; 16 << 20]);
+    eventually("it counts", || device.stats().mem_used_bytes >= before + (32 << 20));
+    c.send(&vec![1; 16 << 20]);
+    assert_eq!(c.simple(1), 0);
 }
 
 #[test]
@@ -632,7 +655,7 @@ fn growing_is_seen_at_once_and_by_new_clients() {
     let mut c = f.connect();
     c.greet(3);
     c.option(opt::INFO, &go("disk", &[]));
-    assert_eq!(c.answers()[0].1, proto::info_export(2 * SIZE, proto::TRANSMISSION_FLAGS));
+    assert_eq!(c.answers()[0].1, proto::info_export(2 * SIZE, SIMPLE_FLAGS));
 }
 
 fn options(listen: Vec<Listen>) -> Options {

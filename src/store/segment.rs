@@ -269,10 +269,11 @@ impl Segments {
         self.word(r.segment, FILLED).fetch_add(u64::from(r.len), Ordering::Release);
     }
 
-    /// Notes that a record of `len` bytes is not pointed to any more.
+    /// Notes that a record of `len` bytes is not pointed to any more. Who sees that nothing in the
+    /// segment is, and lets it go, comes after all who took it from the index.
     pub fn dead(&self, segment: u32, len: u32) {
         let one = 1 << COUNT_SHIFT | u64::from(len);
-        let before = self.word(segment, DEAD).fetch_add(one, Ordering::Relaxed) as u32;
+        let before = self.word(segment, DEAD).fetch_add(one, Ordering::Release) as u32;
         debug_assert!(before + len <= super::format::SEGMENT_MAX);
     }
 
@@ -347,7 +348,7 @@ impl Segments {
         if end == 0 || filled != end {
             return None;
         }
-        let dead = self.word(segment, DEAD).load(Ordering::Relaxed) as u32;
+        let dead = self.word(segment, DEAD).load(Ordering::Acquire) as u32;
         Some(Sealed { segment, end: end as u32, dead, sequence: self.sequence(segment) })
     }
 
@@ -399,7 +400,7 @@ impl Segments {
 
     /// Bytes in a segment, sealed or not, that nothing points to any more.
     pub fn dead_bytes(&self, segment: u32) -> u32 {
-        self.word(segment, DEAD).load(Ordering::Relaxed) as u32
+        self.word(segment, DEAD).load(Ordering::Acquire) as u32
     }
 
     /// Takes a segment out of cleaning for ever: something in it is damaged.

@@ -52,6 +52,8 @@ pub(crate) use worker::Worker;
 /// with every change, so that no program takes over what another lays out differently.
 pub const MEMORY_LAYOUT: u32 = 3;
 
+/// Places that [`Device::extents`] looks at before it says what it has: nobody waits for long.
+const EXTENTS_LOOK: u32 = 16 << 10;
 /// Threads that need a place in the store and serve no front-end: who cleans, who spills, who
 /// recompresses, who looks, who flushes when a daemon leaves, and the helpers.
 const OWN_THREADS: usize = 5 + crew::HELPERS_MAX;
@@ -528,13 +530,14 @@ impl Device for Volume {
         let inspector = self.inspector.lock();
         let Some(session) = inspector.as_ref() else { return Err(IoError::Busy) };
         let mut runs: Vec<Extent> = Vec::new();
-        let mut at = offset;
-        while at < end {
+        let (mut at, mut looked) = (offset, 0);
+        while at < end && looked < EXTENTS_LOOK {
             let block = at / BLOCK;
             let kind = self.extent_of(block, session);
             // A leaf that is not there is of one kind throughout.
             let absent = !self.ram.store().index().is_present(block / LEAF);
             let next = if absent { (block / LEAF + 1) * LEAF } else { block + 1 };
+            looked += 1;
             let stop = end.min(next * BLOCK);
             let full = runs.len() >= most.max(1);
             match runs.last_mut() {

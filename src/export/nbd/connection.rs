@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Clients that are named one by one.
@@ -23,6 +24,8 @@ pub struct Clients {
     most: usize,
     limits: Limits,
     table: Mutex<Table>,
+    /// Nobody begins another request.
+    closed: AtomicBool,
     /// Notified when a connection leaves the table.
     left: Condvar,
 }
@@ -44,7 +47,8 @@ struct Connection {
 impl Clients {
     pub fn new(device: Arc<dyn Device>, name: String, most: usize, limits: Limits) -> Self {
         let table = Table { device: Some(device), next: 0, connections: BTreeMap::new() };
-        Self { name, most, limits, table: Mutex::new(table), left: Condvar::new() }
+        let (table, closed, left) = (Mutex::new(table), AtomicBool::new(false), Condvar::new());
+        Self { name, most, limits, table, closed, left }
     }
 
     /// Serves a new connection on a thread of its own, or closes it when there are too many.
@@ -73,7 +77,7 @@ impl Clients {
 
     /// Admits nobody any more and cuts all connections.
     pub fn close(&self) {
-        self.table.lock().close();
+        self.close_table(&mut self.table.lock());
     }
 
     /// The same if nobody transmits; otherwise changes nothing and returns `false`.
@@ -82,8 +86,17 @@ impl Clients {
         if table.connections.values().any(|c| c.transmits) {
             return false;
         }
-        table.close();
+        self.close_table(&mut table);
         true
+    }
+
+    fn close_table(&self, table: &mut Table) {
+        self.closed.store(true, Ordering::Relaxed);
+        table.device = None;
+        for connection in table.connections.values() {
+            // It may be closed already by the other side.
+            let _ = rustix::net::shutdown(&connection.socket, Shutdown::Both);
+        }
     }
 
     /// Whether one of the above has closed them.
@@ -124,16 +137,6 @@ impl Clients {
     }
 }
 
-impl Table {
-    fn close(&mut self) {
-        self.device = None;
-        for connection in self.connections.values() {
-            // It may be closed already by the other side.
-            let _ = rustix::net::shutdown(&connection.socket, Shutdown::Both);
-        }
-    }
-}
-
 /// A connection's place in the table; leaves it when dropped, also by a panic.
 struct Entry {
     clients: Arc<Clients>,
@@ -168,7 +171,7 @@ impl Entry {
         // From here on a slow client is a client that is busy, and may be.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None).map_err(system)?;
         input.lift_deadline();
-        let end = transmission::serve(&device, &mut input, &mut output, agreed);
+        let end = transmission::serve(&device, &mut input, &mut output, agreed, &clients.closed);
         if end == Err(Hangup::Refused) {
             // What was done before the offence is still answered, if somebody listens.
             let _ = output.flush();

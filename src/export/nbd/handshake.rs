@@ -148,11 +148,16 @@ impl Session<'_> {
             return Err(Hangup::Refused);
         }
         self.output.put(&self.export.size.to_be_bytes());
-        self.output.put(&self.export.flags.to_be_bytes());
+        self.output.put(&self.flags().to_be_bytes());
         if self.zeroes {
             self.output.put(&[0; 124]);
         }
         Ok(Step::Transmit(self.agreed(name)))
+    }
+
+    fn flags(&self) -> u16 {
+        let unasked = if self.structured { 0 } else { proto::SEND_DF };
+        self.export.flags & !unasked
     }
 
     fn info(&mut self, option: u32, data: &[u8]) -> Step {
@@ -164,7 +169,7 @@ impl Session<'_> {
             self.error(option, rep::ERR_UNKNOWN);
             return Step::More;
         }
-        self.reply(option, rep::INFO, &[&proto::info_export(self.export.size, self.export.flags)]);
+        self.reply(option, rep::INFO, &[&proto::info_export(self.export.size, self.flags())]);
         for (kind, text) in
             [(info::NAME, self.export.name), (info::DESCRIPTION, self.export.description)]
         {

@@ -110,11 +110,13 @@ pub const TRANSMISSION_FLAGS: u16 = 1 << 0 // HAS_FLAGS
     | 1 << 3 // SEND_FUA
     | SEND_TRIM
     | 1 << 6 // SEND_WRITE_ZEROES
-    | 1 << 7 // SEND_DF
+    | SEND_DF
     | 1 << 8 // CAN_MULTI_CONN
     | 1 << 10 // SEND_CACHE
     | SEND_FAST_ZERO;
 
+/// Of those, what is left out for a client who has not asked for structured replies.
+pub const SEND_DF: u16 = 1 << 7;
 /// Of those, what a device leaves out that takes no discards.
 pub const SEND_TRIM: u16 = 1 << 5;
 /// The same: it takes none because it has to write zeros, which is as slow as any write.

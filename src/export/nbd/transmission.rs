@@ -12,6 +12,7 @@ use super::wire::{Hangup, Input, Outcome, Output};
 use crate::volume::{self, Channel, Device, Extent, ExtentKind, IoError};
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Payloads of refused writes up to this length are read and dropped; beyond it the client is.
@@ -27,16 +28,18 @@ const HOLE_MIN: u64 = 512;
 /// Bytes that the head of any chunk takes at most.
 const CHUNK_MAX: usize = proto::CHUNK_LEN + 12;
 
-/// Serves one client until it goes.
+/// Serves one client until it goes, or `closed` says that it has to: of what it has sent already,
+/// nothing more is begun then.
 pub fn serve(
     device: &Arc<dyn Device>,
     input: &mut Input,
     output: &mut Output,
     agreed: Agreed,
+    closed: &AtomicBool,
 ) -> Outcome<()> {
     let channel = Arc::clone(device).channel();
     let mut server = Server { device: &**device, channel, output, agreed };
-    loop {
+    while !closed.load(Ordering::Relaxed) {
         if input.buffered() < proto::REQUEST_LEN {
             server.output.flush()?;
             // A large reply is gone now, and nothing may be counted for long again.
@@ -59,6 +62,9 @@ pub fn serve(
             input.drain(payload as u64)?;
             server.fail(&request, error);
         } else {
+            // As long as the payload takes to come, it has its place already.
+            let place = input.memory().max(payload as u64);
+            server.channel.count_buffers(place + server.output.memory());
             input.fill(payload)?;
             let arrived = input.arrived();
             server.execute(&request, input.fill(payload)?, arrived);
@@ -67,6 +73,7 @@ pub fn serve(
         server.channel.count_buffers(input.memory() + server.output.memory());
         server.output.flush_if_large()?;
     }
+    Err(Hangup::Closed)
 }
 
 /// An error as the protocol has it. Clients take others for EINVAL, that is for their own mistake.
