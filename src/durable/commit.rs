@@ -305,13 +305,16 @@ impl Core {
     }
 
     /// Microseconds after which the caller, whose flush is pending, must ask for commands although
-    /// nothing has ended; one caller is enough.
-    pub fn patience_us(&mut self) -> Option<u64> {
+    /// nothing has ended; one caller is enough. `watches`: it is that one, also if it comes again
+    /// because something else woke it.
+    pub fn patience_us(&mut self, watches: &mut bool) -> Option<u64> {
         let commit = &mut self.commit;
-        if !commit.seal_next || commit.is_busy() || std::mem::replace(&mut commit.watched, true) {
+        if !commit.seal_next || commit.is_busy() {
+            *watches = false;
             return None;
         }
-        Some(commit.gather_until_us.saturating_sub(commit.now_us))
+        *watches |= !std::mem::replace(&mut commit.watched, true);
+        watches.then(|| commit.gather_until_us.saturating_sub(commit.now_us))
     }
 
     /// How a flush stands.
@@ -651,7 +654,7 @@ mod tests {
         for n in 0..10 {
             core.clock(n * 1000);
             let ticket = sync(&mut core, n);
-            assert_eq!(core.patience_us(), None);
+            assert_eq!(core.patience_us(&mut false), None);
             assert_eq!(carry_out(&mut core, n * 1000 + 900), 2, "a write and a flush");
             assert_eq!(core.progress(ticket), Progress::Done);
         }
@@ -674,8 +677,11 @@ mod tests {
     fn a_commit_waits_for_whom_the_last_one_served() {
         let (mut core, late) = two();
         assert_eq!(carry_out(&mut core, 850), 0);
-        assert_eq!(core.patience_us(), Some(50), "a part of 800");
-        assert_eq!(core.patience_us(), None, "one who looks at the clock is enough");
+        let mut watches = false;
+        assert_eq!(core.patience_us(&mut watches), Some(50), "a part of 800");
+        assert_eq!(core.patience_us(&mut false), None, "one who looks at the clock is enough");
+        core.clock(870);
+        assert_eq!(core.patience_us(&mut watches), Some(30), "whatever woke him");
         let back = sync(&mut core, 2);
         assert_eq!(carry_out(&mut core, 1650), 2, "one commit for both");
         assert!([late, back].iter().all(|t| core.progress(*t) == Progress::Done));

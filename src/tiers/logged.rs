@@ -696,7 +696,7 @@ impl Logged {
         }
         core.clock(self.now_us());
         let ticket = core.flush();
-        let mut worked = false;
+        let (mut worked, mut watches) = (false, false);
         loop {
             match core.progress(ticket) {
                 Progress::Pending => {}
@@ -707,7 +707,7 @@ impl Logged {
             }
             worked = self.act(&mut core);
             if !worked {
-                let soon = core.patience_us().map_or(WAIT, Duration::from_micros);
+                let soon = core.patience_us(&mut watches).map_or(WAIT, Duration::from_micros);
                 let seen = self.news.seen();
                 drop(core);
                 self.news.wait(seen, soon.min(WAIT));
