@@ -8,8 +8,7 @@ use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
 use super::{events, log, notify, opening, relog, serve, swapping};
 use crate::config::paths::VolumeFiles;
-use crate::config::plan::Kind;
-use crate::config::{Paths, Plan, Usage, size};
+use crate::config::{Paths, Plan, Usage, plan, size};
 use crate::control::{After, Handler, NewLog, Request, Sample, Server, Status, Version};
 use crate::error::{Context, Error, Result};
 use crate::export::reclaim::make_present;
@@ -122,7 +121,7 @@ pub fn run(
     signals::watch(events.clone())?;
     let heritage = Heritage::find(&files, &plan.name)?;
     if follows && heritage.is_nothing() {
-        lock.remove();
+        state::clean(lock, &files)?;
         return Err(Error::failure(format!("volume `{}` was taken down meanwhile", plan.name))
             .mend("bring it up with `ztier up`"));
     }
@@ -476,21 +475,22 @@ impl Running {
     }
 
     fn let_go(&self, force: bool) -> Result<()> {
-        let kind = self.state.lock().plan.export.kind();
+        let export = self.state.lock().plan.export.clone();
         // Nobody can take a loop device away from who holds it.
-        let force = force && kind != Kind::Fuse;
+        let by_fuse = export == plan::Export::Fuse;
+        let force = force && !by_fuse;
         let holders = if force || self.waits() { Vec::new() } else { self.holders_that_stay()? };
         if holders.is_empty() {
             return self.leave().or_else(|e| if force { self.stop(true) } else { Err(e) });
         }
-        let name = &self.name;
+        let (name, kind) = (&self.name, export.kind());
         Err(Error::failure(format!(
             "volume `{name}` is in use ({}), and a device by {kind} can't wait for its daemon",
             holders.join(", ")
         ))
-        .mend(match kind {
-            Kind::Fuse => "end that first",
-            _ => "end that first, or add --force and connect again afterwards",
+        .mend(match by_fuse {
+            true => "end that first",
+            false => "end that first, or add --force and connect again afterwards",
         }))
     }
 

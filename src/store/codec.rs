@@ -1,7 +1,8 @@
 //! Compression of blocks, alone or some together, with state that is reused from block to block.
 //!
-//! LZ4 through its C library, because only that has `LZ4_compress_fast_extState_fastReset`: a plain
-//! call clears a 16 KiB table for each block, which costs more than compressing many blocks does.
+//! LZ4 through its C library, which is the fastest, by `LZ4_compress_fast_extState_fastReset`: it
+//! works in memory that is kept from block to block, and not on the stack. (Its table of 16 KiB is
+//! cleared for each block all the same: the library goes on with a used one for shorter inputs only.)
 
 use super::format::{CLUSTER, Coding};
 use crate::BLOCK_SIZE;
