@@ -387,7 +387,7 @@ fn a_log_that_another_was_made_for_by_force_does_not_come_back() {
     place.sandbox.ztier(&place.up()).ok();
     // Where no sample of the backing store's identity is.
     let mut disk = place.connect();
-    disk.write(0, &content(0, 7));
+    disk.write(200 * BLOCK, &content(200, 7));
     disk.flush();
     drop(disk);
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();

@@ -660,11 +660,11 @@ mod tests {
         let pool = Arc::new(Pool::new("test", 2048, SEGMENT_MAX).unwrap());
         let mut shard = Shard::new(Rules::default(), pool, Arc::default(), 64 << 20);
         fill(&mut shard, 0..40_000);
-        assert!(shard.segments.table_bytes() > 64 << 10, "{}", shard.segments.table_bytes());
-        shard.set_limit(64 << 10);
-        assert!(shard.used() <= 64 << 10, "{}", shard.used());
+        assert!(shard.segments.table_bytes() > 48 << 10, "{}", shard.segments.table_bytes());
+        shard.set_limit(48 << 10);
+        assert!(shard.used() <= 48 << 10, "{}", shard.used());
         fill(&mut shard, 0..100);
-        assert!(shard.has(99) && shard.used() <= 64 << 10, "{} blocks", shard.blocks());
+        assert!(shard.has(99) && shard.used() <= 48 << 10, "{} blocks", shard.blocks());
         shard.audit().unwrap();
     }
 

@@ -113,8 +113,8 @@ impl Restart {
         Ok(served)
     }
 
-    /// Starts the next daemon, and has the present one `leave`. If that refuses, but `has_left`, the
-    /// next one serves what there was.
+    /// Starts the next daemon, and has the present one `leave`. If that refuses, but `has_left`,
+    /// the next one serves what there was.
     fn follow(
         &self,
         plan: &Plan,

@@ -12,8 +12,8 @@ use std::os::linux::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Everything that holds the block device `device` or a partition of it open, besides this process,
-/// in words (`mounted on /mnt`, `swap`, `process 123 (fio)`). Best effort: what belongs to other users is
-/// visible to root only.
+/// in words (`mounted on /mnt`, `swap`, `process 123 (fio)`). Best effort: what belongs to other
+/// users is visible to root only.
 pub(super) fn of_block_device(device: &Path) -> Vec<String> {
     let nodes = nodes(device);
     let is_mount = |m: &MountEntry| nodes.iter().any(|n| is_mount_of(m, &n.path, n.number));

@@ -2,7 +2,7 @@
 //!
 //! LZ4 through its C library, which is the fastest, by `LZ4_compress_fast_extState_fastReset`: it
 //! works in memory that is kept from block to block, and not on the stack. (Its table of 16 KiB is
-//! cleared for each block all the same: the library goes on with a used one for shorter inputs only.)
+//! cleared for each block all the same: the library goes on with a used one for shorter inputs.)
 
 use super::format::{CLUSTER, Coding};
 use crate::BLOCK_SIZE;

@@ -177,8 +177,8 @@ pub trait Device: Send + Sync + 'static {
     fn channel(self: Arc<Self>) -> Box<dyn Channel>;
 
     /// What is behind `len` bytes from `offset` on: at least one and at most `most` runs, in order,
-    /// together at most `len` bytes (fewer when `most` runs do not reach that far, or to look at all
-    /// of it would hold up others).
+    /// together at most `len` bytes (fewer when `most` runs do not reach that far, or to look at
+    /// all of it would hold up others).
     ///
     /// # Errors
     /// [`IoError::OutOfRange`].

@@ -6,6 +6,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 use support::{SOON, lab, nothing_left, ok, refused, setup};
+use ztier_vm::Machine;
 
 /// Kills the daemon; its keeper stays.
 const KILL: &str =
@@ -41,20 +42,7 @@ fn what_is_in_the_way_is_named_and_nothing_changes() {
     ok(&machine, "umount /mnt && ztier down u --discard");
     nothing_left(&machine);
 
-    // A partition is as good: 62 MiB from the first.
-    let part = "ztier up u --size 64M --export ublk && cd /dev/ztier && \
-                printf '\\203\\0\\0\\0\\0\\010\\0\\0\\0\\360\\1\\0' | dd of=u bs=1 seek=450 && \
-                printf '\\125\\252' | dd of=u bs=1 seek=510 && sync && \
-                blockdev --rereadpt /dev/ublkb0 && sleep 1 && mkfs.ext4 -q /dev/ublkb0p1 && \
-                mount /dev/ublkb0p1 /mnt && echo kept >/mnt/a";
-    ok(&machine, part);
-    refused(&machine, "ztier down u --discard", "mounted on /mnt");
-    ok(&machine, KILL);
-    refused(&machine, "ztier down u --discard", "mounted on /mnt");
-    ok(&machine, "ztier restart u && sync && echo 3 >/proc/sys/vm/drop_caches");
-    assert_eq!(ok(&machine, "cat /mnt/a"), "kept\n");
-    ok(&machine, "umount /mnt && ztier down u --discard");
-    nothing_left(&machine);
+    a_partition_is_as_good(&machine);
 
     // Who waits in a device that will never be served again is let go, with an error.
     ok(&machine, "ztier up u --size 64M --export ublk");
@@ -82,6 +70,23 @@ fn what_is_in_the_way_is_named_and_nothing_changes() {
     ok(&machine, gone);
     assert!(forced.status == 0 || forced.text.contains("still open"), "{forced:?}");
     machine.off().unwrap();
+}
+
+/// As the whole device: 62 MiB from the first.
+fn a_partition_is_as_good(machine: &Machine) {
+    let part = "ztier up u --size 64M --export ublk && cd /dev/ztier && \
+                printf '\\203\\0\\0\\0\\0\\010\\0\\0\\0\\360\\1\\0' | dd of=u bs=1 seek=450 && \
+                printf '\\125\\252' | dd of=u bs=1 seek=510 && sync && \
+                blockdev --rereadpt /dev/ublkb0 && sleep 1 && mkfs.ext4 -q /dev/ublkb0p1 && \
+                mount /dev/ublkb0p1 /mnt && echo kept >/mnt/a";
+    ok(machine, part);
+    refused(machine, "ztier down u --discard", "mounted on /mnt");
+    ok(machine, KILL);
+    refused(machine, "ztier down u --discard", "mounted on /mnt");
+    ok(machine, "ztier restart u && sync && echo 3 >/proc/sys/vm/drop_caches");
+    assert_eq!(ok(machine, "cat /mnt/a"), "kept\n");
+    ok(machine, "umount /mnt && ztier down u --discard");
+    nothing_left(machine);
 }
 
 /// Kills the daemon and the keeper of its memory, which would be replaced if the daemon saw it die.

@@ -55,7 +55,7 @@ const FULL: [Entry; 11] = [
     entry("cache", "cache", 105.0),
     entry("zram", "zram --keep-going --mode mmap", 1500.0),
     entry("scan", "scan --page-cluster 5,0", 1030.0),
-    entry("zcache", "zcache", 4300.0),
+    entry("zcache", "zcache", 3100.0),
     entry("worst-case", "worst-case --runs 1", 1140.0),
     entry("log", "log --keep-going", 1800.0),
     entry("zram-vm", "zram --vm --keep-going --mode mmap", 600.0),
