@@ -200,12 +200,7 @@ fn a_log_serves_only_its_own_backing_store_as_it_left_it() {
 fn damage_in_a_log_is_told_and_refused() {
     let place = Place::new();
     place.sandbox.ztier(&place.up()).ok();
-    let mut disk = place.connect();
-    for block in 0..8 {
-        disk.write(block * BLOCK, &content(block, 1));
-        disk.flush();
-    }
-    drop(disk);
+    place.write_one_by_one(8);
     place.sandbox.ztier(&["down", "vol"]).ok();
     let dump = place.sandbox.ztier(&["log", "dump", &place.log, "--entries"]).ok();
     assert!(dump.contains("block 3 Lz4") || dump.contains("block 3 Raw"), "{dump}");
@@ -240,12 +235,7 @@ fn damage_in_a_log_is_told_and_refused() {
 fn the_damaged_log_of_another_drive_is_not_made_anew() {
     let (place, other) = (Place::new(), Place::new());
     other.sandbox.ztier(&other.up()).ok();
-    let mut disk = other.connect();
-    for block in 0..2 {
-        disk.write(block * BLOCK, &content(block, 1));
-        disk.flush();
-    }
-    drop(disk);
+    other.write_one_by_one(2);
     other.sandbox.ztier(&["down", "vol"]).ok();
     let dump = other.sandbox.ztier(&["log", "dump", &other.log, "--entries"]).ok();
     let first = data_at(16 << 20, 64 << 10);
@@ -403,12 +393,7 @@ fn who_goes_on_gives_up_nothing_that_was_given_up_before() {
     damage(&place.log, 100);
     damage(&place.log, (64 << 10) + 100);
     place.sandbox.ztier(&[&place.up()[..], &["--abandon-log"]].concat()).ok();
-    let mut disk = place.connect();
-    for block in 0..8 {
-        disk.write(block * BLOCK, &content(block, 1));
-        disk.flush();
-    }
-    drop(disk);
+    place.write_one_by_one(8);
     place.sandbox.kill("vol");
     // The log can't be used for now.
     let first = data_at(16 << 20, 64 << 10);

@@ -128,12 +128,7 @@ fn lost_blocks_are_not_forgotten_with_the_log() {
     let place = Place::new();
     let second = another(&place, "second");
     place.sandbox.ztier(&place.up()).ok();
-    let mut disk = place.connect();
-    for block in 0..8 {
-        disk.write(block * BLOCK, &content(block, 1));
-        disk.flush();
-    }
-    drop(disk);
+    place.write_one_by_one(8);
     place.sandbox.ztier(&["down", "vol"]).ok();
     // In the payload of the first block.
     let log = File::options().write(true).open(&place.log).unwrap();

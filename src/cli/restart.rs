@@ -34,7 +34,8 @@ const GLANCE: Duration = Duration::from_millis(5);
 pub struct Restart {
     /// Name of the volume
     name: String,
-    /// Also when somebody holds a device that can't wait; their requests fail
+    /// Also when somebody is connected by NBD, which can't wait: their requests fail. A device by
+    /// FUSE that is held would be dead for its holder, and is refused all the same
     #[arg(long)]
     force: bool,
     /// Change the log's drive, or do without (`none`): what the old log holds is drained first,

@@ -200,7 +200,9 @@ impl Logged {
         if let Some(listener) = self.listener.get() {
             let (stats, lost) = {
                 let core = self.core.lock();
-                (core.stats(), !core.lost().is_empty())
+                let stats = core.stats();
+                // Whom that could hurt is who reads the backing store alone.
+                (stats, stats.through && !core.lost().is_empty())
             };
             listener(&stats, lost);
         }

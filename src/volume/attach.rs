@@ -11,9 +11,7 @@ use crate::BLOCK_SIZE;
 use crate::durable::format::Superblock;
 use crate::durable::{self, Accepted, Inspection, Kept, OpenError, Step};
 use crate::error::{Context, Error, Result};
-use crate::media::{
-    Access, Drive, FileDrive, Identity, Match, Memory, Ring, Signature, StableId, witness,
-};
+use crate::media::{Access, Drive, FileDrive, Identity, Match, Memory, Ring, StableId, witness};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -219,11 +217,7 @@ impl Pair {
             }
             Err(_) => {}
         }
-        let found = match below::spilled_on(log)? {
-            None => Signature::of(log)?.map(|found| found.to_string()),
-            spilled => spilled,
-        };
-        match found {
+        match below::found_on(log)? {
             Some(found) if !self.wipe => {
                 Err(Error::failure(format!("{} holds {found}", self.log.display()))
                     .mend("give another drive, or overwrite this one with --wipe"))

@@ -175,10 +175,7 @@ impl SpillDevice {
             return Ok(None);
         }
         let found = match durable::read_superblock(drive) {
-            Err(OpenError::NoLog) => match spilled_on(drive)? {
-                None => Signature::of(drive)?.map(|found| found.to_string()),
-                spilled => spilled,
-            },
+            Err(OpenError::NoLog) => found_on(drive)?,
             // Nobody can tell any more whose.
             Err(OpenError::Damaged) => Some("a damaged log of ztier".into()),
             Err(OpenError::Drive(e)) => return Err(failed(&self.path, &e)),
@@ -196,9 +193,12 @@ impl SpillDevice {
     }
 }
 
-/// What a volume spilled to a drive, in words, if one did.
-pub(super) fn spilled_on(drive: &FileDrive) -> Result<Option<String>> {
-    Ok(read_label(drive)?.map(|label| format!("what volume `{}` spilled", label.volume)))
+/// What is on a drive that is no log, in words: what a volume spilled to it, or what others know.
+pub(super) fn found_on(drive: &FileDrive) -> Result<Option<String>> {
+    match read_label(drive)? {
+        Some(label) => Ok(Some(format!("what volume `{}` spilled", label.volume))),
+        None => Ok(Signature::of(drive)?.map(|found| found.to_string())),
+    }
 }
 
 fn read_label(drive: &FileDrive) -> Result<Option<Label>> {

@@ -36,6 +36,16 @@ impl Place {
         disk
     }
 
+    /// Writes the first blocks, each of them durable before the next, so that each has a chunk of
+    /// the log.
+    pub fn write_one_by_one(&self, blocks: u64) {
+        let mut disk = self.connect();
+        for block in 0..blocks {
+            disk.write(block * BLOCK, &content(block, 1));
+            disk.flush();
+        }
+    }
+
     pub fn up(&self) -> Vec<&str> {
         let drives = ["--backing", &self.backing, "--log", &self.log];
         [&["up", "vol", "--export", "nbd", "--segment", "64K"], &drives[..]].concat()

@@ -105,7 +105,7 @@ impl Choice {
             }
         };
         run.commands.push(self.command.clone());
-        run.machine = machine();
+        run.move_to(machine());
         run.versions = about::versions();
         Ok((folder, run))
     }
@@ -185,12 +185,12 @@ fn each(run: &mut Run, folder: &Folder, progress: &mut Progress, start: Start<'_
         }
         let watch = Stopwatch::start();
         interrupt::sleep(WATCH)?;
-        let (build, all) = (run.build.clone(), run.parts.len());
+        let (build, machine, all) = (run.build.clone(), run.machine.clone(), run.parts.len());
         let part = &mut run.parts[n];
         part.busy_percent = Some(watch.stop().machine_percent);
         part.begun = Some(rfc3339(now()));
         part.state = State::Running;
-        part.build = Some(build);
+        (part.build, part.machine) = (Some(build), Some(machine));
         folder.save(run)?;
         let begun = Instant::now();
         let ended = one(run, n, folder, progress, start);

@@ -61,6 +61,9 @@ pub struct Part {
     /// What made its figures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub build: Option<String>,
+    /// CPUs, memory and kernel of where it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Value>,
 }
 
 impl Part {
@@ -77,6 +80,7 @@ impl Part {
             status: None,
             reason: None,
             build: None,
+            machine: None,
         }
     }
 
@@ -102,7 +106,7 @@ pub struct Run {
     pub commands: Vec<String>,
     /// The program: its version, the commit, and sums of its files.
     pub build: String,
-    /// CPUs, memory and kernel.
+    /// CPUs, memory and kernel of where it was last gone on with.
     pub machine: Value,
     /// Versions of what was used.
     pub versions: BTreeMap<String, String>,
@@ -122,6 +126,15 @@ impl Run {
             machine: Value::Null,
             versions: BTreeMap::new(),
             parts: entries.iter().map(|entry| Part::new(entry)).collect(),
+        }
+    }
+
+    /// Goes on with it on a machine. Parts that do not say where they ran did so where it was
+    /// before.
+    pub fn move_to(&mut self, machine: Value) {
+        let before = std::mem::replace(&mut self.machine, machine);
+        for part in self.parts.iter_mut().filter(|part| part.begun.is_some()) {
+            part.machine.get_or_insert_with(|| before.clone());
         }
     }
 

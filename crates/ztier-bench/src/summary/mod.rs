@@ -17,6 +17,7 @@ mod source;
 use crate::suite::{Folder, Part, Run, State, words};
 use found::Tables;
 use model::{Cell, Document, Grid, Item, Section};
+use serde_json::Value;
 use source::Given;
 use std::path::PathBuf;
 use ztier::error::Result;
@@ -60,11 +61,20 @@ fn is_mixed(run: &Run) -> bool {
     run.parts.iter().filter_map(|part| part.build.as_ref()).any(|build| *build != run.build)
 }
 
+/// Whether parts ran on different machines, for the same reason.
+fn is_scattered(run: &Run) -> bool {
+    run.parts.iter().filter_map(|part| part.machine.as_ref()).any(|on| *on != run.machine)
+}
+
 fn lead(run: &Run) -> Vec<String> {
     let took: f64 = run.parts.iter().filter_map(|part| part.seconds).sum();
     let form = if run.quick { "A quick run" } else { "A full run" };
-    let others =
-        if is_mixed(run) { "; parts of it by other builds, as said at the end" } else { "" };
+    let others = match (is_mixed(run), is_scattered(run)) {
+        (false, false) => "",
+        (true, false) => "; parts of it by other builds, as said at the end",
+        (false, true) => "; parts of it on other machines, as said at the end",
+        (true, true) => "; parts of it by other builds or on other machines, as said at the end",
+    };
     let mut lead = vec![format!(
         "{form} of `./bench all`, begun {}, {} of measuring, by {}{others}.",
         run.begun,
@@ -113,7 +123,8 @@ fn made_with(given: Given<'_>) -> Section {
     run.versions.iter().for_each(|(what, version)| say(what, version.clone()));
     let inside = run.parts.iter().filter_map(|part| {
         let machine = &given.tables.get(&part.name)?.machine;
-        let (kernel, own) = (machine.get("kernel")?.as_str()?, run.machine.get("kernel"));
+        let host = part.machine.as_ref().unwrap_or(&run.machine);
+        let (kernel, own) = (machine.get("kernel")?.as_str()?, host.get("kernel"));
         let cpu = machine.get("cpu_model").and_then(|model| model.as_str()).unwrap_or("unknown");
         (own.and_then(|own| own.as_str()) != Some(kernel))
             .then(|| (part.name.clone(), format!("Linux {kernel}, {cpu}")))
@@ -124,6 +135,10 @@ fn made_with(given: Given<'_>) -> Section {
     let mixed = is_mixed(run);
     if mixed {
         head.push("by");
+    }
+    let scattered = is_scattered(run);
+    if scattered {
+        head.push("on");
     }
     let mut typed = run.commands.clone();
     typed.dedup();
@@ -140,10 +155,21 @@ fn made_with(given: Given<'_>) -> Section {
         if mixed {
             row.push(part.build.as_ref().map_or(Cell::None, Cell::text));
         }
+        if scattered {
+            row.push(part.machine.as_ref().map_or(Cell::None, |on| Cell::text(in_short(on))));
+        }
         commands.rows.push(row);
     }
     let items = vec![Item::Grid(machine), Item::Grid(commands)];
     Section { id: "made-with".into(), title: "Machine, versions, commands".into(), items }
+}
+
+/// A machine in a few words.
+fn in_short(machine: &Value) -> String {
+    let text = |name: &str| machine.get(name).and_then(|v| v.as_str()).unwrap_or("unknown");
+    let number = |name: &str| machine.get(name).and_then(|v| v.as_u64()).unwrap_or(0);
+    let (cpus, gib) = (number("cpus"), number("ram_kib") as f64 / 1_048_576.0);
+    format!("{cpus} × {}, {gib:.1} GiB, Linux {}", text("cpu_model"), text("kernel"))
 }
 
 fn command(part: &Part) -> String {
@@ -188,5 +214,25 @@ mod tests {
         run.parts[2].build = Some("of yesterday".into());
         assert!(lead(&run)[0].contains("other builds"));
         assert_eq!(commands(&run)[1..3], ["of today", "of yesterday"]);
+    }
+
+    #[test]
+    fn parts_of_several_machines_say_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let entries: Vec<_> = entries(true).iter().collect();
+        let mut run = Run::new(String::new(), true, "of today".into(), &entries);
+        let machine = |cpus: u32| serde_json::json!({"cpus": cpus, "cpu_model": "A CPU"});
+        run.move_to(machine(2));
+        run.parts[1].begun = Some(String::new());
+        run.move_to(machine(2));
+        assert!(!lead(&run)[0].contains("machines"));
+        run.move_to(machine(4));
+        assert!(lead(&run)[0].contains("on other machines"));
+        let tables = Tables::load(&Folder::of(dir.path().into()), &run);
+        let made = made_with(Given { run: &run, tables: &tables });
+        let Some(Item::Grid(grid)) = made.items.last() else { panic!() };
+        let on = |n: usize| grid.rows[n].last().unwrap().shown();
+        assert!(on(1).starts_with("2 × A CPU, "), "{}", on(1));
+        assert!(!on(2).contains("A CPU"), "{}", on(2));
     }
 }
