@@ -85,8 +85,9 @@ fn lock_memory() -> bool {
     has(CapabilitySet::IPC_LOCK) && rustix::mm::mlockall(all).is_ok()
 }
 
-/// Of a thread's stack, what a request may use at most, with much to spare.
-const STACK: usize = 256 << 10;
+/// Of a thread's stack, what it may use at most, with room to spare: those who serve requests use
+/// 24 KiB, and who answers questions 80.
+const STACK: usize = 128 << 10;
 /// What guards a stack is no larger; what an allocator has reserved for later is.
 const GUARD: usize = 64 << 10;
 /// Larger mappings are not made present: room for all requests that a kernel without `USER_COPY`

@@ -27,9 +27,12 @@ const CLEAR: f64 = 1.5;
 const NEWEST: f64 = 0.3;
 /// The part of a volume that is taken for its coldest.
 const COLDEST: f64 = 0.05;
-/// The smallest step down, as a part of the limit, and the largest. The same up.
-const DOWN: (f64, f64) = (0.02, 0.10);
+/// The smallest step down, as a part of what is in use, and the largest: of data that nobody has
+/// looked at for seconds. The same up, of the limit.
+const DOWN: (f64, f64) = (0.02, 0.50);
 const UP: (f64, f64) = (0.02, 0.25);
+/// A step down to the floor is at least this part, whatever is waited for.
+const DOWN_TO_FLOOR: f64 = 0.10;
 /// A step up is as if the limit were at least this part of the highest.
 const UP_PART: u64 = 4;
 /// What is to stay available: this part of all memory, within these bounds.
@@ -320,7 +323,7 @@ impl Controller {
     ) -> Decision {
         let part = match reason {
             Reason::FileCache { files, own } => step(DOWN, files, own),
-            _ => DOWN.1,
+            _ => DOWN_TO_FLOOR,
         };
         // A limit that is not used up gives nothing when it is lowered.
         let base = ours.limit_bytes.min(ours.used_bytes);

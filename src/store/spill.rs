@@ -153,6 +153,16 @@ impl Store {
         self.windows.as_ref().is_some_and(|windows| windows.fill(name, from..to, wish, read))
     }
 
+    /// Makes the memory for what is read of slots go with a `limit`; see [`Windows::fit`].
+    ///
+    /// [`Windows::fit`]: super::window::Windows::fit
+    pub fn fit_windows(&self, limit: u64) {
+        if let Some(windows) = &self.windows {
+            let take = |bytes| self.budget.take(bytes, Taker::Ordinary);
+            self.budget.give(windows.fit(limit, take));
+        }
+    }
+
     /// Looks at what is live in a sealed segment in a frame that the caller has claimed, as of some
     /// moments during the call. With `cool`, its records are not hot any more.
     pub fn survey(&self, session: &Session, sealed: Sealed, cool: bool) -> Survey {

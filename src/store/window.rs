@@ -6,6 +6,9 @@
 //! thread reads: each time it reads on, twice as much is brought, into a window that has room for
 //! that. They are of different sizes, so that one stream can have half of all that there is.
 //!
+//! How large they are goes with the limit on memory, roughly: each change of that would otherwise
+//! throw away what was brought.
+//!
 //! Invariants:
 //! - a window names its bytes by the sequence of their segment, which never comes back, so it is
 //!   never out of date;
@@ -15,7 +18,7 @@
 use super::format::{CLUSTER_MAX, HEADER, Location};
 use crate::BLOCK_SIZE;
 use crate::media::{ALIGN, Buffer};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -39,10 +42,14 @@ const _: () = assert!(CLUSTER_MAX + 2 * ALIGN <= 2 * LEAST as usize);
 /// All of them.
 #[derive(Debug)]
 pub(super) struct Windows {
-    /// The largest first.
+    /// The largest first; those beyond what there is memory for have none.
     windows: Box<[Shared]>,
+    /// Bytes that all of them have room for; locked by who changes that.
+    room: Mutex<usize>,
+    /// The most that one of them is of use for.
+    most: usize,
     /// Bytes that the first of them has room for.
-    largest: u32,
+    largest: AtomicU32,
     /// Counts uses.
     clock: AtomicU64,
 }
@@ -99,27 +106,42 @@ impl Windows {
     /// Empty ones, for slots of segments of `segment` bytes, below a `limit` on memory.
     pub(super) fn new(segment: u32, limit: u64) -> Self {
         // A record that begins in a page and ends in another needs both.
-        let (least, most) = (2 * LEAST as usize, MOST.min(segment).max(2 * LEAST) as usize);
-        let all = (limit / PART).min((COUNT.end * most) as u64) as usize;
-        let window = |len| Window {
-            buffer: Buffer::new(len),
-            name: 0,
-            range: 0..0,
-            reach: 0,
-            next: u64::MAX,
-            used: 0,
-            awaited: false,
+        let most = MOST.min(segment).max(2 * LEAST) as usize;
+        let sizes = sizes((limit / PART) as usize, 2 * LEAST as usize..most);
+        let shared = |len: &usize| Shared {
+            window: Mutex::new(Window::new(*len)),
+            is_filling: AtomicBool::new(false),
         };
-        let shared =
-            |len| Shared { window: Mutex::new(window(len)), is_filling: AtomicBool::new(false) };
-        let sizes = sizes(all, least..most);
-        let largest = sizes.iter().max().map_or(0, |len| *len as u32);
-        Self { windows: sizes.into_iter().map(shared).collect(), largest, clock: AtomicU64::new(1) }
+        let windows = sizes.iter().map(shared).collect();
+        let room = Mutex::new(sizes.iter().sum());
+        let largest = AtomicU32::new(sizes[0] as u32);
+        Self { windows, room, most, largest, clock: AtomicU64::new(1) }
+    }
+
+    /// Makes them what a `limit` asks for, if they are twice as large as that or half, and `take`
+    /// has the bytes for those that become larger. What was brought is gone then. Waits for who
+    /// reads. Says how many bytes there are less.
+    pub(super) fn fit(&self, limit: u64, take: impl Fn(u64) -> bool) -> u64 {
+        let sizes = sizes((limit / PART) as usize, 2 * LEAST as usize..self.most);
+        let mut room = self.room.lock();
+        let (wanted, now) = (sizes.iter().sum::<usize>(), *room);
+        let is_near = wanted > now / 2 && wanted < now * 2;
+        if is_near || wanted > now && !take((wanted - now) as u64) {
+            return 0;
+        }
+        *room = wanted;
+        for (shared, len) in self.windows.iter().zip(&sizes) {
+            // Memory is asked for and given back without the lock of the window.
+            let mut other = Window::new(*len);
+            std::mem::swap(&mut *shared.window.lock(), &mut other);
+        }
+        self.largest.store(sizes[0] as u32, Ordering::Release);
+        now.saturating_sub(wanted) as u64
     }
 
     /// Bytes of memory.
     pub(super) fn memory(&self) -> usize {
-        self.windows.iter().map(|shared| shared.window.lock().buffer.len()).sum()
+        *self.room.lock()
     }
 
     /// Has `work` look at the record of `block`, if a window has it. What `work` finds damaged is
@@ -151,12 +173,16 @@ impl Windows {
         for (place, shared) in self.windows.iter().enumerate() {
             let Some(window) = shared.lock_filled() else { continue };
             if window.ends_before(name, block, at.offset) {
-                let most = (2 * window.reach).clamp(LEAST, self.largest);
+                let most = (2 * window.reach).clamp(LEAST, self.largest());
                 return Wish { most, is_stream: true, place: Some(place) };
             }
         }
-        let blocks = (count * (HEADER + BLOCK_SIZE)).min(self.largest as usize) as u32;
+        let blocks = (count * (HEADER + BLOCK_SIZE)).min(self.largest() as usize) as u32;
         Wish { most: LEAST.max(blocks), is_stream: false, place: None }
+    }
+
+    fn largest(&self) -> u32 {
+        self.largest.load(Ordering::Acquire)
     }
 
     /// Has `fill` bring a part of the segment `name` into a window, or as much of it as fits in one
@@ -211,13 +237,14 @@ impl Windows {
         wished.or_else(|| {
             (0..self.windows.len())
                 .filter_map(lock)
+                .filter(|(_, window)| !window.buffer.is_empty())
                 .max_by_key(|(_, window)| (window.buffer.len().min(len), Reverse(window.used)))
         })
     }
 }
 
 /// How large the windows are, each in bytes in the `range`: in all about `all`, half of what is
-/// left each, but so that there are enough.
+/// left each, but so that there are enough. Those that are too many have none.
 fn sizes(all: usize, range: Range<usize>) -> Vec<usize> {
     let mut sizes = Vec::with_capacity(COUNT.end);
     let mut left = all;
@@ -228,6 +255,7 @@ fn sizes(all: usize, range: Range<usize>) -> Vec<usize> {
         sizes.push(len);
         left = left.saturating_sub(len);
     }
+    sizes.resize(COUNT.end, 0);
     sizes
 }
 
@@ -249,6 +277,19 @@ impl Shared {
 }
 
 impl Window {
+    /// With room for so many bytes, and nothing in it.
+    fn new(len: usize) -> Self {
+        Self {
+            buffer: Buffer::new(len),
+            name: 0,
+            range: 0..0,
+            reach: 0,
+            next: u64::MAX,
+            used: 0,
+            awaited: false,
+        }
+    }
+
     fn record(&self, name: u64, at: Location) -> Option<&[u8]> {
         let end = at.offset + at.record_len();
         let has = self.name == name && at.offset >= self.range.start;
@@ -314,7 +355,11 @@ mod tests {
     #[test]
     fn the_largest_is_half_of_all_and_others_are_there_for_what_is_short() {
         let least = 2 * LEAST as usize;
-        let kib = |all: usize| sizes(all << 10, least..MOST as usize);
+        let kib = |all: usize| {
+            let mut sizes = sizes(all << 10, least..MOST as usize);
+            sizes.retain(|len| *len > 0);
+            sizes
+        };
         assert_eq!(kib(1536), [768, 384, 192, 96, 48, 32].map(|kib| kib << 10));
         assert_eq!(kib(64 << 10), [MOST as usize; 6]);
         assert_eq!(kib(128), [64 << 10, 32 << 10, 32 << 10]);
@@ -326,6 +371,42 @@ mod tests {
         bring(&windows, 7, 0..MOST, Wish { most: MOST, is_stream: true, place: None });
         assert_eq!(windows.windows[2].window.lock().range, 0..192 << 10);
         drop(all);
+    }
+
+    #[test]
+    fn they_go_with_the_limit_but_not_with_each_step_of_it() {
+        let memory = |windows: &Windows| {
+            let sizes = windows.windows.iter().map(|shared| shared.window.lock().buffer.len());
+            assert_eq!(sizes.sum::<usize>(), windows.memory());
+            windows.memory()
+        };
+        let windows = Windows::new(1 << 20, 256 << 20);
+        let before = memory(&windows);
+        let least = 3 * 2 * LEAST as usize;
+        bring(&windows, 7, 0..LEAST, windows.wish(7, (10, at(0)), 1));
+        assert_eq!(windows.fit(200 << 20, |_| true), 0);
+        assert_eq!(windows.fit(400 << 20, |_| true), 0);
+        assert!(windows.look(7, (10, at(0)), |_| true).is_some(), "still there");
+        assert_eq!(windows.fit(1 << 20, |_| false), (before - least) as u64);
+        assert_eq!((memory(&windows), windows.largest()), (least, 2 * LEAST));
+        assert!(windows.look(7, (10, at(0)), |_| true).is_none());
+        // Those that have no room are not taken for one that has.
+        let all: Vec<_> = windows.windows[..2].iter().map(|shared| shared.window.lock()).collect();
+        bring(&windows, 8, 0..LEAST, Wish { most: LEAST, is_stream: true, place: Some(4) });
+        assert_eq!(windows.windows[2].window.lock().name, 8);
+        drop(all);
+        // Larger only if somebody pays for it.
+        assert_eq!(windows.fit(256 << 20, |_| false), 0);
+        assert_eq!(memory(&windows), least);
+        let paid = std::cell::Cell::new(0);
+        let pay = |bytes| {
+            paid.set(bytes);
+            true
+        };
+        assert_eq!(windows.fit(256 << 20, pay), 0);
+        assert_eq!((paid.get(), memory(&windows)), ((before - least) as u64, before));
+        bring(&windows, 9, 0..MOST, Wish { most: MOST, is_stream: true, place: Some(0) });
+        assert_eq!(windows.windows[0].window.lock().range, 0..MOST);
     }
 
     #[test]

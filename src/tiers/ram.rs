@@ -449,6 +449,9 @@ impl Ram {
     pub fn set_limit(&self, bytes: u64) -> bool {
         let budget = self.store.budget();
         let before = budget.limit();
+        if bytes < before {
+            self.store.fit_windows(bytes);
+        }
         let step = policy::LOWER_SEGMENTS * u64::from(self.store.segment_size());
         let mut now = before.min(bytes.max(budget.used()));
         while self.lower.is_some() && now > bytes + step {
@@ -462,6 +465,7 @@ impl Ram {
             budget.set_limit(before);
             self.fit_stock();
         }
+        self.store.fit_windows(budget.limit());
         done
     }
 
