@@ -9,6 +9,15 @@ mod plain {
     pub use parking_lot::{Mutex, MutexGuard};
     pub use std::sync::atomic;
 
+    /// Has this thread's first wait for a lock behind it, which allocates: `parking_lot` then makes a
+    /// place for the thread, and with every few of them a larger table of those who wait. Who carries
+    /// swap can't ask for memory later. Waits for nothing.
+    pub fn ready_to_wait() {
+        let nobody_holds = Mutex::new(());
+        let nobody_calls = parking_lot::Condvar::new();
+        let _ = nobody_calls.wait_for(&mut nobody_holds.lock(), std::time::Duration::ZERO);
+    }
+
     /// Lets somebody else run, in a loop that waits for them.
     pub fn relax(round: u32) {
         if round < 64 {
@@ -53,6 +62,9 @@ mod explored {
             self.0.try_lock().ok()
         }
     }
+
+    /// A thread under exploration has nothing to prepare.
+    pub fn ready_to_wait() {}
 
     /// Lets somebody else run.
     pub fn relax(_round: u32) {

@@ -9,7 +9,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use ztier::sync::{Mutex, ready_to_wait};
 use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Volume};
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
@@ -137,8 +138,53 @@ impl User {
     }
 }
 
+/// Counts what all threads allocate from now on, until the next [`counted`].
+fn count() {
+    ALLOCATIONS.store(0, Ordering::Relaxed);
+    COUNTING.store(true, Ordering::Relaxed);
+}
+
+/// How many allocations there were, and the sizes of the first.
+fn counted() -> (u64, Vec<u64>) {
+    COUNTING.store(false, Ordering::Relaxed);
+    let sizes = SIZES.iter().map(|size| size.load(Ordering::Relaxed)).collect();
+    (ALLOCATIONS.load(Ordering::Relaxed), sizes)
+}
+
+/// Nor does a thread's first wait for a lock, if the thread was made ready for that; how many threads
+/// ever wait for one at a time is chance.
+fn a_first_wait_allocates_nothing() {
+    const WAITING: usize = 24;
+    let (begun, lock) = (Barrier::new(WAITING + 1), Mutex::new(()));
+    let (allocations, sizes) = std::thread::scope(|scope| {
+        for _ in 0..WAITING {
+            scope.spawn(|| {
+                ready_to_wait();
+                begun.wait();
+                begun.wait();
+                drop(lock.lock());
+                begun.wait();
+                begun.wait();
+            });
+        }
+        begun.wait();
+        let held = lock.lock();
+        count();
+        begun.wait();
+        // Long enough for most of them to go to sleep; if one does not, it has not shown anything.
+        std::thread::sleep(Duration::from_millis(100));
+        drop(held);
+        begun.wait();
+        let counted = counted();
+        begun.wait();
+        counted
+    });
+    assert_eq!(allocations, 0, "of {sizes:?} bytes, by those who wait for a lock");
+}
+
 #[test]
 fn requests_allocate_nothing_also_at_the_limit() {
+    a_first_wait_allocates_nothing();
     for algorithm in [Algorithm::Lz4, Algorithm::Zstd] {
         let volume = Volume::create(&Options {
             size: SIZE,
@@ -150,7 +196,7 @@ fn requests_allocate_nothing_also_at_the_limit() {
         })
         .unwrap();
         let begun = Barrier::new(THREADS as usize + 1);
-        let refused = std::thread::scope(|scope| {
+        let ((allocations, sizes), refused) = std::thread::scope(|scope| {
             let (volume, begun) = (&volume, &begun);
             let run = move |number| {
                 let mut user = User::new(volume, number);
@@ -165,17 +211,14 @@ fn requests_allocate_nothing_also_at_the_limit() {
             };
             let users: Vec<_> = (0..THREADS).map(|n| scope.spawn(move || run(n))).collect();
             begun.wait();
-            ALLOCATIONS.store(0, Ordering::Relaxed);
-            COUNTING.store(true, Ordering::Relaxed);
+            count();
             begun.wait();
             begun.wait();
-            COUNTING.store(false, Ordering::Relaxed);
+            let counted = counted();
             begun.wait();
-            users.into_iter().map(|user| user.join().unwrap()).sum::<u64>()
+            (counted, users.into_iter().map(|user| user.join().unwrap()).sum::<u64>())
         });
         let stats = volume.stats();
-        let sizes: Vec<_> = SIZES.iter().map(|size| size.load(Ordering::Relaxed)).collect();
-        let allocations = ALLOCATIONS.load(Ordering::Relaxed);
         // It was at the limit: room was made by cleaning, and in the end there was none.
         assert!(refused > 0 && stats.segments_cleaned > 20 && stats.write.requests > 10_000);
         assert!(stats.blocks_recompressed > 100, "{stats:?}");

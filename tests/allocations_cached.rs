@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use ztier::cache::Cached;
 use ztier::media::{Drive, DriveError};
+use ztier::sync::ready_to_wait;
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -118,6 +119,7 @@ fn a_full_cache_allocates_nothing() {
         for number in 0..THREADS {
             let (cached, begun) = (&cached, &begun);
             scope.spawn(move || {
+                ready_to_wait();
                 let (mut rng, mut buf) = (0x1234_5678 + number, vec![0; 64 * BLOCK as usize]);
                 (0..4).for_each(|_| use_it(cached, &mut rng, &mut buf));
                 begun.wait();

@@ -14,6 +14,7 @@ use crate::durable::Kept;
 use crate::error::{Context, Error, Result};
 use crate::media::{Access, Drive, DriveError, FileDrive, Memory};
 use crate::stats::{Latencies, Stats};
+use crate::sync::ready_to_wait;
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::ops::Range;
 use std::path::Path;
@@ -144,6 +145,7 @@ impl Device for BareVolume {
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        ready_to_wait();
         let counters = self.accounts.enter();
         Box::new(BareChannel { volume: self, counters, page: Box::new([0; BLOCK_SIZE]) })
     }

@@ -6,6 +6,7 @@ use super::device::{Load, Way};
 use super::hand::Hand;
 use super::{Channel, IoError, Request, Volume};
 use crate::store::Session;
+use crate::sync::ready_to_wait;
 use crate::tiers::{NoSpace, Unread};
 use std::sync::Arc;
 use std::time::Instant;
@@ -70,7 +71,9 @@ impl Channel for VolumeChannel {
 }
 
 impl VolumeChannel {
+    /// For the thread that calls this.
     pub(super) fn new(volume: Arc<Volume>, session: Session, counters: Arc<Counters>) -> Self {
+        ready_to_wait();
         Self { volume, hand: Hand::new(session), counters, buffers: 0 }
     }
 

@@ -15,6 +15,7 @@ use crate::error::{Context, Error, Result};
 use crate::media::{Drive, Identity, Memory, Ring, StableId};
 use crate::stats::{Latencies, LogStats, Stats};
 use crate::store::codec::Algorithm;
+use crate::sync::ready_to_wait;
 use crate::tiers::{Fault, LogHand, Logged, Policy, Shelf, Tending};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -267,6 +268,7 @@ impl Device for LogVolume {
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        ready_to_wait();
         let counters = self.accounts.enter();
         let hand = LogHand::new(self.options.algorithm);
         Box::new(LogChannel { volume: self, hand, counters })

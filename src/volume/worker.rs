@@ -3,6 +3,7 @@
 //! Invariant: the thread holds its owner only while it works for it, so it keeps none alive.
 
 use crate::error::{Context, Result};
+use crate::sync::ready_to_wait;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -28,7 +29,10 @@ impl Worker {
         let stopping = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name(name.into())
-            .spawn(move || work(&owner, &stopping))
+            .spawn(move || {
+                ready_to_wait();
+                work(&owner, &stopping);
+            })
             .context(format!("cannot start the thread {name}"))?;
         Ok(Self { stop, thread: Some(thread) })
     }
