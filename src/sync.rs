@@ -9,9 +9,9 @@ mod plain {
     pub use parking_lot::{Mutex, MutexGuard};
     pub use std::sync::atomic;
 
-    /// Has this thread's first wait for a lock behind it, which allocates: `parking_lot` then makes a
-    /// place for the thread, and with every few of them a larger table of those who wait. Who carries
-    /// swap can't ask for memory later. Waits for nothing.
+    /// Has this thread's first wait for a lock behind it, which allocates: `parking_lot` then makes
+    /// a place for the thread, and with every few of them a larger table of those who wait. Who
+    /// carries swap can't ask for memory later. Waits for nothing.
     pub fn ready_to_wait() {
         let nobody_holds = Mutex::new(());
         let nobody_calls = parking_lot::Condvar::new();

@@ -151,8 +151,8 @@ fn counted() -> (u64, Vec<u64>) {
     (ALLOCATIONS.load(Ordering::Relaxed), sizes)
 }
 
-/// Nor does a thread's first wait for a lock, if the thread was made ready for that; how many threads
-/// ever wait for one at a time is chance.
+/// Nor does a thread's first wait for a lock, if the thread was made ready for that; how many
+/// threads ever wait for one at a time is chance.
 fn a_first_wait_allocates_nothing() {
     const WAITING: usize = 24;
     let (begun, lock) = (Barrier::new(WAITING + 1), Mutex::new(()));
