@@ -167,7 +167,12 @@ fn a_log_serves_only_its_own_backing_store_as_it_left_it() {
     disk.write(0, &content(0, 1));
     disk.flush();
     drop(disk);
-    place.sandbox.ztier(&["down", "vol"]).ok();
+    let down = place.sandbox.ztier(&["down", "vol"]);
+    assert_eq!(down.err.lines().count(), 1, "{down:?}");
+    for part in ["4 KiB are on", log, backing, "--drain"] {
+        assert!(down.err.contains(part), "{part:?} is missing in {down:?}");
+    }
+    assert_eq!(down.ok(), "vol is down\n");
     // The log holds data: it is not made anew, and serves no other drive.
     let format = ["log", "format", log, "--backing", backing];
     place.sandbox.ztier(&format).refused(1, &["holds data of its volume", "--force"]);
@@ -187,7 +192,9 @@ fn a_log_serves_only_its_own_backing_store_as_it_left_it() {
     file.write_at(&[0; 16], 5).unwrap();
     up(&["--backing", backing, "--log", log]).ok();
     assert_eq!(place.connect().read(0, 4096), content(0, 1));
-    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+    let drained = place.sandbox.ztier(&["down", "vol", "--drain"]);
+    assert!(!drained.err.contains("only"), "{drained:?}");
+    drained.ok();
     // Drained, it may be used alone, and changed.
     file.write_at(&[1; 16], 8192).unwrap();
     up(&["--backing", backing, "--log", log]).ok();

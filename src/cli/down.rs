@@ -1,8 +1,9 @@
 //! `ztier down`: end a volume, or remove what a dead daemon left.
 
 use super::{drain, output, unknown};
+use crate::config::size::human;
 use crate::config::{Paths, Usage, name};
-use crate::control::{Client, Request};
+use crate::control::{Client, LeftInLog, Request};
 use crate::daemon::keeper::Kept;
 use crate::daemon::state::{self, Lock, State};
 use crate::daemon::{self, Found};
@@ -56,7 +57,7 @@ impl Down {
         if self.drain {
             drain::drain(&Client::new(&paths.volume(&self.name).control), &self.name)?;
         }
-        self.stop(paths)?;
+        let left = self.stop(paths)?;
         if let Found::Dead(_) | Found::Broken(_) = daemon::find(paths, &self.name) {
             // It could not remove everything: what was taken away by force is still held, or the
             // kernel took long.
@@ -65,14 +66,28 @@ impl Down {
                     .mend(format!("then `ztier down {}` again", self.name))
             })?;
         }
+        if let Some(left) = left {
+            output::remark(&self.about(&left));
+        }
         output::print(&format!("{} is down\n", self.name))
     }
 
-    /// Has the daemon end.
-    fn stop(&self, paths: &Paths) -> Result<()> {
+    /// What whoever means to use the backing store alone has to know.
+    fn about(&self, left: &LeftInLog) -> String {
+        let (name, backing) = (&self.name, left.backing.display());
+        format!(
+            "{name}: {} are on {} only; before {backing} is used alone, bring the volume up again \
+             and take it down with --drain",
+            human(left.bytes),
+            left.log.display()
+        )
+    }
+
+    /// Has the daemon end. Says what only the log has.
+    fn stop(&self, paths: &Paths) -> Result<Option<LeftInLog>> {
         let files = paths.volume(&self.name);
         let request = Request::Down { discard: self.discard, force: self.force };
-        Client::new(&files.control).ask::<()>(&request, PATIENCE)?;
+        let left = Client::new(&files.control).ask(&request, PATIENCE)?;
         let deadline = Instant::now() + PATIENCE_TO_EXIT;
         while Lock::is_held(&files) {
             if Instant::now() >= deadline {
@@ -84,7 +99,7 @@ impl Down {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(())
+        Ok(left)
     }
 
     /// Takes the volume `name` down, with or without a daemon, and says nothing. It holds nothing

@@ -10,7 +10,9 @@ mod sample;
 mod server;
 
 pub use client::Client;
-pub use protocol::{AdaptChange, LogChange, NewLog, RecompressChange, Request, Status, Swapon};
+pub use protocol::{
+    AdaptChange, LeftInLog, LogChange, NewLog, RecompressChange, Request, Status, Swapon,
+};
 pub(crate) use protocol::{
     Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive, receive_next, send,
 };

@@ -73,13 +73,25 @@ pub enum Request {
         #[serde(default)]
         log: Option<NewLog>,
     },
-    /// End. Answered when the export is gone and just before the process is.
+    /// End. Answered when the export is gone and just before the process is, with what a log still
+    /// has, if anything ([`LeftInLog`]).
     Down {
         /// Although data is lost by it.
         discard: bool,
         /// Although somebody holds the device.
         force: bool,
     },
+}
+
+/// What only the log has of a volume that has gone down.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftInLog {
+    /// So many bytes of its blocks.
+    pub bytes: u64,
+    /// The log's drive.
+    pub log: PathBuf,
+    /// The drive that lacks them.
+    pub backing: PathBuf,
 }
 
 /// How a device is to be used as swap.

@@ -9,7 +9,7 @@ use super::state::{self, Found, Lock, State};
 use super::{events, log, notify, opening, relog, serve, swapping};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage, plan, size};
-use crate::control::{After, Handler, NewLog, Request, Sample, Server, Status, Version};
+use crate::control::{After, Handler, LeftInLog, NewLog, Request, Sample, Server, Status, Version};
 use crate::error::{Context, Error, Result};
 use crate::export::reclaim::make_present;
 use crate::export::{Export, Leftover, usage};
@@ -573,6 +573,14 @@ impl Running {
         self.stop(force)
     }
 
+    /// What only the log has, of a volume to which nobody writes any more.
+    fn left_in_log(&self) -> Option<LeftInLog> {
+        let log = self.stats().log.filter(|log| !log.clean)?;
+        let plan = self.state.lock().plan.log.clone()?;
+        let bytes = log.blocks_dirty * crate::BLOCK_SIZE as u64;
+        Some(LeftInLog { bytes, log: plan.log, backing: plan.backing })
+    }
+
     /// Puts the device to the use that its owner gave it. Says what he should know of that.
     fn begin_use(&self, told: &dyn Fn(&str)) -> Result<Option<String>> {
         let told = |what: &str| {
@@ -716,8 +724,13 @@ impl Handler for Running {
                 serde_json::to_value(())
             }
             Request::Down { discard, force } => {
-                self.ending(Event::Down, after, || self.down(discard, force))?;
-                serde_json::to_value(())
+                let mut left = None;
+                self.ending(Event::Down, after, || {
+                    self.down(discard, force)?;
+                    left = self.left_in_log();
+                    Ok(())
+                })?;
+                serde_json::to_value(left)
             }
         };
         value.context("cannot encode the answer")

@@ -10,6 +10,7 @@
 
 use super::buffer::Buffer;
 use super::drive::{ALIGN, Action, Drive, DriveError};
+use super::flushes::Flushes;
 use super::holder;
 use super::sysfs;
 use super::transfer::{Progress, check, failed};
@@ -95,6 +96,7 @@ pub struct FileDrive {
     access: Access,
     size: u64,
     direct: bool,
+    flushes: Flushes,
 }
 
 impl FileDrive {
@@ -142,7 +144,9 @@ impl FileDrive {
         if node_of(path, &stat)? != node {
             return Err(Error::failure(format!("{} changed meanwhile", path.display())).into());
         }
-        let mut drive = Self { fd, path: path.into(), node, access, size: 0, direct };
+        let path = path.into();
+        let flushes = Flushes::default();
+        let mut drive = Self { fd, path, node, access, size: 0, direct, flushes };
         if access != Access::ReadOnly {
             drive.claim()?;
         }
@@ -429,13 +433,20 @@ impl Drive for FileDrive {
     }
 
     fn flush(&self) -> Result<(), DriveError> {
-        let fail = failed(Action::Flush, 0, 0);
-        loop {
-            match rustix::fs::fdatasync(&self.fd) {
-                Err(Errno::INTR) => {}
-                result => return result.map_err(fail),
+        let sync = || {
+            loop {
+                match rustix::fs::fdatasync(&self.fd) {
+                    Err(Errno::INTR) => {}
+                    result => return result,
+                }
             }
-        }
+        };
+        // Past the page cache nothing is lost between a write and a flush but by the medium.
+        let result = match self.direct {
+            true => sync(),
+            false => self.flushes.run(self.flushes.ask(), sync),
+        };
+        result.map_err(failed(Action::Flush, 0, 0))
     }
 }
 

@@ -7,6 +7,7 @@ mod arena;
 mod buffer;
 mod drive;
 mod file_drive;
+mod flushes;
 mod holder;
 mod identity;
 mod lender;
