@@ -5,6 +5,7 @@
 //! and those less than on real CPUs.
 
 use crate::report::{Output, print, say};
+use crate::sys::interrupt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
@@ -77,7 +78,8 @@ impl Inside<'_> {
             self.prepare,
             self.svg.map_or(String::new(), |_| format!(" --svg {FIGURES}.svg"))
         );
-        let status = machine.begin(&script)?.follow(LIMIT, std::io::stdout())?;
+        let status =
+            machine.begin(&script)?.follow_while(LIMIT, std::io::stdout(), interrupt::check)?;
         let (json, csv) = (self.output.json.as_deref(), self.output.csv.as_deref());
         for (path, end) in [(json, "json"), (csv, "csv"), (self.svg, "svg")] {
             let Some(path) = path else { continue };

@@ -11,6 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
+/// Half of the time after which somebody who follows a task looks at other things, too.
+const LOOK: Duration = Duration::from_millis(250);
+
 /// How a script ended, with all that it printed on either output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
@@ -221,14 +224,28 @@ impl Task {
     ///
     /// # Errors
     /// As [`Self::wait`].
-    pub fn follow(&self, patience: Duration, mut to: impl Write) -> Result<i32> {
-        let end = Instant::now() + patience;
-        loop {
-            let (piece, ended) =
-                self.wait_until(end.saturating_duration_since(Instant::now()), |task| {
-                    let some = !task.bytes.is_empty() || task.end.is_some();
-                    some.then(|| (std::mem::take(&mut task.bytes), task.end.clone()))
-                })?;
+    pub fn follow(&self, patience: Duration, to: impl Write) -> Result<i32> {
+        self.follow_while(patience, to, || Ok(()))
+    }
+
+    /// The same, as long as `go_on` does not fail, which is asked at least each half second.
+    ///
+    /// # Errors
+    /// As [`Self::wait`], and what `go_on` says.
+    pub fn follow_while(
+        &self,
+        patience: Duration,
+        mut to: impl Write,
+        go_on: impl Fn() -> Result<()>,
+    ) -> Result<i32> {
+        let begun = Instant::now();
+        while begun.elapsed() < patience {
+            go_on()?;
+            let look = Instant::now() + LOOK;
+            let (piece, ended) = self.wait_until(2 * LOOK, |task| {
+                let some = !task.bytes.is_empty() || task.end.is_some() || Instant::now() >= look;
+                some.then(|| (std::mem::take(&mut task.bytes), task.end.clone()))
+            })?;
             to.write_all(&piece).and_then(|()| to.flush()).context("cannot print")?;
             if let Some((status, why)) = ended {
                 if !why.is_empty() {
@@ -237,6 +254,7 @@ impl Task {
                 return Ok(status);
             }
         }
+        Err(Error::failure(format!("not within {} s", patience.as_secs())))
     }
 
     fn wait_until<T>(
