@@ -115,7 +115,8 @@ struct ZramArgs {
     /// Data of the speed tests: 2:1 (or any ratio), mix-2:1 (blocks of varying size), runs-2:1 (as
     /// fio: random bytes, then zeros), files (real ones of this machine), iozone (its own
     /// pattern). All use the first; IOzone's tests run all sizes with it, and some with the
-    /// others. By default 2:1, and in a full run iozone and files too.
+    /// others. By default 2:1, and in a full run iozone and files too (with --vm no files, of which
+    /// that machine has none).
     #[arg(long, value_name = "DATA", value_delimiter = ',')]
     data: Vec<Kind>,
     /// How the IOzone tests access their files. By default mmap, and in a full run plain too.

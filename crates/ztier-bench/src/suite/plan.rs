@@ -58,9 +58,9 @@ const FULL: [Entry; 11] = [
     entry("zcache", "zcache", 3100.0),
     entry("worst-case", "worst-case --runs 1", 1140.0),
     entry("log", "log --keep-going", 1800.0),
-    entry("zram-vm", "zram --vm --keep-going --mode mmap", 600.0),
-    entry("log-vm", "log --vm --keep-going", 600.0),
-    entry("scan-vm", "scan --vm --quick --runs 3 --zswap-percent 3", 330.0),
+    entry("zram-vm", "zram --vm --keep-going --mode mmap", 820.0),
+    entry("log-vm", "log --vm --keep-going", 280.0),
+    entry("scan-vm", "scan --vm --quick --runs 3 --zswap-percent 3", 200.0),
 ];
 
 /// All parts, in their order.

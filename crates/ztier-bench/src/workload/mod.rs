@@ -53,14 +53,17 @@ fn over_ublk(device: &Path) -> bool {
 
 impl Context {
     /// Fills in what the command line left open; `all` asks for everything that the source and its
-    /// figures need, else for the part that matters most.
+    /// figures need, else for the part that matters most. A small machine is one of our own, which
+    /// has no files to speak of.
     pub fn set_defaults(&mut self, all: bool) {
         let (data, modes) = (
             [Kind::Ratio(2.0), Kind::Iozone, Kind::Files],
             [iozone::Mode::Mmap, iozone::Mode::Plain],
         );
         if self.data.is_empty() {
-            self.data = if all { data.into() } else { vec![data[0]] };
+            let has = |kind: &Kind| !(self.small && *kind == Kind::Files);
+            let some = data.into_iter().filter(has);
+            self.data = some.take(if all { data.len() } else { 1 }).collect();
         }
         if self.modes.is_empty() {
             self.modes = if all { modes.into() } else { vec![modes[0]] };
