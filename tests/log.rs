@@ -12,10 +12,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::disk::Disk;
 use support::place::{BLOCK, BLOCKS, Place, content};
-use support::sandbox::{Sandbox, finish};
+use support::sandbox::{Sandbox, finish, wait};
 use ztier::durable::format::data_at;
 
 #[test]
@@ -43,6 +43,32 @@ fn the_backing_store_is_the_volume_before_and_after() {
     assert_eq!(after[12288 + 150], 0);
     let check = place.sandbox.ztier(&["log", "check", &place.log]).ok();
     assert!(check.contains("log closed in order: 0 changes"), "{check}");
+}
+
+/// Whoever waits for the lock, as `ztier down` does, means to use the drives next.
+#[test]
+fn the_drives_are_let_go_before_the_lock() {
+    let place = Place::new();
+    let lock = place.sandbox.run_dir().join("vol.lock");
+    for _ in 0..5 {
+        place.sandbox.ztier(&place.up()).ok();
+        place.write_one_by_one(16);
+        let open = format!("/proc/{}/fd", place.sandbox.pid("vol").as_raw_nonzero());
+        let drives = || {
+            // The process may have ended, which is as well.
+            let files = fs::read_dir(&open).into_iter().flatten().flatten();
+            let files = files.filter_map(|file| fs::read_link(file.path()).ok());
+            files.filter(|file| [&place.log, &place.backing].iter().any(|d| file.as_os_str() == d.as_str())).count()
+        };
+        assert!(drives() >= 2);
+        let mut down = place.sandbox.command(&["down", "vol"]).spawn().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while lock.exists() {
+            assert!(Instant::now() < until, "it is not down");
+        }
+        assert_eq!(drives(), 0, "still open");
+        assert_eq!(wait(&mut down), 0);
+    }
 }
 
 /// What a writer has asked for: the version of each block that a flush covers, and newer ones.

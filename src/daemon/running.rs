@@ -305,6 +305,17 @@ fn end_by_force(running: &Running) -> End {
     End::Down
 }
 
+/// Lets the volume's drives go, once nobody else has it: a thread that answered a moment ago may.
+fn let_go(volume: Arc<dyn Serving>) {
+    let until = Instant::now() + LEAVING;
+    while Arc::strong_count(&volume) > 1 {
+        if Instant::now() >= until {
+            return log::line("somebody still has the volume: its drives stay open until the end");
+        }
+        std::thread::sleep(LEAVING / 1000);
+    }
+}
+
 impl Running {
     fn new(
         volume: Arc<dyn Serving>,
@@ -498,9 +509,9 @@ impl Running {
         if self.state.lock().foreground { End::Again } else { End::Left }
     }
 
-    /// Ends everything else once the export is stopped.
-    fn end(&self, end: End, control: Server, lock: Lock) {
-        let name = &self.name;
+    /// Ends everything else once the export is stopped. Of a volume that is down, the drives are let
+    /// go before the lock is: whoever finds that gone may use them.
+    fn end(self: Arc<Self>, end: End, control: Server, lock: Lock) {
         let limiter = self.limiter.lock().take();
         drop(limiter);
         if end != End::Again {
@@ -520,12 +531,16 @@ impl Running {
         }
         control.stop();
         drop(self.keeper.lock().take());
+        let name = self.name.clone();
         if end != End::Down {
             return log::line(&format!("{name} waits for its next daemon"));
         }
         self.volume.disown();
-        let plan = self.state.lock().plan.clone();
-        match state::clean(lock, &self.files) {
+        let (plan, files) = (self.state.lock().plan.clone(), self.files.clone());
+        let volume = Arc::clone(&self.volume);
+        drop(self);
+        let_go(volume);
+        match state::clean(lock, &files) {
             Ok(_) => log::line(&format!("{name} is down")),
             Err(e) => log::line(&e.to_string()),
         }
