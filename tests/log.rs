@@ -58,7 +58,11 @@ fn the_drives_are_let_go_before_the_lock() {
             // The process may have ended, which is as well.
             let files = fs::read_dir(&open).into_iter().flatten().flatten();
             let files = files.filter_map(|file| fs::read_link(file.path()).ok());
-            files.filter(|file| [&place.log, &place.backing].iter().any(|d| file.as_os_str() == d.as_str())).count()
+            files
+                .filter(|file| {
+                    [&place.log, &place.backing].iter().any(|d| file.as_os_str() == d.as_str())
+                })
+                .count()
         };
         assert!(drives() >= 2);
         let mut down = place.sandbox.command(&["down", "vol"]).spawn().unwrap();
