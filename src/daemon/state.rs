@@ -1,6 +1,6 @@
 //! What a daemon leaves in the run directory, and what is found there when it has died.
 //!
-//! Invariants: `NAME.lock` is locked (`flock`) as long as the daemon lives, so whether it lives
+//! Invariants: `NAME.lock` is locked (`flock`) as long as the daemon serves, so whether it does
 //! never depends on a process number; `NAME.json` is replaced in one step; files are removed only
 //! under the lock.
 
