@@ -509,8 +509,8 @@ impl Running {
         if self.state.lock().foreground { End::Again } else { End::Left }
     }
 
-    /// Ends everything else once the export is stopped. Of a volume that is down, the drives are let
-    /// go before the lock is: whoever finds that gone may use them.
+    /// Ends everything else once the export is stopped. Of a volume that is down, the drives go
+    /// before the lock: whoever finds that gone may use them.
     fn end(self: Arc<Self>, end: End, control: Server, lock: Lock) {
         let limiter = self.limiter.lock().take();
         drop(limiter);
