@@ -41,7 +41,7 @@ impl Client {
         stream.set_nonblocking(false).context(what())?;
         send(&mut stream, &Envelope { v: VERSION, body: request }, deadline).context(what())?;
         let reply: Reply = receive(&mut stream, LONGEST_REPLY, deadline).context(what())?;
-        serde_json::from_value(reply.into_result()?).context(what())
+        serde_json::from_str(reply.into_result()?.get()).context(what())
     }
 }
 

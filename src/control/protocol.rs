@@ -7,6 +7,7 @@ use crate::limit::Report;
 use crate::stats::Stats;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -228,19 +229,19 @@ pub(crate) struct Envelope<T> {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Reply {
-    Ok(serde_json::Value),
+    Ok(Box<RawValue>),
     Error { usage: bool, text: String },
 }
 
 impl Reply {
-    pub fn of(result: Result<serde_json::Value>) -> Self {
+    pub fn of(result: Result<Box<RawValue>>) -> Self {
         match result {
             Ok(value) => Self::Ok(value),
             Err(e) => Self::Error { usage: e.exit_status() == 2, text: e.to_string() },
         }
     }
 
-    pub fn into_result(self) -> Result<serde_json::Value> {
+    pub fn into_result(self) -> Result<Box<RawValue>> {
         match self {
             Self::Ok(value) => Ok(value),
             Self::Error { usage: true, text } => Err(Error::usage(text)),

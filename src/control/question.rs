@@ -14,6 +14,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
 
+/// Bytes that a usual answer has, at most.
+const USUAL: usize = 8 << 10;
+
 /// A question that was asked. Dropping it hangs up.
 #[derive(Debug)]
 pub struct Question {
@@ -49,7 +52,7 @@ impl Question {
         line.push(b'\n');
         // What fits into an empty socket is written at once, or something is very wrong.
         stream.write_all(&line).context(what())?;
-        Ok(Self { stream, received: Vec::new(), asked: Instant::now() })
+        Ok(Self { stream, received: Vec::with_capacity(USUAL), asked: Instant::now() })
     }
 
     /// When it was asked.

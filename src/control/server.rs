@@ -1,14 +1,18 @@
-//! The side that answers: one thread that accepts, one short-lived thread for each connection.
+//! The side that answers: one thread that accepts, one that stays and answers, and a short-lived
+//! one for each connection that comes while that is busy. Most come alone, from whoever watches,
+//! and a thread of its own costs as much as the answer.
 
 use super::protocol::{Envelope, LONGEST_REQUEST, Reply, Request, VERSION, receive, send};
 use crate::error::{Context, Error, Result};
 use rustix::event::{PollFd, PollFlags, poll};
+use serde_json::value::RawValue;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{TrySendError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How many clients are heard at once; more have to wait.
 const MOST_CLIENTS: usize = 16;
 
+/// Name of the threads that answer.
+const CLIENT: &str = "ztier-client";
 /// How long nobody is heard after one could not be.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -29,7 +35,7 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// # Errors
     /// Whatever the person who asked shall read.
-    fn handle(&self, request: Request, after: &mut After) -> Result<serde_json::Value>;
+    fn handle(&self, request: Request, after: &mut After) -> Result<Box<RawValue>>;
 }
 
 /// A listening control socket. It lives until [`Server::stop`].
@@ -70,7 +76,13 @@ impl Server {
 }
 
 fn accept(listener: &UnixListener, stopped: &rustix::fd::OwnedFd, handler: &Arc<dyn Handler>) {
-    let clients = Arc::new(AtomicUsize::new(0));
+    let callers = Arc::new(AtomicUsize::new(0));
+    // Without room: who gives one away knows that it is served at once.
+    let (usual, given) = sync_channel::<Caller>(0);
+    let own = Arc::clone(handler);
+    let stays = move || given.iter().for_each(|caller| caller.serve(own.as_ref()));
+    // Without it each connection gets a thread of its own.
+    let _ = thread::Builder::new().name(CLIENT.into()).spawn(stays);
     loop {
         let mut fds =
             [PollFd::new(listener, PollFlags::IN), PollFd::new(stopped, PollFlags::empty())];
@@ -88,50 +100,51 @@ fn accept(listener: &UnixListener, stopped: &rustix::fd::OwnedFd, handler: &Arc<
                 continue;
             }
         };
-        if clients.fetch_add(1, Ordering::AcqRel) >= MOST_CLIENTS {
-            clients.fetch_sub(1, Ordering::AcqRel);
-            // Closing tells the client; waiting here would let silent ones lock out the others.
-            drop(stream);
-            continue;
+        // Closing tells the client; waiting here would let silent ones lock out the others.
+        let Some(caller) = Caller::new(stream, &callers) else { continue };
+        if let Err(TrySendError::Full(caller) | TrySendError::Disconnected(caller)) =
+            usual.try_send(caller)
+        {
+            let handler = Arc::clone(handler);
+            let serve = move || caller.serve(handler.as_ref());
+            // Without a thread it is closed as well.
+            let _ = thread::Builder::new().name(CLIENT.into()).spawn(serve);
         }
-        let (handler, count) = (Arc::clone(handler), Arc::clone(&clients));
-        let spawned = thread::Builder::new().name("ztier-client".into()).spawn(move || {
-            let _leave = Leave(count);
-            serve(stream, handler.as_ref());
+    }
+}
+
+/// Who asks: one of those that are heard at once.
+struct Caller {
+    stream: UnixStream,
+    all: Arc<AtomicUsize>,
+}
+
+impl Caller {
+    /// `None`: there are as many as are heard.
+    fn new(stream: UnixStream, all: &Arc<AtomicUsize>) -> Option<Self> {
+        let before = all.fetch_add(1, Ordering::AcqRel);
+        let caller = Self { stream, all: Arc::clone(all) };
+        (before < MOST_CLIENTS).then_some(caller)
+    }
+
+    fn serve(mut self, handler: &dyn Handler) {
+        let asked = admit(&self.stream).and_then(|()| {
+            receive::<Request>(&mut self.stream, LONGEST_REQUEST, Instant::now() + PATIENCE)
         });
-        if spawned.is_err() {
-            clients.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-}
-
-struct Leave(Arc<AtomicUsize>);
-
-impl Drop for Leave {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-fn serve(mut stream: UnixStream, handler: &dyn Handler) {
-    let reply = |stream: &mut UnixStream, result| {
-        // A client that has gone does not want to know.
+        let mut after = None;
+        let body = Reply::of(asked.and_then(|request| handler.handle(request, &mut after)));
+        // One who has gone does not want to know.
         let deadline = Instant::now() + PATIENCE;
-        let _ = send(stream, &Envelope { v: VERSION, body: Reply::of(result) }, deadline);
-    };
-    if let Err(e) = admit(&stream) {
-        return reply(&mut stream, Err(e));
-    }
-    match receive::<Request>(&mut stream, LONGEST_REQUEST, Instant::now() + PATIENCE) {
-        Ok(request) => {
-            let mut after = None;
-            let result = handler.handle(request, &mut after);
-            reply(&mut stream, result);
-            if let Some(after) = after {
-                after();
-            }
+        let _ = send(&mut self.stream, &Envelope { v: VERSION, body }, deadline);
+        if let Some(after) = after {
+            after();
         }
-        Err(e) => reply(&mut stream, Err(e)),
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        self.all.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -154,11 +167,11 @@ mod tests {
     struct Echo;
 
     impl Handler for Echo {
-        fn handle(&self, request: Request, _: &mut After) -> Result<serde_json::Value> {
+        fn handle(&self, request: Request, _: &mut After) -> Result<Box<RawValue>> {
             match request {
                 Request::Ping => {
                     let version = Version { version: "1".into(), pid: 7 };
-                    serde_json::to_value(version).context("encode")
+                    serde_json::value::to_raw_value(&version).context("encode")
                 }
                 Request::Holders => Err(Error::usage("wrong").mend("right")),
                 _ => Err(Error::failure("broken")),
@@ -188,6 +201,13 @@ mod tests {
         assert_eq!((error.to_string().as_str(), error.exit_status()), ("wrong; right", 2));
         let down = Request::Down { discard: true, force: false };
         assert_eq!(client.ask::<()>(&down, patience).unwrap_err().exit_status(), 1);
+
+        // Two who say nothing, of whom one has the thread that stays, keep nobody waiting.
+        let silent = [(); 2].map(|()| UnixStream::connect(&path).unwrap());
+        let begun = Instant::now();
+        client.ask::<Version>(&Request::Ping, patience).unwrap();
+        assert!(begun.elapsed() < PATIENCE / 2);
+        drop(silent);
 
         assert!(raw(&path, b"{\"v\":2,\"op\":\"ping\"}\n").contains("version 2"));
         assert!(raw(&path, b"{\"v\":1,\"op\":\"fly\"}\n").contains("not understood"));

@@ -2,8 +2,8 @@
 //! takes everything down again.
 //!
 //! Invariants: whatever the process puts into the system is named in its state file before it is
-//! made; `NAME.lock` is locked as long as the process serves the volume or has its drives open; a
-//! held device is never taken away unless that was forced.
+//! made; `NAME.lock` is locked as long as the process serves the volume, and of one that goes down
+//! until its drives are closed; a held device is never taken away unless that was forced.
 
 mod changing;
 mod events;

@@ -17,6 +17,7 @@ use crate::stats::Stats;
 use crate::volume::{self, Device, Serving};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
@@ -510,7 +511,8 @@ impl Running {
     }
 
     /// Ends everything else once the export is stopped. Of a volume that is down, the drives go
-    /// before the lock: whoever finds that gone may use them.
+    /// before the lock: whoever finds that gone may use them. A next daemon gets the lock first: it
+    /// waits for the drives by itself, and not for memory that is unmapped meanwhile.
     fn end(self: Arc<Self>, end: End, control: Server, lock: Lock) {
         let limiter = self.limiter.lock().take();
         drop(limiter);
@@ -708,35 +710,35 @@ fn flush(volume: &Arc<dyn Serving>) -> Result<()> {
 }
 
 impl Handler for Running {
-    fn handle(&self, request: Request, after: &mut After) -> Result<serde_json::Value> {
+    fn handle(&self, request: Request, after: &mut After) -> Result<Box<RawValue>> {
         let value = match request {
-            Request::Ping => serde_json::to_value(Version {
+            Request::Ping => to_raw_value(&Version {
                 version: env!("CARGO_PKG_VERSION").into(),
                 pid: std::process::id(),
             }),
-            Request::Status => serde_json::to_value(self.status()?),
-            Request::Stats => serde_json::to_value(self.stats()),
-            Request::Sample => serde_json::to_value(self.sample()),
-            Request::Holders => serde_json::to_value(self.status()?.holders),
+            Request::Status => to_raw_value(&self.status()?),
+            Request::Stats => to_raw_value(&self.stats()),
+            Request::Sample => to_raw_value(&self.sample()),
+            Request::Holders => to_raw_value(&self.status()?.holders),
             Request::Drain { on } => {
                 self.volume.drain(on)?;
-                serde_json::to_value(())
+                to_raw_value(&())
             }
             Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress } => {
                 self.set(size_bytes, (ram_limit_bytes, adapt), log, recompress)?;
-                serde_json::to_value(self.status()?)
+                to_raw_value(&self.status()?)
             }
             Request::Swapon(ask) => {
                 let _turn = self.turn()?;
-                serde_json::to_value(self.swapon(&ask)?)
+                to_raw_value(&self.swapon(&ask)?)
             }
             Request::Swapoff { force } => {
                 let _turn = self.turn()?;
-                serde_json::to_value(self.swapoff(force)?)
+                to_raw_value(&self.swapoff(force)?)
             }
             Request::Restart { force, log } => {
                 self.ending(Event::Left, after, || self.restart(force, log))?;
-                serde_json::to_value(())
+                to_raw_value(&())
             }
             Request::Down { discard, force } => {
                 let mut left = None;
@@ -745,7 +747,7 @@ impl Handler for Running {
                     left = self.left_in_log();
                     Ok(())
                 })?;
-                serde_json::to_value(left)
+                to_raw_value(&left)
             }
         };
         value.context("cannot encode the answer")

@@ -13,6 +13,7 @@ use crate::control::{
 };
 use crate::error::{Context, Error, Result};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::value::to_raw_value;
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
@@ -94,7 +95,7 @@ impl<'a> Starting<'a> {
         match listen(&mut self.ours, told, self.patience + PATIENCE).map(Reply::into_result) {
             Ok(Ok(ready)) => {
                 self.child = None;
-                serde_json::from_value(ready)
+                serde_json::from_str(ready.get())
                     .context(format!("cannot understand the daemon of `{}`", self.plan.name))
             }
             // It has cleaned up and is about to end; waiting leaves no process behind.
@@ -200,7 +201,7 @@ pub fn detached_main() -> Result<()> {
     let order = super::Order { plan, paths: &paths, patience, foreground: false, follows };
     let ran = run(order, &progress, |ready| {
         told = true;
-        done(Ok(serde_json::to_value(ready).context("cannot encode readiness")?))
+        done(Ok(to_raw_value(ready).context("cannot encode readiness")?))
     });
     if told { ran.map(drop) } else { ran.map(drop).or_else(|e| done(Err(e))) }
 }
@@ -386,13 +387,13 @@ mod tests {
                 tell(Word::Progress("and more".into()));
                 std::thread::sleep(patience / 4);
             }
-            tell(Word::Done(Reply::of(Ok("up".into()))));
+            tell(Word::Done(Reply::of(Ok(to_raw_value("up").unwrap()))));
             theirs
         });
         let heard = RefCell::new(Vec::new());
         let told = |text: &str| heard.borrow_mut().push(text.to_owned());
         let Ok(answer) = listen(&mut ours, &told, patience) else { return false };
-        assert_eq!(answer.into_result().unwrap(), "up");
+        assert_eq!(answer.into_result().unwrap().get(), "\"up\"");
         let all: Vec<String> = (0..6).flat_map(|i| [format!("{i}"), "and more".into()]).collect();
         assert_eq!(*heard.borrow(), all);
         let silent = listen(&mut ours, &told, patience / 4).err().unwrap();
