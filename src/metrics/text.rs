@@ -10,15 +10,24 @@ use crate::stats::Distribution;
 use std::fmt::Write;
 use std::sync::LazyLock;
 
-/// The largest values of buckets, in nanoseconds, and in seconds as they are written.
+/// Bytes that a volume usually has in the text, at most.
+const USUAL: usize = 40 << 10;
+
+/// The largest values of buckets, in nanoseconds, and their labels, in seconds.
 static BOUNDS: LazyLock<Vec<(u64, String)>> = LazyLock::new(|| {
     let bounds = BUCKETS.map(|power| (1 << power) - 1);
-    bounds.map(|bound| (bound, seconds(bound).to_string())).collect()
+    bounds.map(|bound| (bound, below_or_at(&seconds(bound).to_string()))).collect()
 });
+
+/// The label of a bucket, the last of a sample.
+fn below_or_at(bound: &str) -> String {
+    format!("le=\"{bound}\"}} ")
+}
 
 /// Everything of a scrape.
 pub fn text(scrape: &Scrape<'_>) -> String {
-    let mut out = Writer { text: String::with_capacity(64 << 10), start: 0 };
+    let mut out =
+        Writer { text: String::with_capacity(USUAL * (1 + scrape.volumes.len())), start: 0 };
     for metric in GROUPS.iter().flat_map(|group| group.metrics) {
         out.family(metric, |family| metric.source.write(scrape, family));
     }
@@ -139,7 +148,8 @@ impl Family<'_> {
         let mut bucket = |le: &str, count: u64| {
             self.text.push_str(&head);
             self.text.push(open);
-            let _ = writeln!(self.text, "le=\"{le}\"}} {count}");
+            self.text.push_str(le);
+            let _ = writeln!(self.text, "{count}");
         };
         let mut finer = of.buckets.iter().peekable();
         let mut below = 0;
@@ -150,7 +160,7 @@ impl Family<'_> {
             bucket(le, below);
         }
         let count = below + finer.map(|(_, count)| count).sum::<u64>();
-        bucket("+Inf", count);
+        bucket(&below_or_at("+Inf"), count);
         self.part("_sum", labels, seconds(of.sum_ns));
         self.part("_count", labels, count);
     }
@@ -175,14 +185,14 @@ impl Family<'_> {
 
 /// Appends text with what the format wants escaped: in the value of a label also quotes.
 fn escape(to: &mut String, text: &str, quotes: bool) {
-    for c in text.chars() {
-        match c {
-            '\\' => to.push_str("\\\\"),
-            '\n' => to.push_str("\\n"),
-            '"' if quotes => to.push_str("\\\""),
-            c => to.push(c),
-        }
+    let mut rest = text;
+    while let Some(at) = rest.find(|c| matches!(c, '\\' | '\n') || (quotes && c == '"')) {
+        to.push_str(&rest[..at]);
+        to.push('\\');
+        to.push(if rest.as_bytes()[at] == b'\n' { 'n' } else { char::from(rest.as_bytes()[at]) });
+        rest = &rest[at + 1..];
     }
+    to.push_str(rest);
 }
 
 #[cfg(test)]
