@@ -172,11 +172,12 @@ impl Down {
     /// waits are read from nobody else.
     fn serve_to_the_end(&self, paths: &Paths, state: &State) -> Result<Vec<String>> {
         let mut plan = state.plan.clone();
-        if let Some(job) = plan.job.take() {
-            job.clear()?;
-        }
+        let job = plan.job.take();
         daemon::spawn(&plan, paths, &|_| {})?;
+        // Not before: a process that waits for such a page does not end without it.
+        let cleared = job.map_or(Ok(0), |job| job.clear());
         self.stop(paths)?;
+        cleared?;
         let removed = state.leftovers.iter().map(Leftover::describe);
         Ok(removed.chain(["the memory that was kept".to_owned()]).collect())
     }

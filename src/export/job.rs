@@ -7,7 +7,9 @@
 
 use super::mounts::{Hierarchy, hierarchies};
 use crate::error::{Context, Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
@@ -49,12 +51,12 @@ impl Job {
     }
 
     /// A handle of the process that runs it, which becomes readable when that ends; `None` when it
-    /// has ended.
+    /// has ended, also while its parent has not heard of that.
     pub fn runner(&self) -> Option<OwnedFd> {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw)?;
         let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
         // Looked up after the handle was opened, so both are of the same process.
-        (started(self.pid) == Some(self.started)).then_some(handle)
+        (started(self.pid) == Some(self.started) && !ended(&handle)).then_some(handle)
     }
 
     /// Whether its cgroup is there.
@@ -151,6 +153,13 @@ fn remove(tree: &[PathBuf]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether the process of a handle has ended.
+fn ended(handle: &OwnedFd) -> bool {
+    let at_once = Timespec::default();
+    let mut looked = [PollFd::new(handle, PollFlags::IN)];
+    matches!(retry_on_intr(|| poll(&mut looked, Some(&at_once))), Ok(1..))
 }
 
 /// When the process `pid` began, in clock ticks since the machine did.
@@ -321,6 +330,19 @@ mod tests {
         assert!(job.runner().is_some() && !job.exists());
         assert!(Job { started: job.started + 1, ..job.clone() }.runner().is_none());
         assert!(Job { pid: u32::MAX, ..job }.runner().is_none());
+    }
+
+    #[test]
+    fn one_who_has_ended_is_nobody_also_before_his_parent_knows() {
+        let mut child =
+            std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let started = started(child.id()).unwrap();
+        let job = Job { pid: child.id(), started, cgroup: "/none/ztier-x".into() };
+        let handle = job.runner().unwrap();
+        drop(child.stdin.take());
+        retry_on_intr(|| poll(&mut [PollFd::new(&handle, PollFlags::IN)], None)).unwrap();
+        assert!(job.runner().is_none());
+        child.wait().unwrap();
     }
 
     #[test]

@@ -24,5 +24,5 @@ use std::time::Duration;
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Buckets of the histograms end one nanosecond below these powers of two, where the finer buckets
-/// of the daemons do: from 1 µs to 17 s.
+/// of the daemons do: from 1 µs to 17 s; those of waits below every second one.
 const BUCKETS: std::ops::RangeInclusive<u32> = 10..=34;

@@ -139,8 +139,8 @@ impl Family<'_> {
         open
     }
 
-    /// A histogram: cumulative buckets, sum and count.
-    pub fn histogram(&mut self, labels: &[(&str, &str)], of: &Distribution) {
+    /// A histogram: cumulative buckets, sum and count. Of the bounds every `step`-th.
+    pub fn histogram(&mut self, labels: &[(&str, &str)], of: &Distribution, step: usize) {
         // Most lines are buckets, which differ in the last label alone.
         let begin = self.text.len();
         let open = self.head("_bucket", labels);
@@ -153,7 +153,7 @@ impl Family<'_> {
         };
         let mut finer = of.buckets.iter().peekable();
         let mut below = 0;
-        for (bound, le) in BOUNDS.iter() {
+        for (bound, le) in BOUNDS.iter().step_by(step) {
             while let Some((_, count)) = finer.next_if(|(upper, _)| upper <= bound) {
                 below += count;
             }
@@ -222,7 +222,7 @@ mod tests {
             sum_ns: 1_500_000_000,
             buckets: vec![(7, 2), (1023, 1), (1151, 4), ((1 << 34) - 1, 1), ((1 << 37) - 1, 2)],
         };
-        let text = family(|f| f.histogram(&[("a", "b")], &of));
+        let text = family(|f| f.histogram(&[("a", "b")], &of, 1));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "x_bucket{a=\"b\",le=\"0.000001023\"} 3");
         assert_eq!(lines[1], "x_bucket{a=\"b\",le=\"0.000002047\"} 7");
@@ -232,5 +232,10 @@ mod tests {
             lines[25..],
             ["x_bucket{a=\"b\",le=\"+Inf\"} 10", "x_sum{a=\"b\"} 1.5", "x_count{a=\"b\"} 10"]
         );
+        // Wider buckets are some of the same, from the first to the last.
+        let text = family(|f| f.histogram(&[("a", "b")], &of, 2));
+        let wide: Vec<&str> = text.lines().collect();
+        assert_eq!(wide[..13], lines[..25].iter().step_by(2).copied().collect::<Vec<_>>());
+        assert_eq!(wide[13..], lines[25..]);
     }
 }

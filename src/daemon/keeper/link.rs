@@ -91,7 +91,7 @@ fn reach(socket: &Path) -> Result<Option<OwnedFd>> {
     let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     let link = socket_with(kind.0, kind.1, kind.2, None).context(what())?;
     let address = SocketAddrUnix::new(socket).context(what())?;
-    match connect(&link, &address) {
+    match rustix::io::retry_on_intr(|| connect(&link, &address)) {
         Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
         Err(e) => Err(e).context(what()),
         Ok(()) => bound(&link, PATIENCE).map(|()| Some(link)),

@@ -2,6 +2,7 @@
 
 use super::VERSION;
 use crate::error::{Context, Error, Result};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -52,7 +53,10 @@ pub(super) fn send(socket: &OwnedFd, body: impl Serialize, files: &[BorrowedFd<'
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fits = files.is_empty() || control.push(SendAncillaryMessage::ScmRights(files));
     assert!(fits && text.len() <= LONGEST, "a packet holds {FILES_MAX} files");
-    sendmsg(socket, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL).context(what)?;
+    // A bounded wait is not taken up again by the kernel: it ends with a signal, and with the work
+    // that a ring of the same thread has left to do.
+    let mut send = || sendmsg(socket, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL);
+    retry_on_intr(&mut send).context(what)?;
     Ok(())
 }
 
@@ -67,8 +71,9 @@ pub(super) fn receive<T: DeserializeOwned>(socket: &OwnedFd) -> Result<Option<(T
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut text)];
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let received = match recvmsg(socket.as_fd(), &mut parts, &mut control, flags) {
-        Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+    let mut receive = || recvmsg(socket.as_fd(), &mut parts, &mut control, flags);
+    let received = match retry_on_intr(&mut receive) {
+        Err(Errno::CONNRESET) => return Ok(None),
         received => received.context(what)?,
     };
     let files = control
@@ -133,6 +138,24 @@ mod tests {
         assert!(receive::<Answer>(&b).is_err(), "nothing comes in time");
         drop(a);
         assert!(receive::<Answer>(&b).unwrap().is_none());
+    }
+
+    #[test]
+    fn signals_do_not_end_the_waiting() {
+        use std::os::unix::thread::JoinHandleExt;
+        let (a, b) = pair();
+        bound(&b, Duration::from_secs(20)).unwrap();
+        let came = std::sync::Arc::default();
+        signal_hook::flag::register(libc::SIGUSR2, std::sync::Arc::clone(&came)).unwrap();
+        let waits = std::thread::spawn(move || receive::<Answer>(&b));
+        for _ in 0..50 {
+            // SAFETY: the thread is not joined yet, so this is its handle.
+            unsafe { libc::pthread_kill(waits.as_pthread_t(), libc::SIGUSR2) };
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        send(&a, Answer::Done, &[]).unwrap();
+        assert!(matches!(waits.join().unwrap().unwrap(), Some((Answer::Done, _))));
+        assert!(came.load(std::sync::atomic::Ordering::Relaxed));
     }
 
     #[test]

@@ -23,8 +23,13 @@ fn took(machine: &Machine, key: &str) -> u64 {
 
 /// Starts `ztier run` with 32 MiB for the load of so many MiB; when this returns, it has swapped.
 fn begin(machine: &Machine, load: &str) -> Task {
+    begin_program(machine, &format!("{LOAD} {load}"))
+}
+
+/// The same for a program that says `filled` itself.
+fn begin_program(machine: &Machine, program: &str) -> Task {
     let run = "exec ztier run --mem 32M --name job --export ublk --";
-    let task = machine.begin(&format!("echo run $$; {run} {LOAD} {load}")).unwrap();
+    let task = machine.begin(&format!("echo run $$; {run} {program}")).unwrap();
     if let Err(e) = task.wait_for("filled", SOON) {
         panic!("{e}: {}{}", task.output(), ok(machine, "dmesg | tail -n 60"));
     }
@@ -135,9 +140,11 @@ fn daemon_killed(machine: &Machine) {
 }
 
 fn both_killed(machine: &Machine) {
-    let task = begin(machine, "48");
-    // Stopped first, so that neither acts upon the other's end.
-    ok(machine, &format!("kill -STOP {0}; kill -9 {PID} {0}", runner(&task)));
+    let task =
+        begin_program(machine, &format!("sh -c '{}wait'", format!("{LOAD} 16 & ").repeat(4)));
+    // Stopped first, so that neither acts upon the other's end; and in a second the queue is full
+    // of pages that nobody takes, for which processes wait that can't be killed.
+    ok(machine, &format!("kill -STOP {0}; kill -9 {PID}; sleep 1; kill -9 {0}", runner(&task)));
     assert_eq!(task.wait(SOON).unwrap().status, 128 + 9);
     let text = ok(machine, "ztier run --mem 16M --export ublk -- true");
     assert!(text.contains("job, an earlier run that was killed: removed"), "{text}");

@@ -54,7 +54,7 @@ pub fn nothing_left(machine: &Machine) {
         }
         std::thread::sleep(Duration::from_millis(250));
     }
-    panic!("left behind: {left}");
+    panic!("left behind: {left}{}", ok(machine, "tail -n 20 /run/ztier/*.log 2>&-; true"));
 }
 
 /// How often something long is done: what the variable says, or else `short`.
