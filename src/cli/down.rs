@@ -127,6 +127,14 @@ impl Down {
         Self::discarding(name).remove(paths)
     }
 
+    /// The same, whoever holds the device: he gets errors.
+    ///
+    /// # Errors
+    /// As the command.
+    pub(super) fn by_force(paths: &Paths, name: &str) -> Result<Vec<String>> {
+        Self { force: true, ..Self::discarding(name) }.remove(paths)
+    }
+
     fn discarding(name: &str) -> Self {
         Self { name: name.to_owned(), discard: true, drain: false, force: false }
     }

@@ -14,6 +14,7 @@ use crate::config::limit::Range;
 use crate::config::plan::{self, Kind};
 use crate::config::size::human;
 use crate::config::{Amount, Choice, Job, Limit, Paths, Plan, Settings, Usage, Use, machine, name};
+use crate::daemon::keeper::Kept;
 use crate::daemon::{self, Ready, state};
 use crate::error::{Context, Error, Result};
 use crate::export::job::{self, Parent};
@@ -297,9 +298,10 @@ impl<'a> Stage<'a> {
     /// any other is lost, and the program is ended.
     fn daemon_died(&mut self) {
         let name = &self.plan.name;
-        let waits = state::State::read(&self.paths.volume(name))
+        let files = self.paths.volume(name);
+        let waits = state::State::read(&files)
             .is_ok_and(|state| state.is_some_and(|s| s.leftovers.iter().any(|l| l.waits())));
-        if waits {
+        if waits && Kept::is_there(&files.keep) {
             let next = daemon::Starting::begin(&self.plan, self.paths, daemon::LOOKERS, true);
             match next.and_then(|next| next.finish(&|_| {})) {
                 Ok(ready) => {
@@ -314,8 +316,10 @@ impl<'a> Stage<'a> {
             "ztier: the daemon of volume `{name}` died, with what was swapped out; the program is \
              ended"
         ));
-        if let Err(e) = self.job.clear() {
-            output::remark(&format!("ztier: {e}"));
+        // A device that waits goes by force: the program can't end before it gets its errors.
+        let gone = Down::by_force(self.paths, name).map(drop);
+        for failed in [gone, self.job.clear().map(drop)].into_iter().filter_map(Result::err) {
+            output::remark(&format!("ztier: {failed}"));
         }
     }
 

@@ -72,6 +72,7 @@ fn programs_get_every_byte_back_whoever_is_killed() {
     // Writes may be refused, see `calmly`.
     let bad = "i/o error|read-error on swap-device|blocked for|Killed";
     assert_eq!(ok(&machine, &format!("dmesg | grep -iE '{bad}'; true")), "");
+    step("swap lost", swap_lost);
     machine.off().unwrap();
 }
 
@@ -139,15 +140,37 @@ fn daemon_killed(machine: &Machine) {
     assert!(done.status == 0 && done.text.contains("compared 24576 pages"), "{done:?}");
 }
 
+/// Several that swap. When nobody serves the device, its queue is full in a second of pages that
+/// nobody takes, for which processes wait that can't be killed.
+fn begin_several(machine: &Machine) -> Task {
+    begin_program(machine, &format!("sh -c '{}wait'", format!("{LOAD} 16 & ").repeat(4)))
+}
+
 fn both_killed(machine: &Machine) {
-    let task =
-        begin_program(machine, &format!("sh -c '{}wait'", format!("{LOAD} 16 & ").repeat(4)));
-    // Stopped first, so that neither acts upon the other's end; and in a second the queue is full
-    // of pages that nobody takes, for which processes wait that can't be killed.
+    let task = begin_several(machine);
+    // Stopped first, so that neither acts upon the other's end.
     ok(machine, &format!("kill -STOP {0}; kill -9 {PID}; sleep 1; kill -9 {0}", runner(&task)));
     assert_eq!(task.wait(SOON).unwrap().status, 128 + 9);
     let text = ok(machine, "ztier run --mem 16M --export ublk -- true");
     assert!(text.contains("job, an earlier run that was killed: removed"), "{text}");
+}
+
+/// What was swapped out goes with the daemon and the keeper of its memory: the program is ended.
+fn swap_lost(machine: &Machine) {
+    let task = begin_several(machine);
+    // Looked for before: what others are called may be swapped out.
+    let script = format!(
+        r#"daemon={PID}
+        for p in /proc/[0-9]*; do
+            case $(tr '\0' ' ' <$p/cmdline 2>&-) in "ztier keeper job "*) keeper=${{p#/proc/}};; esac
+        done
+        kill -STOP $daemon {0}; kill -9 $keeper; kill -9 $daemon; sleep 1; kill -CONT {0}"#,
+        runner(&task)
+    );
+    ok(machine, &script);
+    let done = task.wait(SOON).unwrap();
+    assert!(done.text.contains("died, with what was swapped out"), "{done:?}");
+    assert_eq!(done.status, 128 + 9, "{done:?}");
 }
 
 /// Swap is taken away below a program at work: what was in it comes back, and goes to the next.
