@@ -53,8 +53,8 @@ pub(super) fn send(socket: &OwnedFd, body: impl Serialize, files: &[BorrowedFd<'
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fits = files.is_empty() || control.push(SendAncillaryMessage::ScmRights(files));
     assert!(fits && text.len() <= LONGEST, "a packet holds {FILES_MAX} files");
-    // A bounded wait is not taken up again by the kernel: it ends with a signal, and with the work
-    // that a ring of the same thread has left to do.
+    // A wait that is bounded ends when it is interrupted: the kernel does not take it up again,
+    // whatever handlers ask for. So below.
     let mut send = || sendmsg(socket, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL);
     retry_on_intr(&mut send).context(what)?;
     Ok(())
