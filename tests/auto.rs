@@ -215,9 +215,13 @@ fn copies_that_nobody_wants_give_way_to_files() {
     let _reader = Guard(group.command(&read).spawn().unwrap());
     sandbox.ztier(&["set", "vol", "ram-limit=auto", "ram-min=4M", "ram-max=64M"]).ok();
 
-    let limit = || sandbox.status("vol")["stats"]["ram_limit_bytes"].as_u64().unwrap();
-    eventually("files get memory", || limit() <= used / 2);
-    let status = sandbox.status("vol");
+    // More changes than a ramp has lines; a single one can halve what is kept.
+    let mut status = Value::Null;
+    eventually("files get memory", || {
+        status = sandbox.status("vol");
+        let limit = status["stats"]["ram_limit_bytes"].as_u64().unwrap();
+        limit <= used / 2 && status["adapting"]["changes"].as_u64().unwrap() >= 3
+    });
     let change = &status["adapting"]["last_change"];
     assert_eq!(change["reason"]["kind"], "file_cache", "{status}");
     assert!(change["from_bytes"].as_u64() > change["to_bytes"].as_u64(), "{status}");
