@@ -10,7 +10,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{NoArg, Opcode, Setter, Updater, ioctl};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const LOOP_CLR_FD: Opcode = 0x4C01;
@@ -24,6 +24,9 @@ const PROBE_WAIT: Duration = Duration::from_secs(1);
 
 /// How long the kernel may take to detach once it was told to.
 const DETACH_WAIT: Duration = Duration::from_secs(5);
+
+/// What a loop device reads ahead before anybody sets it, in KiB (Linux: `VM_READAHEAD_PAGES`).
+const READ_AHEAD: &str = "128";
 
 /// `struct loop_info64` of the kernel's ABI.
 #[repr(C)]
@@ -92,6 +95,7 @@ pub(super) fn require_backing(device: &Path, file: &Path) -> Result<()> {
 pub(super) fn detach(device: &Path, file: &Path) -> Result<()> {
     require_backing(device, file)?;
     let node = claim(device, Instant::now() + PROBE_WAIT)?;
+    forget(device);
     let deadline = Instant::now() + DETACH_WAIT;
     // SAFETY: LOOP_CLR_FD takes no argument and touches no memory of ours.
     unsafe { ioctl(&node, NoArg::<LOOP_CLR_FD>::new()) }
@@ -106,6 +110,17 @@ pub(super) fn detach(device: &Path, file: &Path) -> Result<()> {
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
+}
+
+/// Puts back what was set on the queue, which a loop device keeps for whoever uses it next. Best
+/// effort. The directory `bdi` is taken because files in `queue` wait for all requests.
+fn forget(device: &Path) {
+    let _ = std::fs::write(sys(device).join("bdi/read_ahead_kb"), READ_AHEAD);
+}
+
+/// What the kernel shows of the device.
+pub(super) fn sys(device: &Path) -> PathBuf {
+    Path::new("/sys/block").join(device.file_name().unwrap_or_default())
 }
 
 /// Opens the device as its only exclusive user; a mount or swap makes this fail at once.

@@ -3,7 +3,7 @@
 //! Invariants: the device has direct I/O or is not made at all; no descriptor of it is kept.
 
 use crate::error::{Context, Error, Result};
-use crate::export::loopdev::{LoopInfo, detach, open, require_backing};
+use crate::export::loopdev::{LoopInfo, detach, open, require_backing, sys};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -142,11 +142,6 @@ fn require_direct(device: &Path, file: &Path) -> Result<()> {
         device.display()
     ))
     .mend("use --export nbd"))
-}
-
-/// The directory of a block device in `/sys`.
-pub(super) fn sys(device: &Path) -> PathBuf {
-    Path::new("/sys/block").join(device.file_name().unwrap_or_default())
 }
 
 /// Makes the device as large as its file is now. The thread must not be one that serves the file.
