@@ -26,7 +26,7 @@ const PROBE_WAIT: Duration = Duration::from_secs(1);
 const DETACH_WAIT: Duration = Duration::from_secs(5);
 
 /// What a loop device reads ahead before anybody sets it, in KiB (Linux: `VM_READAHEAD_PAGES`).
-const READ_AHEAD: &str = "128";
+pub(super) const READ_AHEAD: &str = "128";
 
 /// `struct loop_info64` of the kernel's ABI.
 #[repr(C)]

@@ -171,7 +171,7 @@ impl FuseLoop {
         if holders::backing_file(device).is_some_and(|b| b == self.file)
             && let Err(e) = loopdev::detach(device, &self.file)
         {
-            queue::tune(device, self.waits);
+            queue::tune(device, self.waits); // the attempt may have put the kernel's settings back
             if let Some(link) = &self.link {
                 let _ = symlink(device, link); // serving goes on under its other name at least
             }
