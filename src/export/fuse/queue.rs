@@ -13,8 +13,8 @@ pub(super) fn tune(device: &Path, waits: bool) {
     let dir = loopdev::sys(device).join("queue");
     // The kernel's default for loop devices, but udev rules of distributions choose others.
     let _ = std::fs::write(dir.join("scheduler"), "none");
-    // Requests of the default's size wait for FUSE too often when read in order. But as much is read
-    // around each page that a mapped file lacks, which a slow drive makes dear. The default is
+    // Requests of the default's size wait for FUSE too often when read in order. But as much is
+    // read around each page that a mapped file lacks, which a slow drive makes dear. The default is
     // written as well: a daemon that was killed did not put it back.
     let ahead = if waits { loopdev::READ_AHEAD } else { READ_AHEAD };
     let _ = std::fs::write(dir.join("read_ahead_kb"), ahead);
