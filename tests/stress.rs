@@ -248,6 +248,36 @@ fn no_version_is_lost_between_writers_and_who_recompresses() {
 }
 
 /// Room that is being returned to the machine can be had again at any moment of it.
+/// A quiet time is content with less garbage than writers are: its list must not stand in their way.
+#[test]
+fn writes_after_a_quiet_time_leave_no_more_garbage_than_others() {
+    let blocks = 16384;
+    let volume = volume(64 << 20, 256 << 20);
+    let mut channel = Arc::clone(&volume).channel();
+    let mut versions = 1..;
+    let mut write_where = |chosen: &dyn Fn(u64) -> bool, most: &mut f64| {
+        let version = versions.next().unwrap();
+        for number in (0..blocks).filter(|number| chosen(*number)) {
+            write(&mut *channel, number, &block(number, version, 128)).unwrap();
+            let stats = volume.stats();
+            let slack = 16 * u64::from(SEGMENT);
+            let used = stats.frames_bytes.saturating_sub(slack) as f64;
+            *most = most.max(used / stats.compr_data_bytes as f64);
+        }
+    };
+    write_where(&|_| true, &mut 0.0);
+    for round in 0..3 {
+        // Too little of each segment for writers, and so much of all that a quiet time is used.
+        write_where(&|number| number.is_multiple_of(12 - round % 3), &mut 0.0);
+        volume.clean_now();
+        // No segment is free for being all garbage.
+        let mut most = 0.0;
+        write_where(&|number| !number.is_multiple_of(16), &mut most);
+        assert!(most < 1.25, "round {round}: memory is {most:.2} times the payload");
+    }
+    volume.audit().unwrap();
+}
+
 #[test]
 fn returning_memory_refuses_no_write() {
     let volume = volume(256 << 20, 48 << 20);

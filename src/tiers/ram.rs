@@ -362,13 +362,11 @@ impl Ram {
             let chosen = {
                 let segments = self.store.segments();
                 let mut victims = self.victims.lock();
-                if victims.is_empty() {
+                // A list of what is not worth it may be one that somebody made who is content with
+                // less, and old: it says nothing of what has garbage by now.
+                if victims.last().is_none_or(|last| policy::gain(last, size) < least) {
                     let most = policy::batch(segments.in_use());
                     policy::victims(segments.all_sealed(), (size, least), most, &mut victims);
-                }
-                if policy::gain(victims.last()?, size) < least {
-                    // Others may find it worth cleaning.
-                    return None;
                 }
                 victims.pop()?
             };
