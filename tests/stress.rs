@@ -248,7 +248,8 @@ fn no_version_is_lost_between_writers_and_who_recompresses() {
 }
 
 /// Room that is being returned to the machine can be had again at any moment of it.
-/// A quiet time is content with less garbage than writers are: its list must not stand in their way.
+/// A quiet time is content with less garbage than writers are; its list must not stand in their
+/// way.
 #[test]
 fn writes_after_a_quiet_time_leave_no_more_garbage_than_others() {
     let blocks = 16384;
