@@ -247,7 +247,6 @@ fn no_version_is_lost_between_writers_and_who_recompresses() {
     comes_back_empty(&volume);
 }
 
-/// Room that is being returned to the machine can be had again at any moment of it.
 /// A quiet time is content with less garbage than writers are; its list must not stand in their
 /// way.
 #[test]
@@ -279,6 +278,7 @@ fn writes_after_a_quiet_time_leave_no_more_garbage_than_others() {
     volume.audit().unwrap();
 }
 
+/// Room that is being returned to the machine can be had again at any moment of it.
 #[test]
 fn returning_memory_refuses_no_write() {
     let volume = volume(256 << 20, 48 << 20);
