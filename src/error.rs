@@ -4,21 +4,33 @@
 //! (a terminal, a log, a control reply) stays one line an error. Errors of single requests are
 //! [`crate::volume::IoError`]; they carry an errno and no text.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How a program should end because of an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The command line, a key or a value is wrong: exit status 2.
-    Usage,
-    /// The work itself failed: exit status 1.
-    Failure,
+/// The exit status of a command that did not end with 0 («done»). The only table of them; documented
+/// in `docs/control.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u8)]
+pub enum Status {
+    /// The work failed.
+    Failed = 1,
+    /// The command line, a key or a value is wrong.
+    Usage = 2,
+    /// There is no such volume.
+    NotFound = 3,
+    /// The volume or a drive is in use, or already is what was asked for.
+    Busy = 4,
+    /// Refused, because data would be lost.
+    WouldLose = 5,
+    /// Done as far as possible: the volume is degraded, or data is lost.
+    Degraded = 6,
 }
 
 /// One failure: what failed, on what, why, and what to do about it.
 #[derive(Debug)]
 pub struct Error {
-    kind: Kind,
+    status: Status,
     text: String,
     mend: Option<String>,
 }
@@ -27,14 +39,39 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// A failure of the work itself (exit status 1), for example `cannot open /dev/fuse: …`.
-    pub fn failure(text: impl Into<String>) -> Self {
-        Self { kind: Kind::Failure, text: one_line(text.into()), mend: None }
+    /// An error that ends a command with `status`, for example `cannot open /dev/fuse: …`.
+    pub fn new(status: Status, text: impl Into<String>) -> Self {
+        Self { status, text: one_line(text.into()), mend: None }
     }
 
-    /// A mistake in what was asked for (exit status 2).
+    /// A failure of the work itself.
+    pub fn failure(text: impl Into<String>) -> Self {
+        Self::new(Status::Failed, text)
+    }
+
+    /// A mistake in what was asked for.
     pub fn usage(text: impl Into<String>) -> Self {
-        Self { kind: Kind::Usage, text: one_line(text.into()), mend: None }
+        Self::new(Status::Usage, text)
+    }
+
+    /// There is no such volume.
+    pub fn not_found(text: impl Into<String>) -> Self {
+        Self::new(Status::NotFound, text)
+    }
+
+    /// The volume or a drive is in use, or already is what was asked for.
+    pub fn busy(text: impl Into<String>) -> Self {
+        Self::new(Status::Busy, text)
+    }
+
+    /// Refused, because data would be lost.
+    pub fn would_lose(text: impl Into<String>) -> Self {
+        Self::new(Status::WouldLose, text)
+    }
+
+    /// Done as far as possible: the volume is degraded, or data is lost.
+    pub fn degraded(text: impl Into<String>) -> Self {
+        Self::new(Status::Degraded, text)
     }
 
     /// Adds what the person should do, printed after a semicolon.
@@ -44,17 +81,14 @@ impl Error {
         self
     }
 
-    /// Whether the question or the work was wrong.
-    pub fn kind(&self) -> Kind {
-        self.kind
+    /// What kind of failure it is.
+    pub fn status(&self) -> Status {
+        self.status
     }
 
-    /// The exit status that goes with it: 2 for usage, 1 for failure.
+    /// The exit status of a command that ends with it.
     pub fn exit_status(&self) -> u8 {
-        match self.kind {
-            Kind::Usage => 2,
-            Kind::Failure => 1,
-        }
+        self.status as u8
     }
 }
 

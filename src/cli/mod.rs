@@ -1,7 +1,7 @@
 //! What people type: each command parses its flags, does one thing, and prints the result.
 //!
 //! Invariants: results go to standard output, errors and remarks to standard error; an error is one
-//! line; the exit status is 0, 1 (the work failed) or 2 (the question was wrong).
+//! line; the exit status is 0 or that of [`crate::error::Status`].
 
 mod adapting;
 mod doctor;
@@ -199,7 +199,7 @@ fn client(paths: &Paths, volume: &str) -> Result<Client> {
 
 fn unknown(paths: &Paths, volume: &str) -> Error {
     let names = daemon::names(paths);
-    let error = Error::failure(format!("no volume `{volume}` is up"));
+    let error = Error::not_found(format!("no volume `{volume}` is up"));
     match name::nearest(volume, names.iter().map(String::as_str)) {
         Some(near) => error.mend(format!("did you mean `{near}`?")),
         None if names.is_empty() => error.mend("none is; `ztier up` makes one"),

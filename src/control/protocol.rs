@@ -1,7 +1,7 @@
 //! The messages, and how they travel.
 
 use crate::config::Plan;
-use crate::error::{Context, Error, Result};
+use crate::error::{self, Context, Error, Result};
 use crate::export::usage::Tuned;
 use crate::limit::Report;
 use crate::stats::Stats;
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The version of the protocol; both sides refuse any other.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The longest request line in bytes.
 pub(crate) const LONGEST_REQUEST: usize = 16 << 10;
@@ -230,22 +230,21 @@ pub(crate) struct Envelope<T> {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Reply {
     Ok(Box<RawValue>),
-    Error { usage: bool, text: String },
+    Error { status: error::Status, text: String },
 }
 
 impl Reply {
     pub fn of(result: Result<Box<RawValue>>) -> Self {
         match result {
             Ok(value) => Self::Ok(value),
-            Err(e) => Self::Error { usage: e.exit_status() == 2, text: e.to_string() },
+            Err(e) => Self::Error { status: e.status(), text: e.to_string() },
         }
     }
 
     pub fn into_result(self) -> Result<Box<RawValue>> {
         match self {
             Self::Ok(value) => Ok(value),
-            Self::Error { usage: true, text } => Err(Error::usage(text)),
-            Self::Error { usage: false, text } => Err(Error::failure(text)),
+            Self::Error { status, text } => Err(Error::new(status, text)),
         }
     }
 }

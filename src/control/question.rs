@@ -5,7 +5,7 @@
 
 use super::client::connect;
 use super::protocol::{Envelope, LONGEST_REPLY, Request, VERSION};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, Status};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::io::{ErrorKind, Read, Write};
@@ -35,7 +35,7 @@ struct Answer<T> {
 
 #[derive(Deserialize)]
 struct Refusal {
-    usage: bool,
+    status: Status,
     text: String,
 }
 
@@ -110,8 +110,7 @@ fn understand<T: DeserializeOwned>(line: &[u8]) -> Result<T> {
     };
     match answer {
         Answer { ok: Some(value), .. } => Ok(value),
-        Answer { error: Some(Refusal { usage: true, text }), .. } => Err(Error::usage(text)),
-        Answer { error: Some(Refusal { text, .. }), .. } => Err(Error::failure(text)),
+        Answer { error: Some(Refusal { status, text }), .. } => Err(Error::new(status, text)),
         _ => Err(Error::failure("the daemon's answer is not understood")),
     }
 }
@@ -142,13 +141,13 @@ mod tests {
             question.answer::<Version>().map_err(|e| e.to_string())
         };
         let version =
-            answered(b"{\"v\":1,\"ok\":{\"version\":\"9\",\"pid\":7}}\n").unwrap().unwrap();
+            answered(b"{\"v\":2,\"ok\":{\"version\":\"9\",\"pid\":7}}\n").unwrap().unwrap();
         assert_eq!((version.pid, version.version.as_str()), (7, "9"));
-        let error = answered(b"{\"v\":1,\"error\":{\"usage\":false,\"text\":\"busy\"}}\n");
+        let error = answered(b"{\"v\":2,\"error\":{\"status\":\"failed\",\"text\":\"busy\"}}\n");
         assert_eq!(error.unwrap_err(), "busy");
-        assert!(answered(b"{\"v\":2,\"ok\":{}}\n").unwrap_err().contains("version 2"));
-        assert!(answered(b"{\"v\":1,\"ok\":{}}\n").unwrap_err().contains("not understood"));
-        assert!(answered(b"{\"v\":1,").unwrap_err().contains("hung up"));
+        assert!(answered(b"{\"v\":3,\"ok\":{}}\n").unwrap_err().contains("version 3"));
+        assert!(answered(b"{\"v\":2,\"ok\":{}}\n").unwrap_err().contains("not understood"));
+        assert!(answered(b"{\"v\":2,").unwrap_err().contains("hung up"));
         assert!(answered(&vec![b'x'; LONGEST_REPLY + 1]).unwrap_err().contains("longer than"));
         // Who accepts nothing is asked until his queue is full, and then not waited for.
         let asked: Vec<_> = std::iter::from_fn(|| ask().ok()).take(5000).collect();

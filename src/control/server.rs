@@ -209,10 +209,10 @@ mod tests {
         assert!(begun.elapsed() < PATIENCE / 2);
         drop(silent);
 
-        assert!(raw(&path, b"{\"v\":2,\"op\":\"ping\"}\n").contains("version 2"));
-        assert!(raw(&path, b"{\"v\":1,\"op\":\"fly\"}\n").contains("not understood"));
+        assert!(raw(&path, b"{\"v\":9,\"op\":\"ping\"}\n").contains("version 9"));
+        assert!(raw(&path, b"{\"v\":2,\"op\":\"fly\"}\n").contains("not understood"));
         assert!(raw(&path, b"\n").contains("not understood"));
-        let more = b"{\"v\":1,\"op\":\"down\",\"discard\":true,\"force\":true,\"x\":1}\n";
+        let more = b"{\"v\":2,\"op\":\"down\",\"discard\":true,\"force\":true,\"x\":1}\n";
         assert!(raw(&path, more).contains("not understood"));
         assert!(raw(&path, &vec![b'x'; LONGEST_REQUEST + 4097]).contains("longer than"));
         server.stop();

@@ -178,9 +178,9 @@ pub fn run(
 fn already_up(paths: &Paths, name: &str) -> Error {
     let error = match state::find(paths, name) {
         Found::Up(Some(state)) => {
-            Error::failure(format!("volume `{name}` is already up (process {})", state.pid))
+            Error::busy(format!("volume `{name}` is already up (process {})", state.pid))
         }
-        _ => Error::failure(format!("volume `{name}` is already up")),
+        _ => Error::busy(format!("volume `{name}` is already up")),
     };
     error.mend(format!("use another name, or `ztier down {name}` first"))
 }
