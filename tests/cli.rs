@@ -111,7 +111,7 @@ fn a_volume_from_up_to_down() {
 
     sandbox
         .ztier(&["up", "vol", "--size", "64M", "--export", "nbd"])
-        .refused(1, &["`vol` is already up", "ztier down vol"]);
+        .refused(4, &["`vol` is already up", "ztier down vol"]);
 
     let status = sandbox.status("vol");
     assert_eq!(status["name"], "vol");
@@ -224,12 +224,12 @@ fn recompression_is_done_when_it_is_asked_for() {
 #[test]
 fn unknown_names_get_a_suggestion() {
     let sandbox = Sandbox::new();
-    sandbox.ztier(&["down", "scratch"]).refused(1, &["no volume `scratch` is up", "ztier up"]);
+    sandbox.ztier(&["down", "scratch"]).refused(3, &["no volume `scratch` is up", "ztier up"]);
     up(&sandbox, "scratch");
     for command in ["down", "status", "stats"] {
-        sandbox.ztier(&[command, "scrach"]).refused(1, &["did you mean `scratch`?"]);
+        sandbox.ztier(&[command, "scrach"]).refused(3, &["did you mean `scratch`?"]);
     }
-    sandbox.ztier(&["set", "scrach", "size=1G"]).refused(1, &["did you mean `scratch`?"]);
+    sandbox.ztier(&["set", "scrach", "size=1G"]).refused(3, &["did you mean `scratch`?"]);
     sandbox.ztier(&["down", "a/b"]).refused(2, &["contains '/'"]);
 }
 

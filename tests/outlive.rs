@@ -517,6 +517,6 @@ fn the_next_daemon_may_come_at_once() {
         if round % 2 == 0 { sandbox.ztier(&UP) } else { sandbox.ztier(&["restart", "vol"]) }.ok();
     }
     assert_eq!(connect(&sandbox).read((32 << 20) - 1, 1), [7]);
-    sandbox.ztier(&UP).refused(1, &["is already up"]);
+    sandbox.ztier(&UP).refused(4, &["is already up"]);
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
 }

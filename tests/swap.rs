@@ -203,7 +203,7 @@ fn some_volumes_can_not_be_swap() {
     sandbox.ztier(&["up", "net", "--size", "16M", "--export", "nbd"]).ok();
     sandbox.ztier(&["swapon", "net"]).refused(1, &["by nbd", "no block device", "--export ublk"]);
     sandbox.ztier(&["swapoff", "net"]).refused(1, &["is not swap"]);
-    sandbox.ztier(&["swapon", "nt"]).refused(1, &["no volume `nt` is up"]);
+    sandbox.ztier(&["swapon", "nt"]).refused(3, &["no volume `nt` is up"]);
     sandbox.ztier(&["swapon", "net", "--priority", "99999"]).refused(2, &["99999", "0..=32767"]);
     sandbox.ztier(&["swapon", "net", "--page-cluster", "x"]).refused(2, &["neither `keep`"]);
 

@@ -297,7 +297,7 @@ impl Up {
         if !paths.exists()? || !matches!(daemon::settled(paths, name), Found::Up(_)) {
             return Ok(());
         }
-        Err(Error::failure(format!("volume `{name}` is already up"))
+        Err(Error::busy(format!("volume `{name}` is already up"))
             .mend(format!("use another name, or `ztier down {name}` first")))
     }
 
