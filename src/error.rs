@@ -7,8 +7,8 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The exit status of a command that did not end with 0 («done»). The only table of them; documented
-/// in `docs/control.md`.
+/// The exit status of a command that did not end with 0 («done»). The only table of them;
+/// documented in `docs/control.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u8)]

@@ -7,7 +7,85 @@
 #[cfg(not(shuttle))]
 mod plain {
     pub use parking_lot::{Mutex, MutexGuard};
+    use rustix::thread::futex::{self, Flags, Timespec};
+    use std::io::Result;
     pub use std::sync::atomic;
+    use std::sync::atomic::AtomicU32;
+    use std::thread::{Builder, ScopedJoinHandle};
+    pub use std::thread::{JoinHandle, Scope, scope, sleep};
+    use std::time::Duration;
+    pub use std::{thread_local, time::Instant};
+
+    /// What time it is.
+    pub fn now() -> Instant {
+        Instant::now()
+    }
+
+    /// A condition variable whose waits are all bounded.
+    #[derive(Debug, Default)]
+    pub struct Condvar(parking_lot::Condvar);
+
+    impl Condvar {
+        /// Ends all waits.
+        pub fn notify_all(&self) {
+            self.0.notify_all();
+        }
+
+        /// Gives the lock up until the next notification, but no longer than `most`.
+        pub fn wait_for<'a, T>(
+            &self,
+            _: &'a Mutex<T>,
+            mut guard: MutexGuard<'a, T>,
+            most: Duration,
+        ) -> MutexGuard<'a, T> {
+            self.0.wait_for(&mut guard, most);
+            guard
+        }
+    }
+
+    /// Waits until [`wake_all`] is called for `word`, at once if it is not `seen` any more, and no
+    /// longer than `most`; may end early.
+    pub fn wait_on(word: &AtomicU32, seen: u32, most: Duration) {
+        let time = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+        // An interruption is an early end.
+        let _ = futex::wait(word, Flags::PRIVATE, seen, Some(&time));
+    }
+
+    /// Ends all waits for `word`.
+    pub fn wake_all(word: &AtomicU32) {
+        // Fails only for an address that is none.
+        let _ = futex::wake(word, Flags::PRIVATE, i32::MAX as u32);
+    }
+
+    /// Lets a thread that waits for the lock have its turn.
+    pub fn step_aside<'a, T>(_: &'a Mutex<T>, mut guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        MutexGuard::bump(&mut guard);
+        guard
+    }
+
+    /// Waits for the lock, but no longer than `most`.
+    pub fn lock_within<T>(mutex: &Mutex<T>, most: Duration) -> Option<MutexGuard<'_, T>> {
+        mutex.try_lock_for(most)
+    }
+
+    /// Starts a thread.
+    ///
+    /// # Errors
+    /// The system gives none.
+    pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+        Builder::new().name(name.into()).spawn(work)
+    }
+
+    /// Starts a thread that ends with its scope.
+    ///
+    /// # Errors
+    /// The system gives none.
+    pub fn spawn_scoped<'scope, 'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        work: impl FnOnce() + Send + 'scope,
+    ) -> Result<ScopedJoinHandle<'scope, ()>> {
+        Builder::new().spawn_scoped(scope, work)
+    }
 
     /// Has this thread's first wait for a lock behind it, which allocates: `parking_lot` then makes
     /// a place for the thread, and with every few of them a larger table of those who wait. Who
@@ -41,6 +119,96 @@ mod plain {
 mod explored {
     pub use shuttle::sync::MutexGuard;
     pub use shuttle::sync::atomic;
+    use shuttle::thread::ScopedJoinHandle;
+    pub use shuttle::thread::{JoinHandle, Scope, scope};
+    pub use shuttle::thread_local;
+    use std::io::Result;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+    pub use std::time::Instant;
+
+    /// Nanoseconds that threads have slept: under exploration time passes by that alone.
+    static SLEPT: AtomicU64 = AtomicU64::new(0);
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+
+    /// What time it is.
+    pub fn now() -> Instant {
+        let slept = Duration::from_nanos(SLEPT.load(Ordering::Relaxed));
+        *BEGAN.get_or_init(Instant::now) + slept
+    }
+
+    /// Lets time pass, and other threads run.
+    pub fn sleep(time: Duration) {
+        SLEPT.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
+        shuttle::thread::yield_now();
+    }
+
+    /// A condition variable whose waits are all bounded, and may all end early: what a circle of
+    /// waits does then is to go on for ever, which the explorer's bound on steps finds.
+    #[derive(Debug, Default)]
+    pub struct Condvar;
+
+    impl Condvar {
+        /// Ends all waits, which end by themselves.
+        pub fn notify_all(&self) {}
+
+        /// Gives the lock up for as long as others run.
+        pub fn wait_for<'a, T>(
+            &self,
+            mutex: &'a Mutex<T>,
+            guard: MutexGuard<'a, T>,
+            most: Duration,
+        ) -> MutexGuard<'a, T> {
+            drop(guard);
+            sleep(most);
+            mutex.lock()
+        }
+    }
+
+    /// Waits for a change of `word`, at once if it is not `seen` any more; ends early.
+    pub fn wait_on(word: &atomic::AtomicU32, seen: u32, most: Duration) {
+        if word.load(Ordering::SeqCst) == seen {
+            sleep(most);
+        }
+    }
+
+    /// Ends all waits for `word`, which end by themselves.
+    pub fn wake_all(_: &atomic::AtomicU32) {}
+
+    /// Lets a thread that waits for the lock have its turn.
+    pub fn step_aside<'a, T>(mutex: &'a Mutex<T>, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        drop(guard);
+        shuttle::thread::yield_now();
+        mutex.lock()
+    }
+
+    /// Waits for the lock, but no longer than `most`.
+    pub fn lock_within<T>(mutex: &Mutex<T>, most: Duration) -> Option<MutexGuard<'_, T>> {
+        mutex.try_lock().or_else(|| {
+            sleep(most);
+            mutex.try_lock()
+        })
+    }
+
+    /// Starts a thread.
+    ///
+    /// # Errors
+    /// None.
+    pub fn spawn(_: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+        Ok(shuttle::thread::spawn(work))
+    }
+
+    /// Starts a thread that ends with its scope.
+    ///
+    /// # Errors
+    /// None.
+    pub fn spawn_scoped<'scope, 'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        work: impl FnOnce() + Send + 'scope,
+    ) -> Result<ScopedJoinHandle<'scope, ()>> {
+        Ok(scope.spawn(work))
+    }
 
     /// `parking_lot`'s interface (no poisoning) over shuttle's mutex.
     #[derive(Debug, Default)]

@@ -44,7 +44,7 @@ impl Down {
             return Err(unknown(&paths, &self.name));
         }
         match daemon::find(&paths, &self.name) {
-            Found::Up(_) => self.end(&paths),
+            Found::Up(state) => self.end(&paths, state.as_deref()),
             Found::Dead(_) | Found::Broken(_) => {
                 self.refuse_kept(&paths)?;
                 self.clean(&paths)
@@ -53,9 +53,11 @@ impl Down {
         }
     }
 
-    fn end(&self, paths: &Paths) -> Result<()> {
-        if self.drain {
-            drain::drain(&Client::new(&paths.volume(&self.name).control), &self.name)?;
+    fn end(&self, paths: &Paths, state: Option<&State>) -> Result<()> {
+        // A volume that is its backing store is drained already.
+        let is_bare = state.is_some_and(|s| s.plan.backing.is_some() && s.plan.log.is_none());
+        if self.drain && !is_bare {
+            drain::drain_most(&Client::new(&paths.volume(&self.name).control), &self.name)?;
         }
         let left = self.stop(paths)?;
         if let Found::Dead(_) | Found::Broken(_) = daemon::find(paths, &self.name) {
@@ -86,7 +88,8 @@ impl Down {
     /// Has the daemon end. Says what only the log has.
     fn stop(&self, paths: &Paths) -> Result<Option<LeftInLog>> {
         let files = paths.volume(&self.name);
-        let request = Request::Down { discard: self.discard, force: self.force };
+        let Self { discard, force, drain, .. } = *self;
+        let request = Request::Down { discard, force, drain };
         let left = Client::new(&files.control).ask(&request, PATIENCE)?;
         let deadline = Instant::now() + PATIENCE_TO_EXIT;
         while Lock::is_held(&files) {

@@ -1,6 +1,6 @@
 //! `ztier restart`: another daemon for a volume that is up, or whose daemon died.
 
-use super::drain::drain;
+use super::drain::drain_most;
 use super::meter::Meter;
 use super::{PATIENCE, output, unknown};
 use crate::config::{Paths, Plan, Settings, name};
@@ -98,7 +98,7 @@ impl Restart {
         };
         let changes = log.is_some();
         if changes && state.plan.log.is_some() {
-            drain(&client, &self.name)?;
+            drain_most(&client, &self.name)?;
         }
         let request = Request::Restart { force: self.force, log };
         let leave = || client.ask::<()>(&request, PATIENCE_TO_LEAVE);

@@ -11,7 +11,7 @@ mod server;
 
 pub use client::Client;
 pub use protocol::{
-    AdaptChange, LeftInLog, LogChange, NewLog, RecompressChange, Request, Status, Swapon,
+    AdaptChange, Draining, LeftInLog, LogChange, NewLog, RecompressChange, Request, Status, Swapon,
 };
 pub(crate) use protocol::{
     Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive, receive_next, send,

@@ -35,8 +35,8 @@ pub enum Request {
     Sample,
     /// Who holds the device. Answer: a list of strings.
     Holders,
-    /// Begin to bring everything to the backing store, or stop hurrying to. Answer: nothing; the
-    /// stats say how far it is.
+    /// Hurry to bring to the backing store what the log holds now, or stop hurrying to. Answer:
+    /// [`Draining`]; the stats say how far it is.
     Drain {
         /// Begin.
         on: bool,
@@ -81,7 +81,18 @@ pub enum Request {
         discard: bool,
         /// Although somebody holds the device.
         force: bool,
+        /// First bring everything in the log to the backing store.
+        #[serde(default)]
+        drain: bool,
     },
+}
+
+/// A drain that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Draining {
+    /// It is done when the log's tail (`segment_tail` in the stats) has come to this segment, or
+    /// when the log is clean.
+    pub until_segment: u64,
 }
 
 /// What only the log has of a volume that has gone down.

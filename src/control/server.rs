@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(version.pid, 7);
         let error = client.ask::<Vec<String>>(&Request::Holders, patience).unwrap_err();
         assert_eq!((error.to_string().as_str(), error.exit_status()), ("wrong; right", 2));
-        let down = Request::Down { discard: true, force: false };
+        let down = Request::Down { discard: true, force: false, drain: false };
         assert_eq!(client.ask::<()>(&down, patience).unwrap_err().exit_status(), 1);
 
         // Two who say nothing, of whom one has the thread that stays, keep nobody waiting.

@@ -6,6 +6,7 @@
 //! until its drives are closed; a held device is never taken away unless that was forced.
 
 mod changing;
+mod draining;
 mod events;
 mod heap;
 mod heritage;

@@ -9,12 +9,6 @@ use crate::durable::Accepted;
 use crate::error::{Error, Result};
 use crate::volume::{Pair, Serving};
 use std::path::Path;
-use std::time::{Duration, Instant};
-
-/// How long the rest may take that was written since somebody has drained the volume.
-const PATIENCE: Duration = Duration::from_secs(50);
-/// How often to look.
-const GLANCE: Duration = Duration::from_millis(2);
 
 /// The plan with that log, if it can be had. `records` is where this machine keeps what it knows of
 /// backing stores.
@@ -62,28 +56,4 @@ pub(super) fn refuse_lost(volume: &dyn Serving) -> Result<()> {
         "write them again (`ztier status` lists them), or take the volume down and give the log up \
          by `ztier up` with --abandon-log and another --log",
     ))
-}
-
-/// Brings what is left in the log to the backing store, of a volume that nobody can write to.
-///
-/// # Errors
-/// That takes too long, a drive fails, or blocks are lost.
-pub(super) fn drain(volume: &dyn Serving) -> Result<()> {
-    let until = Instant::now() + PATIENCE;
-    volume.drain(true)?;
-    loop {
-        let Some(log) = volume.stats().log else { return Ok(()) };
-        if log.clean {
-            return refuse_lost(volume);
-        }
-        let failed = log.failed && !log.rescuing && !log.through;
-        if failed || Instant::now() >= until {
-            return Err(Error::failure(format!(
-                "the log still holds {} blocks, so it stays",
-                log.blocks_dirty
-            ))
-            .mend("`ztier drain` the volume, then try again"));
-        }
-        std::thread::sleep(GLANCE);
-    }
 }

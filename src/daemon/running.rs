@@ -6,10 +6,12 @@ use super::limiter::Limiter;
 use super::making::{self, Made};
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
-use super::{events, log, notify, opening, relog, serve, swapping};
+use super::{draining, events, log, notify, opening, relog, serve, swapping};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage, plan, size};
-use crate::control::{After, Handler, LeftInLog, NewLog, Request, Sample, Server, Status, Version};
+use crate::control::{
+    After, Draining, Handler, LeftInLog, NewLog, Request, Sample, Server, Status, Version,
+};
 use crate::error::{Context, Error, Result};
 use crate::export::reclaim::make_present;
 use crate::export::{Export, Leftover, usage};
@@ -453,7 +455,7 @@ impl Running {
         let next = relog::plan(&self.state.lock().plan, &log, &self.records)?;
         relog::refuse_lost(&*self.volume)?;
         self.make_way(force)?;
-        relog::drain(&*self.volume)?;
+        draining::drain(&*self.volume)?;
         *self.next.lock() = Some(next);
         Ok(())
     }
@@ -721,8 +723,7 @@ impl Handler for Running {
             Request::Sample => to_raw_value(&self.sample()),
             Request::Holders => to_raw_value(&self.status()?.holders),
             Request::Drain { on } => {
-                self.volume.drain(on)?;
-                to_raw_value(&())
+                to_raw_value(&Draining { until_segment: self.volume.drain(on)? })
             }
             Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress } => {
                 self.set(size_bytes, (ram_limit_bytes, adapt), log, recompress)?;
@@ -740,10 +741,13 @@ impl Handler for Running {
                 self.ending(Event::Left, after, || self.restart(force, log))?;
                 to_raw_value(&())
             }
-            Request::Down { discard, force } => {
+            Request::Down { discard, force, drain } => {
                 let mut left = None;
                 self.ending(Event::Down, after, || {
                     self.down(discard, force)?;
+                    if drain {
+                        draining::drain(&*self.volume)?;
+                    }
                     left = self.left_in_log();
                     Ok(())
                 })?;

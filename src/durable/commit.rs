@@ -53,6 +53,8 @@ impl Ticket {
 pub enum Progress {
     /// It waits.
     Pending,
+    /// The log has failed, and what it covers is being brought to the backing store.
+    Rescue,
     /// What it covers is durable.
     Done,
     /// The log failed before that.
@@ -162,6 +164,10 @@ impl Commit {
     /// Whether nothing is in flight.
     pub(super) fn is_still(&self) -> bool {
         self.flights.is_empty()
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        self.now_us / 1000
     }
 
     pub(super) fn touch(&mut self) {
@@ -325,7 +331,7 @@ impl Core {
             // Everything that was taken is in the backing store when it is the volume.
             match self.rescue.refusal() {
                 Refused::Through => Progress::Done,
-                Refused::Full => Progress::Pending,
+                Refused::Full => Progress::Rescue,
                 Refused::Failed => Progress::Failed,
             }
         } else if planted::on(Bug::AcknowledgeUnflushed) && self.commit.written_to() >= ticket.0 {

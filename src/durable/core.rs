@@ -276,6 +276,21 @@ impl Core {
         (self.first + self.segments.len() as u64 - self.written, self.sb.segments)
     }
 
+    /// The number of the segment that comes after the newest one.
+    pub fn end(&self) -> u64 {
+        self.first + self.segments.len() as u64
+    }
+
+    /// Windows that had to be given up, and are taken again.
+    pub fn windows_failed(&self) -> u64 {
+        self.counts.windows_failed
+    }
+
+    /// The backing store has what segments before this one say.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
     /// Whether nothing in the log is missing from the backing store, but that blocks are lost.
     pub fn is_clean(&self) -> bool {
         self.dirty == 0 && self.holes.are_written(self.written) && self.window.is_idle()
@@ -656,6 +671,7 @@ impl Core {
     /// Time passes. `now_ms` never falls.
     pub fn tick(&mut self, now_ms: u64) {
         self.clock(now_ms * 1000);
+        self.retry_rescue();
         if !self.commit.is_idle(self.options.idle_ms) || self.check_health().is_err() {
             return;
         }

@@ -5,7 +5,8 @@
 //! from then on the backing store alone is the volume. Invariants: the backing store gets nothing
 //! that the log does not hold before the log is spent, durably. So whoever finds the log later
 //! finds it empty, or finds a backing store that is not ahead of it. Where the superblocks cannot
-//! be written, that is how it stays: nothing more is taken.
+//! be written, nothing more is taken until they can: that is tried again now and then, because a
+//! drive that was gone for a while may come back.
 
 use super::core::{Core, Refused};
 use super::format::{Data, Kind, LOST_MAX, Tail};
@@ -19,6 +20,9 @@ use std::collections::BTreeSet;
 
 /// Windows in a row that may fail before nobody waits any more.
 const PATIENCE: u32 = 3;
+
+/// Milliseconds after which it is tried again to write the superblocks.
+const RETRY_MS: u64 = 5000;
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +57,8 @@ pub(super) struct Rescue {
     failures: u32,
     /// The superblocks cannot be written.
     unmarkable: bool,
+    /// When that was found, in milliseconds.
+    unmarkable_ms: u64,
 }
 
 impl Rescue {
@@ -314,8 +320,21 @@ impl Core {
     /// The superblocks of a log that has failed cannot be written.
     pub(super) fn cannot_mark(&mut self) {
         self.rescue.unmarkable = true;
+        self.rescue.unmarkable_ms = self.commit.now_ms();
         if self.rescue.stage == Stage::Marking {
             self.strand();
+        }
+    }
+
+    /// Tries again to give up in order a log that could not be marked.
+    pub(super) fn retry_rescue(&mut self) {
+        let rescue = &mut self.rescue;
+        let due = self.commit.now_ms() >= rescue.unmarkable_ms + RETRY_MS;
+        if rescue.stage == Stage::Stranded && rescue.unmarkable && !self.recommits && due {
+            mark("rescue.tries_again");
+            (rescue.stage, rescue.unmarkable) = (Stage::Log, false);
+            // Until it succeeds no request waits for it.
+            rescue.failures = PATIENCE;
         }
     }
 

@@ -8,12 +8,12 @@
 use super::chunk::read_table;
 use super::cluster::Unpacked;
 use super::command::{Command, Device, Op, Outcome};
-use super::format::{CLUSTER, Data, Entry, HEADER, Header, Kind, Stamp, Sums};
+use super::format::{CLUSTER, Data, Entry, HEADER, Header, Kind, SUPER_AT, Stamp, Sums};
 use super::holes::Tombstone;
 use super::planted::{self, Bug, mark};
 use super::window::{Ended, Part, Plan, Planned};
 use crate::BLOCK_SIZE;
-use crate::media::{ALIGN, Buffer};
+use crate::media::{ALIGN, Action, Buffer};
 use crate::store::codec::{self, Algorithm, Codec};
 use crate::store::format::Coding;
 use std::collections::{BTreeMap, VecDeque};
@@ -24,6 +24,8 @@ use std::sync::Arc;
 const RUN: usize = 256;
 /// Commands that are out at once.
 const DEPTH: usize = 16;
+/// How often a read or a write is repeated that failed.
+const REPEATS: u32 = 2;
 
 /// Decodes a block's own payload; `false` when it does not decode.
 pub fn decode(codec: &mut Codec, kind: Kind, payload: &[u8], out: &mut [u8; BLOCK_SIZE]) -> bool {
@@ -42,8 +44,19 @@ pub fn decode(codec: &mut Codec, kind: Kind, payload: &[u8], out: &mut [u8; BLOC
     }
 }
 
+/// A command that is out.
+struct Flight {
+    command: Command,
+    /// The part of a segment that it reads.
+    part: Option<(usize, Range<u32>)>,
+    /// How often it was repeated.
+    repeats: u32,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
+    /// Whether the log's drive answers at all.
+    Probe,
     Read,
     /// It will change what somebody watches, and waits until he lets it.
     Held,
@@ -76,8 +89,13 @@ pub struct Writeback {
     unreadable: Vec<Part>,
     /// Parts to read yet: segment, from which byte to which.
     reads: VecDeque<(usize, Range<u32>)>,
-    flights: BTreeMap<u64, Option<(usize, Range<u32>)>>,
+    flights: BTreeMap<u64, Flight>,
+    /// What failed and is to be repeated.
+    again: Vec<Flight>,
     next_id: u64,
+    /// Where to probe the log's drive.
+    probes: VecDeque<u64>,
+    answers: bool,
     /// A failing read ends the window; else it is done without what cannot be read.
     patient: bool,
     failed: bool,
@@ -104,7 +122,7 @@ impl Writeback {
             reads: reads.map(|i| (i, 0..segments[i].used)).collect(),
             images,
             plan: segments,
-            phase: Phase::Read,
+            phase: Phase::Probe,
             codec: Codec::new(Algorithm::None),
             unpacked: Unpacked::default(),
             blocks: BTreeMap::new(),
@@ -118,7 +136,10 @@ impl Writeback {
             patient,
             unread: false,
             flights: BTreeMap::new(),
+            again: Vec::new(),
             next_id: 0,
+            probes: if patient { VecDeque::new() } else { SUPER_AT.into() },
+            answers: patient,
             failed: false,
             flush_out: false,
             watched: Vec::new(),
@@ -157,10 +178,17 @@ impl Writeback {
         op: Op,
         part: Option<(usize, Range<u32>)>,
     ) -> Command {
+        let command = Command { id: 0, device, at, op };
+        self.send(Flight { command, part, repeats: 0 })
+    }
+
+    fn send(&mut self, mut flight: Flight) -> Command {
         let id = self.next_id;
         self.next_id += 1;
-        self.flights.insert(id, part);
-        Command { id, device, at, op }
+        flight.command.id = id;
+        let command = flight.command.clone();
+        self.flights.insert(id, flight);
+        command
     }
 
     /// The next thing to do, if there is one now.
@@ -168,8 +196,13 @@ impl Writeback {
         if self.failed || self.flights.len() >= DEPTH {
             return None;
         }
+        if let Some(flight) = self.again.pop() {
+            mark("writeback.repeats");
+            return Some(self.send(flight));
+        }
         loop {
             let command = match self.phase {
+                Phase::Probe => self.next_probe(),
                 Phase::Read => self.next_read(),
                 Phase::Zero => self.next_zero(),
                 Phase::Write => self.next_write(),
@@ -177,7 +210,7 @@ impl Writeback {
                 Phase::Held | Phase::Over => None,
             };
             let waits = matches!(self.phase, Phase::Held | Phase::Over);
-            if command.is_some() || !self.flights.is_empty() || waits {
+            if command.is_some() || !self.flights.is_empty() || waits || self.failed {
                 return command;
             }
             self.advance();
@@ -187,6 +220,12 @@ impl Writeback {
     /// What was to be done in this phase is done.
     fn advance(&mut self) {
         self.phase = match self.phase {
+            Phase::Probe if !self.answers => {
+                mark("writeback.silent");
+                (self.failed, self.unread) = (true, true);
+                Phase::Over
+            }
+            Phase::Probe => Phase::Read,
             Phase::Read => {
                 self.gather();
                 self.phase = Phase::Held;
@@ -202,6 +241,13 @@ impl Writeback {
             Phase::Write => Phase::Flush,
             Phase::Flush | Phase::Over => Phase::Over,
         };
+    }
+
+    /// What cannot be read is lost where the drive gives other parts, and not if it gives nothing:
+    /// then it may come back with all of it.
+    fn next_probe(&mut self) -> Option<Command> {
+        let at = self.probes.pop_front()?;
+        Some(self.launch(Device::Log, at, Op::Read(ALIGN), None))
     }
 
     fn next_read(&mut self) -> Option<Command> {
@@ -266,8 +312,20 @@ impl Writeback {
 
     /// Says what became of a command.
     pub fn complete(&mut self, id: u64, outcome: Outcome) {
-        let Some(part) = self.flights.remove(&id) else { return };
-        match (outcome, part) {
+        let Some(flight) = self.flights.remove(&id) else { return };
+        if let Outcome::Failed(e) = &outcome
+            // A flush that fails may have lost what was written before.
+            && e.action != Action::Flush
+            && flight.repeats < REPEATS
+        {
+            self.again.push(Flight { repeats: flight.repeats + 1, ..flight });
+            return;
+        }
+        if self.phase == Phase::Probe {
+            self.answers |= matches!(outcome, Outcome::Bytes(_));
+            return;
+        }
+        match (outcome, flight.part) {
             (Outcome::Failed(_), Some((i, part))) if !self.patient => self.read_failed(i, part),
             (Outcome::Failed(_), part) => {
                 mark("writeback.failed");
@@ -304,6 +362,7 @@ impl Writeback {
             |left: usize, all: usize, of: u64| of - of * left.min(all) as u64 / all.max(1) as u64;
         let tenth = way / 10;
         match self.phase {
+            Phase::Probe => 0,
             Phase::Read => part(self.reads.len(), self.plan.len(), tenth),
             Phase::Held | Phase::Zero => tenth,
             Phase::Write => tenth + part(self.queue.len(), self.blocks.len(), way - 2 * tenth),

@@ -6,8 +6,8 @@
 //!
 //! Invariants: the core's lock is held neither during I/O nor while payloads are copied; a block's
 //! stripe is held from before its place is reserved, or from the read of a read-modify-write, until
-//! it is filled; who has reserved waits for nobody before he has filled; who takes several stripes
-//! takes them in order; none of the log's own threads takes one.
+//! it is filled; a thread that takes several stripes takes them in order. How threads wait is in
+//! [`super::progress`].
 
 use super::brake::Brake;
 use super::gather::Gather;
@@ -16,25 +16,22 @@ use super::news::News;
 use super::pace::Pace;
 use super::packing::Packing;
 use super::tending::MOVERS;
+use super::waits::Awaited;
 use crate::BLOCK_SIZE;
 use crate::durable::cluster::Unpacked;
 use crate::durable::format::{CLUSTER_MAX, Kind, Stamp, crc};
-use crate::durable::{
-    Command, Core, Device, Fills, Found, Op, Outcome, Progress, Reading, Refused,
-};
+use crate::durable::{Core, Fills, Found, Outcome, Reading, Refused};
 use crate::media::{Drive, DriveError, Identity, StableId, Waker};
 use crate::stats::LogStats;
 use crate::store::GROUP;
 use crate::store::codec::Algorithm;
-use parking_lot::{Mutex, MutexGuard};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Instant, Mutex, MutexGuard, lock_within, now};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const STRIPES: usize = 256;
-/// How long to wait for news before looking again.
-const WAIT: Duration = Duration::from_millis(50);
 
 /// Blocks that wait to be kept at most.
 const WANTED: usize = 1 << 16;
@@ -94,20 +91,20 @@ pub type Listener = Box<dyn Fn(&LogStats, bool) + Send + Sync>;
 
 /// A log, its backing store, and their state.
 pub struct Logged {
-    core: Arc<Mutex<Core>>,
+    pub(super) core: Arc<Mutex<Core>>,
     /// Something was completed, or there is something to do.
-    news: News,
+    pub(super) news: News,
     /// Chunks below this are durable; never ahead of the core.
-    durable: AtomicU64,
-    log: Arc<dyn Drive>,
-    backing: Arc<dyn Drive>,
+    pub(super) durable: AtomicU64,
+    pub(super) log: Arc<dyn Drive>,
+    pub(super) backing: Arc<dyn Drive>,
     stripes: Vec<Mutex<()>>,
     stopping: AtomicBool,
     /// Milliseconds since `began` at the last request.
     last_request_ms: AtomicU64,
     began: Instant,
     damaged_reads: AtomicU64,
-    written_back: AtomicU64,
+    pub(super) written_back: AtomicU64,
     /// What identifies the backing store, as the log's superblock has it.
     identity: Mutex<Option<(Identity, StableId)>>,
     /// Lets writeback give way to reads of the backing store.
@@ -124,6 +121,10 @@ pub struct Logged {
     keeps: AtomicBool,
     /// Ends the sleep of the thread that writes what nobody waits for.
     waker: OnceLock<Waker>,
+    /// Windows that have failed in a row.
+    pub(super) failures: AtomicU32,
+    /// What a drive said when a window failed last.
+    pub(super) failure: Mutex<Option<DriveError>>,
 }
 
 impl Logged {
@@ -143,7 +144,7 @@ impl Logged {
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             stopping: AtomicBool::new(false),
             last_request_ms: AtomicU64::new(0),
-            began: Instant::now(),
+            began: now(),
             damaged_reads: AtomicU64::new(0),
             written_back: AtomicU64::new(0),
             identity: Mutex::new(None),
@@ -151,6 +152,8 @@ impl Logged {
             pace: Pace::default(),
             listener: OnceLock::new(),
             waker: OnceLock::new(),
+            failures: AtomicU32::new(0),
+            failure: Mutex::new(None),
         }
     }
 
@@ -167,7 +170,7 @@ impl Logged {
         self.note(&mut self.core.lock(), id, outcome);
     }
 
-    fn note(&self, core: &mut Core, id: u64, outcome: &Outcome) {
+    pub(super) fn note(&self, core: &mut Core, id: u64, outcome: &Outcome) {
         core.clock(self.now_us());
         if core.complete(id, outcome) {
             self.durable.store(core.durable(), Ordering::Release);
@@ -227,7 +230,7 @@ impl Logged {
         *self.identity.lock() = Some((identity, id));
         self.core.lock().identify(identity.encode());
         // Of a log that has failed it is tried: to save its content is worth more.
-        self.settle(|core| core.is_written().then_some(Ok(())))
+        self.settle(Awaited::Commit, |core| core.is_written().then_some(Ok(())))
     }
 
     /// The parts of the backing store that its identity has samples of, as blocks.
@@ -323,11 +326,11 @@ impl Logged {
     }
 
     pub(super) fn now_ms(&self) -> u64 {
-        self.began.elapsed().as_millis() as u64
+        (now() - self.began).as_millis() as u64
     }
 
-    fn now_us(&self) -> u64 {
-        self.began.elapsed().as_micros() as u64
+    pub(super) fn now_us(&self) -> u64 {
+        (now() - self.began).as_micros() as u64
     }
 
     /// How long nobody has asked for anything.
@@ -336,7 +339,7 @@ impl Logged {
         Duration::from_millis(self.now_ms().saturating_sub(last))
     }
 
-    fn touch(&self) {
+    pub(super) fn touch(&self) {
         self.last_request_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
@@ -370,7 +373,7 @@ impl Logged {
         while hand.found.contains(&Found::Filling) {
             self.release(hand);
             // Its writer holds the stripe until it is there; longer, if he then waits for room.
-            let _stripe = self.stripe(first).try_lock_for(FILL);
+            let _stripe = lock_within(self.stripe(first), FILL);
             self.locate(hand, first, out.len());
         }
         self.fetch_all(hand, first, out)
@@ -437,11 +440,11 @@ impl Logged {
             // Nobody fills who does not hold the stripe.
             Found::Lost | Found::Filling => return Err(self.damaged(block)),
             Found::Backing => {
-                let (began, moving) = (Instant::now(), self.brake.is_moving());
+                let (began, moving) = (now(), self.brake.is_moving());
                 let at = block * BLOCK_SIZE as u64;
                 if self.backing.read_noting(at, out.as_flattened_mut())? {
                     let moving = moving || self.brake.is_moving();
-                    self.brake.note(began.elapsed(), moving, self.now_ms());
+                    self.brake.note(now() - began, moving, self.now_ms());
                 }
             }
             Found::Memory(kind) => {
@@ -549,7 +552,7 @@ impl Logged {
     ) -> Result<bool, Fault> {
         let mut done = 0;
         loop {
-            let (taken, sealed) = self.reserve(hand, first, blocks, &mut done);
+            let (taken, sealed) = self.reserve(hand, first, blocks, &mut done)?;
             let awaited = hand.fills.finish();
             if awaited {
                 self.news.tell();
@@ -576,13 +579,16 @@ impl Logged {
 
     /// Reserves room for those from the one on that comes after what is `done`, and fills it: as
     /// many as there is room for, but not none. How far it came, and whether chunks were closed.
+    ///
+    /// # Errors
+    /// There is no room, because writeback fails.
     fn reserve(
         &self,
         hand: &mut LogHand,
         first: u64,
         blocks: &[[u8; BLOCK_SIZE]],
         done: &mut usize,
-    ) -> (Taken, bool) {
+    ) -> Result<(Taken, bool), Fault> {
         let LogHand { packing, fills, .. } = hand;
         let mut sums = [0; GROUP];
         let mut i = *done;
@@ -592,7 +598,7 @@ impl Logged {
             i += count;
         }
         let from = *done;
-        let taken = self.settle(|core| {
+        let taken = self.wait_for_room(|core| {
             if self.pace.holds(core.fullness()) {
                 return None;
             }
@@ -621,7 +627,7 @@ impl Logged {
             // Who waits for room must not keep others waiting for what he fills.
             let waits = matches!(taken, Taken::Refused(Refused::Full)) && *done == from;
             (!waits).then(|| (taken, core.chunks() > chunks))
-        });
+        })?;
         let mut i = from;
         while i < *done {
             let (kind, payload, count) = packing.encoded(first, i, &blocks[i]);
@@ -630,7 +636,7 @@ impl Logged {
             }
             i += count;
         }
-        taken
+        Ok(taken)
     }
 
     /// Reads a block, changes it and writes it, as one step for everybody else.
@@ -672,113 +678,16 @@ impl Logged {
             groups.take(STRIPES).map(|group| group as usize % STRIPES).collect();
         stripes.sort_unstable();
         let _stripes: Vec<_> = stripes.iter().map(|&i| self.stripes[i].lock()).collect();
-        let taken = self.settle(|core| match core.discard(first, count) {
+        let taken = self.wait_for_room(|core| match core.discard(first, count) {
             Ok(()) => Some(Ok(true)),
             Err(Refused::Full) => None,
             Err(Refused::Through) => Some(Ok(false)),
             Err(Refused::Failed) => Some(Err(Fault::Failed)),
-        })?;
+        })??;
         if taken {
             return Ok(());
         }
         self.refuse_lost(first, count)?;
         Ok(self.backing.zero(first * BLOCK_SIZE as u64, count * BLOCK_SIZE as u64)?)
-    }
-
-    /// Makes everything durable that was acknowledged before.
-    ///
-    /// # Errors
-    /// The log has failed, and what it held is not in the backing store.
-    pub fn flush(&self) -> Result<(), Fault> {
-        self.touch();
-        let mut core = self.core.lock();
-        if core.is_through() {
-            drop(core);
-            return Ok(self.backing.flush()?);
-        }
-        core.clock(self.now_us());
-        let ticket = core.flush();
-        let (mut worked, mut watches) = (false, false);
-        loop {
-            match core.progress(ticket) {
-                Progress::Pending => {}
-                progress => {
-                    self.hand_over(worked);
-                    return if progress == Progress::Done { Ok(()) } else { Err(Fault::Failed) };
-                }
-            }
-            worked = self.act(&mut core);
-            if !worked {
-                let soon = core.patience_us(&mut watches).map_or(WAIT, Duration::from_micros);
-                let seen = self.news.seen();
-                drop(core);
-                self.news.wait(seen, soon.min(WAIT));
-                if ticket.is_done(self.durable.load(Ordering::Acquire)) {
-                    return Ok(());
-                }
-                core = self.core.lock();
-            }
-        }
-    }
-
-    /// Waits until the log has taken what another process left in memory.
-    ///
-    /// # Errors
-    /// The log has failed before.
-    pub fn recommit(&self) -> Result<(), Fault> {
-        self.settle(|core| match (core.is_recommitting(), core.is_failed()) {
-            (false, _) => Some(Ok(())),
-            (true, true) => Some(Err(Fault::Failed)),
-            (true, false) => None,
-        })
-    }
-
-    /// Carries out the core's commands until `ready` says something.
-    pub(super) fn settle<T>(&self, mut ready: impl FnMut(&mut Core) -> Option<T>) -> T {
-        let mut core = self.core.lock();
-        let mut worked = false;
-        loop {
-            if let Some(value) = ready(&mut core) {
-                self.hand_over(worked);
-                return value;
-            }
-            worked = self.act(&mut core);
-            if !worked && core.is_forgetting() {
-                // In steps, so that others have their turn between them.
-                MutexGuard::bump(&mut core);
-            } else if !worked {
-                let seen = self.news.seen();
-                MutexGuard::unlocked(&mut core, || self.news.wait(seen, WAIT));
-            }
-        }
-    }
-
-    /// Carries out a command of the core; `false` if there is none.
-    fn act(&self, core: &mut MutexGuard<'_, Core>) -> bool {
-        core.clock(self.now_us());
-        let Some(command) = core.next_command() else { return false };
-        let outcome = MutexGuard::unlocked(core, || self.carry_out(&command));
-        self.note(core, command.id, &outcome);
-        true
-    }
-
-    /// Who has worked and goes may leave something to do of which nobody has been told.
-    fn hand_over(&self, worked: bool) {
-        if worked {
-            self.news.tell();
-        }
-    }
-
-    /// Flushes the backing store.
-    pub(super) fn flush_backing(&self) -> Outcome {
-        self.backing.flush().map_or_else(Outcome::Failed, |()| Outcome::Done)
-    }
-
-    /// Does what a command says.
-    pub(super) fn carry_out(&self, command: &Command) -> Outcome {
-        if let (Device::Backing, Op::Write(_, range)) = (command.device, &command.op) {
-            self.written_back.fetch_add(range.len() as u64, Ordering::Relaxed);
-        }
-        command.carry_out(&*self.log, &*self.backing)
     }
 }

@@ -18,12 +18,14 @@ mod news;
 mod pace;
 mod packing;
 pub mod policy;
+mod progress;
 mod ram;
 mod recompress;
 mod shelf;
 mod spill;
 mod stock;
 mod tending;
+mod waits;
 
 pub use demote::Unread;
 pub use logged::{Fault, LogHand, Logged};

@@ -4,8 +4,8 @@
 //! Invariant: who reads [`News::seen`] before looking for what to wait for misses nothing that is
 //! told afterwards.
 
-use rustix::thread::futex::{self, Flags, Timespec};
-use std::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::{wait_on, wake_all};
 use std::time::Duration;
 
 /// What has been told so far.
@@ -25,17 +25,14 @@ impl News {
     pub(super) fn tell(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            // Fails only for an address that is none.
-            let _ = futex::wake(&self.count, Flags::PRIVATE, i32::MAX as u32);
+            wake_all(&self.count);
         }
     }
 
     /// Waits until something is told that was not `seen`, but no longer than `most`; may end early.
     pub(super) fn wait(&self, seen: u32, most: Duration) {
-        let time = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        // Ends at once if something was told since; an interruption is an early end.
-        let _ = futex::wait(&self.count, Flags::PRIVATE, seen, Some(&time));
+        wait_on(&self.count, seen, most);
         self.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -1,19 +1,20 @@
 //! The threads of a logged volume: commits that nobody waits for, and writeback.
 //!
-//! Invariant: a writeback reads and writes without the core's lock; only where a window begins and
-//! ends does it hold it.
+//! Invariants: a writeback reads and writes without the core's lock; only where a window begins and
+//! ends does it hold it. What each thread may wait for is in [`super::waits`]: the thread that
+//! writes back makes room and rescues a log that has failed, so it waits for neither.
 
 use super::keeper::Keeper;
 use super::logged::{Fault, Logged};
 use super::pace::WAY;
-use crate::durable::{Command, Device, Ended, Op, Outcome, Progress, Writeback, join};
+use super::waits::{self, Awaited, Role};
+use crate::durable::{Command, Core, Device, Ended, Op, Outcome, Writeback, join};
 use crate::error::{Context, Result};
 use crate::media::{Buffer, Completion, Ring, Submission, ring};
 use crate::store::codec::Algorithm;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Condvar, JoinHandle, Mutex, scope, sleep, spawn, spawn_scoped};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 /// Writes of the log that are in flight at once.
@@ -55,10 +56,25 @@ impl Default for Policy {
     }
 }
 
+/// How far a drain has to come: the segments before this one, 0 for not at all.
+#[derive(Debug, Default)]
+struct Goal(AtomicU64);
+
+impl Goal {
+    fn set(&self, end: u64) {
+        self.0.store(end, Ordering::Release);
+    }
+
+    /// Whether there is something to hurry for when the segments before `written` are written back.
+    fn is_ahead_of(&self, written: u64) -> bool {
+        self.0.load(Ordering::Acquire) > written
+    }
+}
+
 /// The threads; dropping it ends them.
 pub struct Tending {
     logged: Arc<Logged>,
-    draining: Arc<AtomicBool>,
+    draining: Arc<Goal>,
     policy: Arc<Mutex<Policy>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -82,30 +98,43 @@ impl Tending {
         logged.wakes(ring.waker());
         let mut tending = Self {
             logged: Arc::clone(logged),
-            draining: Arc::new(AtomicBool::new(false)),
+            draining: Arc::default(),
             policy: Arc::new(Mutex::new(policy)),
             threads: Vec::new(),
         };
         let own = Arc::clone(logged);
-        tending.spawn("ztier-log", move || commit(&own, ring))?;
+        tending.spawn("ztier-log", Role::Commit, move || commit(&own, ring))?;
         let own = Arc::clone(logged);
-        tending.spawn("ztier-keeper", move || Keeper::new(&own, algorithm).run())?;
+        let admit = move || Keeper::new(&own, algorithm).run();
+        tending.spawn("ztier-keeper", Role::Admission, admit)?;
         let (logged, draining) = (Arc::clone(logged), Arc::clone(&tending.draining));
         let policy = Arc::clone(&tending.policy);
-        tending.spawn("ztier-writeback", move || write_back(&logged, &draining, &policy))?;
+        let move_back = move || write_back(&logged, &draining, &policy);
+        tending.spawn("ztier-writeback", Role::Writeback, move_back)?;
         Ok(tending)
     }
 
-    fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = Builder::new().name(name.into());
-        self.threads.push(thread.spawn(work).context("cannot start a thread of the log")?);
+    fn spawn(
+        &mut self,
+        name: &str,
+        role: Role,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<()> {
+        let work = move || {
+            waits::begin(role);
+            work();
+        };
+        self.threads.push(spawn(name, work).context("cannot start a thread of the log")?);
         Ok(())
     }
 
-    /// Begins to bring everything to the backing store, which then is the volume until the next
-    /// write; or stops hurrying to.
-    pub fn drain(&self, on: bool) {
-        self.draining.store(on, Ordering::Release);
+    /// Hurries to bring everything to the backing store that the log has now, or stops hurrying to.
+    /// It is there when the log's tail has come to the segment that is returned. What the log takes
+    /// meanwhile does not count: under a load that would never end.
+    pub fn drain(&self, on: bool) -> u64 {
+        let end = if on { self.logged.core().end() } else { 0 };
+        self.draining.set(end);
+        end
     }
 
     /// How writeback shall behave from now on.
@@ -127,25 +156,23 @@ impl Tending {
         if self.logged.core().is_through() {
             return self.logged.flush();
         }
-        let ticket = self.logged.core().flush();
-        self.logged.settle(|core| match core.progress(ticket) {
-            Progress::Done => Some(Ok(())),
-            Progress::Pending if !core.is_failed() => None,
-            // There is nobody left who could save what it holds.
-            Progress::Pending | Progress::Failed => Some(Err(Fault::Failed)),
-        })?;
+        // The threads are gone that could rescue what a log holds that fails now.
+        self.logged.commit()?;
         let end = |done: bool, failed: bool| match (done, failed) {
             (true, _) => Some(Ok(())),
             (false, true) => Some(Err(Fault::Failed)),
             (false, false) => None,
         };
-        self.logged.settle(|core| end(core.is_quiet(), core.is_failed()))?;
+        let settle = |done: fn(&Core) -> bool| {
+            self.logged.settle(Awaited::Commit, |core| end(done(core), core.is_failed()))
+        };
+        settle(Core::is_quiet)?;
         self.logged.renew_identity()?;
         // What others may have in the page cache counts as written before, not after.
         let flushed = matches!(self.logged.flush_backing(), Outcome::Done);
         let witness = if flushed { witness() } else { 0 };
         self.logged.core().close(witness);
-        self.logged.settle(|core| end(core.is_closed(), core.is_failed()))
+        settle(Core::is_closed)
     }
 
     fn join(&mut self) {
@@ -170,7 +197,8 @@ fn commit(logged: &Logged, mut ring: Ring) {
             core.tick(logged.now_ms());
             core.wall(crate::stats::time::now());
             while let Some(Command { id, at, op, .. }) = core.next_command() {
-                let action = MutexGuard::unlocked(&mut core, || match op {
+                drop(core);
+                let action = match op {
                     Op::Read(len) => ring::Op::Read(Buffer::new(len)),
                     Op::Write(bytes, range) => ring::Op::Write(bytes, range),
                     Op::Join(parts) => {
@@ -180,8 +208,9 @@ fn commit(logged: &Logged, mut ring: Ring) {
                     }
                     Op::Zero(len) => ring::Op::Zero { len },
                     Op::Flush => ring::Op::Flush,
-                });
+                };
                 ring.submit(Submission { id, action, at });
+                core = logged.core();
             }
             let more = core.is_copying() || core.is_forgetting_copies();
             if more { Duration::ZERO } else { TICK }
@@ -200,63 +229,77 @@ fn commit(logged: &Logged, mut ring: Ring) {
     }
 }
 
-fn write_back(logged: &Logged, draining: &AtomicBool, policy: &Mutex<Policy>) {
+fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
     while !logged.is_stopping() {
         let policy = *policy.lock();
-        let hurry = draining.load(Ordering::Acquire);
-        if hurry && finish(logged) {
-            draining.store(false, Ordering::Release);
+        let hurry = hurries(logged, draining);
+        if hurry {
+            close_segment(logged, draining);
         }
-        let (used, segments, log_bytes) = {
-            let core = logged.core();
-            let (used, segments) = core.fullness();
-            (used, segments, segments * u64::from(core.superblock().segment))
-        };
-        let percent = used * 100 / segments.max(1);
-        let rescuing = {
-            let core = logged.core();
-            core.is_rescuing() || core.is_recommitting()
-        };
-        let due = match policy.enabled {
-            true => logged.idle() >= IDLE || percent >= policy.threshold_percent,
-            // Who writes must not wait for ever.
-            false => percent >= URGENT || used + NEARLY_FULL >= segments,
-        };
-        if !hurry && !rescuing && !due {
-            std::thread::sleep(TICK);
-            continue;
-        }
-        let bytes = (policy.window * (25 + percent * 3 / 4) / 25).min(WINDOW_MAX);
-        let Some(plan) = logged.core().begin_window(bytes.min(log_bytes / WINDOW_PART)) else {
-            std::thread::sleep(TICK);
+        let Some((bytes, fullness)) = due(logged, policy, hurry) else {
+            sleep(TICK);
             continue;
         };
-        logged.pace().begin((used, segments));
+        let Some(plan) = logged.core().begin_window(bytes) else {
+            sleep(TICK);
+            continue;
+        };
+        logged.pace().begin(fullness);
         let pressed = || {
             let core = logged.core();
             let (used, segments) = core.fullness();
             let full = used * 100 >= segments * PRESSED_PERCENT || core.is_rescuing();
-            full || draining.load(Ordering::Acquire) || logged.is_stopping()
+            drop(core);
+            full || hurries(logged, draining) || logged.is_stopping()
         };
         logged.note_backing();
+        let before = logged.core().windows_failed();
         let ended = carry(logged, Writeback::new(plan).watching(logged.samples()), &pressed);
-        let failed = matches!(ended, Ended::Badly { .. });
         logged.pace().end();
         logged.core().end_window(ended);
-        logged.settle(|core| (core.is_between_windows() || logged.is_stopping()).then_some(()));
+        let between = |core: &mut Core| core.is_between_windows() || logged.is_stopping();
+        logged.settle(Awaited::Commit, |core| between(core).then_some(()));
+        let failed = logged.core().windows_failed() > before;
+        logged.note_window(!failed);
         logged.note_backing();
         if failed {
-            std::thread::sleep(PAUSE);
+            sleep(PAUSE);
         }
     }
 }
 
-/// Makes everything ready to be written back. Whether nothing is left, or nothing can be done.
-fn finish(logged: &Logged) -> bool {
-    let failed = logged.flush().is_err();
+/// Whether a drain is under way.
+fn hurries(logged: &Logged, draining: &Goal) -> bool {
+    let core = logged.core();
+    draining.is_ahead_of(core.written()) && !core.is_clean()
+}
+
+/// How many bytes the next window has, and how full the log is; `None` if it is not time for one.
+fn due(logged: &Logged, policy: Policy, hurry: bool) -> Option<(u64, (u64, u64))> {
+    let core = logged.core();
+    let (used, segments) = core.fullness();
+    let log_bytes = segments * u64::from(core.superblock().segment);
+    let must = hurry || core.is_rescuing() || core.is_recommitting();
+    drop(core);
+    let percent = used * 100 / segments.max(1);
+    let due = match policy.enabled {
+        true => logged.idle() >= IDLE || percent >= policy.threshold_percent,
+        // Requests must not wait for room for ever.
+        false => percent >= URGENT || used + NEARLY_FULL >= segments,
+    };
+    let bytes = (policy.window * (25 + percent * 3 / 4) / 25).min(WINDOW_MAX);
+    (must || due).then(|| (bytes.min(log_bytes / WINDOW_PART), (used, segments)))
+}
+
+/// Makes everything ready to be written back that a drain is for.
+fn close_segment(logged: &Logged, draining: &Goal) {
+    // Of a log that fails meanwhile the rescue takes all.
+    let _ = logged.commit();
     let mut core = logged.core();
-    core.finish_segment();
-    failed || core.is_clean()
+    // The last segment of the goal may still be open.
+    if draining.is_ahead_of(core.end() - 1) {
+        core.finish_segment();
+    }
 }
 
 /// Whether writeback has to hurry, whoever reads.
@@ -278,10 +321,30 @@ fn carry(logged: &Logged, writeback: Writeback, pressed: &Pressed<'_>) -> Ended 
     writeback.into_inner().ended().unwrap_or(Ended::Badly { unread: false })
 }
 
+/// Carries out one command of a window.
+fn move_one(logged: &Logged, command: &Command, pressed: &Pressed<'_>) -> Outcome {
+    let (brake, moves) = (logged.brake(), command.device == Device::Backing);
+    if moves {
+        brake.begin();
+    }
+    let outcome = logged.carry_out(command);
+    let wants = moves && brake.wants_flush(logged.now_ms()) && !pressed();
+    let flush = wants && matches!(outcome, Outcome::Done);
+    let outcome = if flush { logged.flush_backing() } else { outcome };
+    if moves {
+        brake.end();
+    }
+    if let Outcome::Failed(e) = outcome {
+        logged.note_failure(e);
+    }
+    outcome
+}
+
 /// Carries out commands by several threads, until there are no more or it is held.
 fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<'_>) {
-    let news = Condvar::new();
+    let news = Condvar::default();
     let mover = || {
+        waits::begin(Role::Writeback);
         let mut work = writeback.lock();
         loop {
             // The log keeps what this window would have moved; nobody waits for a slow disk.
@@ -289,39 +352,26 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<
                 return;
             }
             let ends = work.is_over() || work.is_held();
-            let brake = logged.brake();
-            if !ends && !brake.admits(logged.now_ms()) && !pressed() {
-                news.wait_for(&mut work, GIVE_WAY);
-                continue;
-            }
-            if let Some(command) = work.next_command() {
-                let moves = command.device == Device::Backing;
-                if moves {
-                    brake.begin();
-                }
-                let outcome = MutexGuard::unlocked(&mut work, || {
-                    let outcome = logged.carry_out(&command);
-                    let wants = moves && brake.wants_flush(logged.now_ms()) && !pressed();
-                    let flush = wants && matches!(outcome, Outcome::Done);
-                    if flush { logged.flush_backing() } else { outcome }
-                });
-                if moves {
-                    brake.end();
-                }
+            if !ends && !logged.brake().admits(logged.now_ms()) && !pressed() {
+                work = news.wait_for(writeback, work, GIVE_WAY);
+            } else if let Some(command) = work.next_command() {
+                drop(work);
+                let outcome = move_one(logged, &command, pressed);
+                work = writeback.lock();
                 work.complete(command.id, outcome);
                 logged.advance(work.gone(WAY));
                 news.notify_all();
             } else if work.is_over() || work.is_held() {
                 return;
             } else {
-                news.wait_for(&mut work, TICK);
+                work = news.wait_for(writeback, work, TICK);
             }
         }
     };
-    std::thread::scope(|scope| {
+    scope(|scope| {
         // As many as the system gives; without any, this one moves everything.
         for _ in 1..MOVERS {
-            if Builder::new().spawn_scoped(scope, mover).is_err() {
+            if spawn_scoped(scope, mover).is_err() {
                 break;
             }
         }
@@ -361,7 +411,8 @@ mod tests {
         for block in 0..40 {
             logged.write(&mut hand, block, &content(block)).unwrap();
         }
-        assert!(!finish(&logged));
+        logged.commit().unwrap();
+        logged.core().finish_segment();
         let plan = logged.core().begin_window(1 << 20).unwrap();
         let ended = carry(&logged, Writeback::new(plan), &|| true);
         assert!(!matches!(ended, Ended::Badly { .. }), "{ended:?}");

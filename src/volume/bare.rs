@@ -182,8 +182,8 @@ impl Serving for BareVolume {
         Err(super::no_log())
     }
 
-    fn drain(&self, _on: bool) -> Result<()> {
-        Ok(())
+    fn drain(&self, _on: bool) -> Result<u64> {
+        Ok(0)
     }
 
     fn volatile_bytes(&self) -> u64 {

@@ -238,11 +238,12 @@ pub trait Serving: Device {
     /// There is no log.
     fn tune(&self, tuning: &Tuning) -> Outcome<()>;
 
-    /// Begins to bring everything to the backing store, or stops hurrying to.
+    /// Hurries to bring to the backing store what the log holds now, or stops hurrying to. It is
+    /// there when the log's tail has come to the segment that is returned; 0: there is nothing.
     ///
     /// # Errors
     /// There is no backing store.
-    fn drain(&self, on: bool) -> Outcome<()>;
+    fn drain(&self, on: bool) -> Outcome<u64>;
 
     /// Bytes of data that exist nowhere else and end with [`Self::close`].
     fn volatile_bytes(&self) -> u64;

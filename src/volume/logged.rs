@@ -189,12 +189,10 @@ impl LogVolume {
         &self.report
     }
 
-    /// Begins to bring everything to the backing store, or stops hurrying to. It is done when
-    /// [`crate::stats::LogStats::clean`] says so.
-    pub fn drain(&self, on: bool) {
-        if let Some(tending) = &*self.tending.lock() {
-            tending.drain(on);
-        }
+    /// Hurries to bring to the backing store what the log holds now, or stops hurrying to. It is
+    /// there when the log's tail has come to the segment that is returned.
+    pub fn drain(&self, on: bool) -> u64 {
+        self.tending.lock().as_ref().map_or(0, |tending| tending.drain(on))
     }
 
     /// Makes everything durable and ends the threads. Nothing may be asked of it any more.
@@ -288,9 +286,8 @@ impl Device for LogVolume {
 }
 
 impl Serving for LogVolume {
-    fn drain(&self, on: bool) -> Result<()> {
-        self.drain(on);
-        Ok(())
+    fn drain(&self, on: bool) -> Result<u64> {
+        Ok(self.drain(on))
     }
 
     fn tune(&self, tuning: &Tuning) -> Result<()> {

@@ -580,7 +580,7 @@ impl Serving for Volume {
         Err(no_log())
     }
 
-    fn drain(&self, _on: bool) -> Result<()> {
+    fn drain(&self, _on: bool) -> Result<u64> {
         Err(Error::usage("the volume has no log, so there is nothing to drain")
             .mend("`ztier down` takes it down"))
     }

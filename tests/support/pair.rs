@@ -41,9 +41,9 @@ impl Pair {
 
 /// Waits until the backing store is the volume.
 pub fn drain(volume: &LogVolume) {
-    volume.drain(true);
     let began = Instant::now();
     while !volume.stats().log.unwrap().clean {
+        volume.drain(true);
         assert!(began.elapsed().as_secs() < 60, "{:?}", volume.stats().log);
         std::thread::sleep(std::time::Duration::from_millis(5));
     }

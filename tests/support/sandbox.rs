@@ -188,7 +188,12 @@ pub fn finish(command: Command) -> Done {
 }
 
 /// The same within `patience`.
-pub fn finish_within(mut command: Command, patience: Duration) -> Done {
+pub fn finish_within(command: Command, patience: Duration) -> Done {
+    try_finish(command, patience).expect("the command never ends")
+}
+
+/// How a command ended; `None` if it had not after `patience`, and was killed.
+pub fn try_finish(mut command: Command, patience: Duration) -> Option<Done> {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut child = Guard(child);
     let mut pipes = (child.0.stdout.take().unwrap(), child.0.stderr.take().unwrap());
@@ -199,9 +204,15 @@ pub fn finish_within(mut command: Command, patience: Duration) -> Done {
         let _ = pipes.1.read_to_string(&mut err);
         (out, err)
     });
-    let status = wait_within(&mut child.0, patience);
+    let deadline = Instant::now() + patience;
+    let mut status = None;
+    while status.is_none() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+        status = child.0.try_wait().unwrap();
+    }
+    drop(child);
     let (out, err) = reader.join().unwrap();
-    Done { status, out, err }
+    Some(Done { status: status?.code().unwrap_or(-1), out, err })
 }
 
 /// The exit status of `child`, −1 for a signal.

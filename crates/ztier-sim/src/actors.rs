@@ -118,7 +118,8 @@ impl World<'_> {
     /// The flusher asks for a flush, and waits for it.
     pub(crate) fn sync(&mut self) -> Result<(), Trouble> {
         let ticket = self.flush();
-        self.wait("a flush", |world| world.volume.core.progress(ticket) != Progress::Pending)?;
+        let waits = |progress| matches!(progress, Progress::Pending | Progress::Rescue);
+        self.wait("a flush", |world| !waits(world.volume.core.progress(ticket)))?;
         self.is_secured = self.volume.core.progress(ticket) == Progress::Done;
         self.check_rescued()
     }
@@ -159,7 +160,8 @@ impl World<'_> {
 
     /// Whether the log cannot be read, or could not.
     fn is_unreadable(&self) -> bool {
-        self.is_faulty(Side::Log, &[Fault::Forever]) && self.log.counts().1 > 0
+        let kinds = [Fault::Forever, Fault::BadPage];
+        self.is_faulty(Side::Log, &kinds) && self.log.counts().1 > 0
     }
 
     /// Works until something is so; whether it became so. Only faults explain that it does not.
@@ -169,17 +171,20 @@ impl World<'_> {
         mut done: impl FnMut(&Self) -> bool,
     ) -> Result<bool, Trouble> {
         let mut idle = 0;
-        for _ in 0..WAIT_MAX {
+        for waited in 0..WAIT_MAX {
             self.poll()?;
             if done(self) {
                 return Ok(true);
+            }
+            if waited > TROUBLED_MAX && self.is_broken() {
+                return Ok(false);
             }
             match self.work()? {
                 Progressed::Yes => idle = 0,
                 Progressed::No => idle += 1,
             }
             if idle > IDLE_MAX {
-                if self.is_troubled() {
+                if self.is_broken() {
                     return Ok(false);
                 }
                 return Err(Trouble::new(Kind::Hang, format!("{what} never ends")));
@@ -375,7 +380,7 @@ impl World<'_> {
         let mut waiting = std::mem::take(&mut self.flushes);
         let mut failed = false;
         waiting.retain(|(ticket, position)| match self.volume.core.progress(*ticket) {
-            Progress::Pending => true,
+            Progress::Pending | Progress::Rescue => true,
             Progress::Done => {
                 self.say(|| format!("{ticket:?} is done"));
                 self.history.acknowledge(*position);

@@ -385,7 +385,8 @@ impl State {
             }
             return Err(error);
         }
-        let effect = self.faults.next(request.action(), request.error(0).at);
+        let DriveError { action, at, len, .. } = request.error(0);
+        let effect = self.faults.next(action, at, len);
         let result = match effect {
             Effect::Fails(errno) | Effect::Done(errno) | Effect::Half(errno) => {
                 Err(request.error(errno))

@@ -26,6 +26,9 @@ pub enum Kind {
     ReadOnly,
     /// It and every later write and zeroing fails that is beyond the superblocks of a log.
     Worn,
+    /// The first page that a read from here on asks for behind the superblocks cannot be read any
+    /// more, until it is written; everything else works.
+    BadPage,
     /// The operation is carried out, and an error is reported.
     Applied,
     /// No space is left, this once. A read fails with EIO.
@@ -41,7 +44,19 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Those that report an error.
+    /// Those that report an error, in a sweep.
+    pub const SWEPT: [Self; 8] = [
+        Self::Once,
+        Self::Forever,
+        Self::ReadOnly,
+        Self::Worn,
+        Self::BadPage,
+        Self::Applied,
+        Self::NoSpace,
+        Self::Short,
+    ];
+
+    /// Those that a program may have. Recorded seeds depend on their order and number.
     pub const HONEST: [Self; 7] = [
         Self::Once,
         Self::Forever,
@@ -59,6 +74,7 @@ impl Kind {
             Self::Forever => "forever",
             Self::ReadOnly => "readonly",
             Self::Worn => "worn",
+            Self::BadPage => "badpage",
             Self::Applied => "applied",
             Self::NoSpace => "nospace",
             Self::Short => "short",
@@ -71,7 +87,7 @@ impl Kind {
     /// The kind of that name.
     pub fn named(name: &str) -> Option<Self> {
         let lies = [Self::Lost, Self::Misdirected, Self::FlippedRead];
-        Self::HONEST.into_iter().chain(lies).find(|kind| kind.name() == name)
+        Self::SWEPT.into_iter().chain(lies).find(|kind| kind.name() == name)
     }
 
     /// Whether it reports success.
@@ -81,7 +97,7 @@ impl Kind {
 
     /// Whether it is repaired by waiting: later operations work.
     pub const fn passes(self) -> bool {
-        !matches!(self, Self::Forever | Self::ReadOnly | Self::Worn)
+        !matches!(self, Self::Forever | Self::ReadOnly | Self::Worn | Self::BadPage)
     }
 }
 
@@ -127,6 +143,8 @@ pub struct Faults {
     count: u64,
     /// Operations that a fault has changed.
     fired: u64,
+    /// The page that is bad, by its first byte.
+    bad: Option<u64>,
 }
 
 impl Faults {
@@ -138,6 +156,7 @@ impl Faults {
     /// Forgets all faults: the drive is repaired.
     pub fn clear(&mut self) {
         self.planned.clear();
+        self.bad = None;
     }
 
     /// Operations so far.
@@ -151,15 +170,23 @@ impl Faults {
     }
 
     /// Counts an operation at a place, and says what becomes of it.
-    pub fn next(&mut self, action: Action, at: u64) -> Effect {
+    pub fn next(&mut self, action: Action, at: u64, len: u64) -> Effect {
         let index = self.count;
         self.count += 1;
+        let stores = matches!(action, Action::Write | Action::Zero);
+        let covers = |bad: u64| (at..at + len).contains(&bad);
+        if stores && self.bad.is_some_and(covers) {
+            // A drive puts another page in its place.
+            self.planned.retain(|fault| fault.kind != Kind::BadPage);
+            self.bad = None;
+        }
         let hit = self.planned.iter().position(|fault| match fault.kind {
             Kind::Forever => index >= fault.nth,
             Kind::ReadOnly => index >= fault.nth && action != Action::Read,
-            Kind::Worn => {
-                let stores = matches!(action, Action::Write | Action::Zero);
-                index >= fault.nth && stores && at >= DATA_MIN
+            Kind::Worn => index >= fault.nth && stores && at >= DATA_MIN,
+            Kind::BadPage => {
+                let read = index >= fault.nth && action == Action::Read;
+                read && self.bad.map_or(at >= DATA_MIN, covers)
             }
             Kind::Lost | Kind::Misdirected => index >= fault.nth && action == Action::Write,
             Kind::FlippedRead => index >= fault.nth && action == Action::Read,
@@ -173,8 +200,13 @@ impl Faults {
             self.planned.swap_remove(hit);
         }
         self.fired += 1;
+        if kind == Kind::BadPage {
+            self.bad.get_or_insert(at);
+        }
         match kind {
-            Kind::Once | Kind::Forever | Kind::ReadOnly | Kind::Worn => Effect::Fails(EIO),
+            Kind::Once | Kind::Forever | Kind::ReadOnly | Kind::Worn | Kind::BadPage => {
+                Effect::Fails(EIO)
+            }
             Kind::Applied => Effect::Done(EIO),
             Kind::NoSpace if action == Action::Read => Effect::Fails(EIO),
             Kind::NoSpace => Effect::Fails(ENOSPC),
@@ -197,26 +229,35 @@ mod tests {
         faults.plan(Fault { nth: 2, kind: Kind::Lost });
         let effects: Vec<_> = [Action::Write, Action::Read, Action::Flush, Action::Write]
             .into_iter()
-            .map(|action| faults.next(action, 0))
+            .map(|action| faults.next(action, 0, 4096))
             .collect();
         assert_eq!(effects, [Effect::None, Effect::Fails(EIO), Effect::None, Effect::Lost]);
         assert_eq!((faults.count(), faults.fired()), (4, 2));
         faults.plan(Fault { nth: 5, kind: Kind::ReadOnly });
-        assert_eq!(faults.next(Action::Write, 0), Effect::None);
-        assert_eq!(faults.next(Action::Read, 0), Effect::None);
-        assert_eq!(faults.next(Action::Flush, 0), Effect::Fails(EIO));
-        assert_eq!(faults.next(Action::Zero, 0), Effect::Fails(EIO));
+        assert_eq!(faults.next(Action::Write, 0, 4096), Effect::None);
+        assert_eq!(faults.next(Action::Read, 0, 4096), Effect::None);
+        assert_eq!(faults.next(Action::Flush, 0, 4096), Effect::Fails(EIO));
+        assert_eq!(faults.next(Action::Zero, 0, 4096), Effect::Fails(EIO));
         faults.clear();
-        assert_eq!(faults.next(Action::Write, 0), Effect::None);
+        assert_eq!(faults.next(Action::Write, 0, 4096), Effect::None);
         faults.plan(Fault { nth: 0, kind: Kind::Worn });
-        assert_eq!(faults.next(Action::Write, 0), Effect::None);
-        assert_eq!(faults.next(Action::Read, DATA_MIN), Effect::None);
-        assert_eq!(faults.next(Action::Write, DATA_MIN), Effect::Fails(EIO));
+        assert_eq!(faults.next(Action::Write, 0, 4096), Effect::None);
+        assert_eq!(faults.next(Action::Read, DATA_MIN, 4096), Effect::None);
+        assert_eq!(faults.next(Action::Write, DATA_MIN, 4096), Effect::Fails(EIO));
+        let mut faults = Faults::default();
+        faults.plan(Fault { nth: 1, kind: Kind::BadPage });
+        let (page, next) = (DATA_MIN + 4096, DATA_MIN + 8192);
+        assert_eq!(faults.next(Action::Read, page, 4096), Effect::None);
+        assert_eq!(faults.next(Action::Read, page, 8192), Effect::Fails(EIO));
+        assert_eq!(faults.next(Action::Read, next, 4096), Effect::None);
+        assert_eq!(faults.next(Action::Read, DATA_MIN, 8192), Effect::Fails(EIO));
+        assert_eq!(faults.next(Action::Write, page, 4096), Effect::None);
+        assert_eq!(faults.next(Action::Read, page, 4096), Effect::None);
     }
 
     #[test]
     fn names_lead_back() {
-        for kind in Kind::HONEST {
+        for kind in Kind::SWEPT {
             assert_eq!(Kind::named(kind.name()), Some(kind));
         }
         assert_eq!(Kind::named("misdirected"), Some(Kind::Misdirected));

@@ -42,7 +42,7 @@ pub fn errors(jobs: usize, only: Option<u32>) -> Summary {
         };
         // A fault can make a run longer; what comes then is not swept.
         let cases = Side::BOTH.into_iter().zip(whole.operations).flat_map(move |(side, count)| {
-            Kind::HONEST.into_iter().flat_map(move |kind| {
+            Kind::SWEPT.into_iter().flat_map(move |kind| {
                 (0..count).map(move |nth| Case::Errors(workload, Some((side, kind, nth))))
             })
         });

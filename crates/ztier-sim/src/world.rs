@@ -264,6 +264,13 @@ impl<'p> World<'p> {
         self.lies || self.fired() > self.forgiven
     }
 
+    /// Whether a drive that goes on to fail explains that something never ends. A fault that passes
+    /// explains none: whatever waited then has to go on.
+    pub(crate) fn is_broken(&self) -> bool {
+        let stays = |(_, fault): &(Side, Fault)| !fault.kind.passes();
+        self.lies || self.is_troubled() && self.faults.iter().any(stays)
+    }
+
     /// Notes whether a fault has struck since so many had.
     pub(crate) fn note_faults(&mut self, before: u64) {
         if self.fired() > before {

@@ -1,0 +1,45 @@
+//! Bringing the rest of a log to the backing store of a volume that no client can write to now.
+//!
+//! Invariant: it ends within [`PATIENCE`], and earlier if a drive fails.
+
+use super::relog::refuse_lost;
+use crate::config::size::human;
+use crate::error::{Error, Result};
+use crate::volume::Serving;
+use std::time::{Duration, Instant};
+
+/// How long the rest may take that was written after the volume was drained while it worked.
+const PATIENCE: Duration = Duration::from_secs(50);
+/// Windows of writeback that may fail meanwhile.
+const FAILURES: u64 = 3;
+/// How often to look.
+const GLANCE: Duration = Duration::from_millis(2);
+
+/// Brings what is left in the log to the backing store.
+///
+/// # Errors
+/// That takes too long, a drive fails, or blocks are lost; the log still holds the rest.
+pub(super) fn drain(volume: &dyn Serving) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    let mut failed_before = None;
+    loop {
+        volume.drain(true)?;
+        let Some(log) = volume.stats().log else { return Ok(()) };
+        if log.clean {
+            return refuse_lost(volume);
+        }
+        let before = *failed_before.get_or_insert(log.windows_failed);
+        let fails = log.windows_failed >= before + FAILURES;
+        let failed = log.failed && !log.rescuing && !log.through;
+        if failed || fails || Instant::now() >= until {
+            volume.drain(false)?;
+            let (why, left) = (
+                if failed || fails { "a drive fails" } else { "it took too long" },
+                human(log.blocks_dirty * crate::BLOCK_SIZE as u64),
+            );
+            return Err(Error::degraded(format!("the log still holds {left}: {why}"))
+                .mend("bring the volume up with that log, then drain it"));
+        }
+        std::thread::sleep(GLANCE);
+    }
+}
