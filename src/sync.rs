@@ -225,6 +225,11 @@ mod explored {
             self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
         }
 
+        /// What it guards.
+        pub fn into_inner(self) -> T {
+            self.0.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
+        }
+
         /// The lock, if nobody holds it.
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok()

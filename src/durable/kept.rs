@@ -35,8 +35,15 @@ const EPOCHS: usize = 4;
 const BEGIN_AT: usize = 8;
 const END_AT: usize = 9;
 
-/// Bytes of chunks for each record that there is room for; the simulator's memories are small.
-const PER_RECORD: u64 = if cfg!(sim) { 512 } else { 128 };
+/// Bytes of chunks for each record that there is room for; the memories of the simulator and of the
+/// schedule explorer are small.
+const PER_RECORD: u64 = if cfg!(shuttle) {
+    16 << 10
+} else if cfg!(sim) {
+    512
+} else {
+    128
+};
 /// Records beyond that.
 const MORE: u64 = if cfg!(sim) { 96 } else { 256 };
 /// Records that only the core's own changes take.

@@ -7,8 +7,8 @@
 //! its cache, and at the end of a window that can take a second.
 //! Invariant: only [`Brake::admits`] gives way; whoever must not wait does not ask.
 
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Reads that are remembered, and how many it takes to judge.

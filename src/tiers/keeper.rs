@@ -10,7 +10,8 @@ use crate::BLOCK_SIZE;
 use crate::durable::format::Kind;
 use crate::store::codec::{Algorithm, Codec, Encoded};
 use crate::store::format::Coding;
-use std::time::{Duration, Instant};
+use crate::sync::{Instant, now, sleep};
+use std::time::Duration;
 
 /// How often it looks whether there is something to keep.
 const TICK: Duration = Duration::from_millis(100);
@@ -73,7 +74,7 @@ impl<'a> Keeper<'a> {
             payload: vec![0; BLOCK_SIZE],
             blocks: vec![[0; BLOCK_SIZE]; BATCH],
             purse,
-            pauses_until: Instant::now(),
+            pauses_until: now(),
             stays_until: 0,
         }
     }
@@ -87,7 +88,7 @@ impl<'a> Keeper<'a> {
             let mut left = self.purse.left.min(PER_TICK);
             self.keep_leaving(&mut left);
             self.keep_wanted(&mut left);
-            std::thread::sleep(TICK);
+            sleep(TICK);
         }
     }
 
@@ -95,7 +96,7 @@ impl<'a> Keeper<'a> {
     fn keep_wanted(&mut self, left: &mut u64) {
         let idle = self.logged.idle() >= IDLE;
         while *left > 0 && self.logged.core().may_keep() && !self.logged.is_stopping() {
-            if !idle && Instant::now() < self.pauses_until {
+            if !idle && now() < self.pauses_until {
                 return;
             }
             let mut wanted = self.logged.take_wanted(BATCH);
@@ -109,7 +110,7 @@ impl<'a> Keeper<'a> {
             drop(core);
             let (asked, rest) = self.keep(&wanted, left);
             if asked {
-                self.pauses_until = Instant::now() + PAUSE;
+                self.pauses_until = now() + PAUSE;
             }
             if !rest.is_empty() {
                 return self.logged.want(rest);

@@ -17,6 +17,7 @@ mod logged;
 mod news;
 mod pace;
 mod packing;
+pub mod planted;
 pub mod policy;
 mod progress;
 mod ram;

@@ -7,6 +7,7 @@
 //! when they fail.
 
 use super::logged::{Fault, Logged};
+use super::planted::{self, Bug};
 use super::waits::{self, Awaited};
 use crate::durable::{Command, Core, Device, Op, Outcome, Progress};
 use crate::media::DriveError;
@@ -40,7 +41,8 @@ impl Logged {
 
     /// Why a request that has waited for room since `began` must not wait any longer, if so.
     fn gives_up(&self, began: Instant) -> Option<Fault> {
-        if self.failures.load(Ordering::Acquire) < FAILURES || now() - began < PATIENCE {
+        let few = self.failures.load(Ordering::Acquire) < FAILURES;
+        if few || now() - began < PATIENCE || planted::on(Bug::WaitForRoomForEver) {
             return None;
         }
         Some(self.failure.lock().map_or(Fault::Failed, Fault::Drive))

@@ -12,7 +12,7 @@ use crate::durable::format::Kind;
 use crate::durable::{Core, Found, Reading};
 use crate::media::{ALIGN, Buffer, Drive, DriveError};
 use crate::store::codec::{Algorithm, Codec};
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 use std::sync::Arc;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;

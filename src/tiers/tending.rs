@@ -7,6 +7,7 @@
 use super::keeper::Keeper;
 use super::logged::{Fault, Logged};
 use super::pace::WAY;
+use super::planted::{self, Bug};
 use super::waits::{self, Awaited, Role};
 use crate::durable::{Command, Core, Device, Ended, Op, Outcome, Writeback, join};
 use crate::error::{Context, Result};
@@ -157,7 +158,10 @@ impl Tending {
             return self.logged.flush();
         }
         // The threads are gone that could rescue what a log holds that fails now.
-        self.logged.commit()?;
+        match planted::on(Bug::CloseAwaitsRescue) {
+            true => self.logged.flush()?,
+            false => self.logged.commit()?,
+        }
         let end = |done: bool, failed: bool| match (done, failed) {
             (true, _) => Some(Ok(())),
             (false, true) => Some(Err(Fault::Failed)),
@@ -260,7 +264,7 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
         let between = |core: &mut Core| core.is_between_windows() || logged.is_stopping();
         logged.settle(Awaited::Commit, |core| between(core).then_some(()));
         let failed = logged.core().windows_failed() > before;
-        logged.note_window(!failed);
+        logged.note_window(!failed || planted::on(Bug::ForgetFailedWindows));
         logged.note_backing();
         if failed {
             sleep(PAUSE);
@@ -294,7 +298,10 @@ fn due(logged: &Logged, policy: Policy, hurry: bool) -> Option<(u64, (u64, u64))
 /// Makes everything ready to be written back that a drain is for.
 fn close_segment(logged: &Logged, draining: &Goal) {
     // Of a log that fails meanwhile the rescue takes all.
-    let _ = logged.commit();
+    let _ = match planted::on(Bug::DrainAwaitsRescue) {
+        true => logged.flush(),
+        false => logged.commit(),
+    };
     let mut core = logged.core();
     // The last segment of the goal may still be open.
     if draining.is_ahead_of(core.end() - 1) {

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
-use shuttle::{Config, Runner};
+use shuttle::{Config, MaxSteps, Runner};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -13,8 +13,13 @@ const HELD_UP: usize = 50_000;
 /// The same for orders that are all chance, which few bugs need.
 const AT_RANDOM: usize = 10_000;
 
+/// Steps of a schedule, at most; those that end take a few thousand.
+const STEPS: usize = 100_000;
+
 fn explore(test: impl Fn() + Send + Sync + 'static, scheduler: impl Scheduler + 'static) {
     let mut config = Config::new();
+    // A schedule that goes on for longer never ends: threads wait for each other in a circle.
+    config.max_steps = MaxSteps::FailAfter(STEPS);
     // A channel is made on the stack before it is boxed.
     config.stack_size = 1 << 20;
     Runner::new(scheduler, config).run(test);

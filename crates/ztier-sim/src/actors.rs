@@ -164,6 +164,11 @@ impl World<'_> {
         self.is_faulty(Side::Log, &kinds) && self.log.counts().1 > 0
     }
 
+    /// Whether a page of the log is bad: what it held may be lost, also after a recovery.
+    fn has_bad_page(&self) -> bool {
+        self.is_faulty(Side::Log, &[Fault::BadPage]) && self.log.counts().1 > 0
+    }
+
     /// Works until something is so; whether it became so. Only faults explain that it does not.
     pub(crate) fn wait(
         &mut self,
@@ -267,7 +272,7 @@ impl World<'_> {
             }
         }
         self.settle()?;
-        if self.is_troubled() {
+        if self.is_troubled() || self.has_bad_page() {
             return Ok(());
         }
         self.history.acknowledge(self.history.submitted());

@@ -110,6 +110,7 @@ mod planted {
                 Case::Errors(workload, Some((side, kind, nth(n)))),
                 Case::Errors(workload, Some((Side::Log, Kind::Once, nth(n) / 2))),
                 Case::Errors(workload, Some((Side::Log, lasting[(n % 3) as usize], nth(n)))),
+                Case::Errors(workload, Some((Side::Log, Kind::BadPage, nth(n) / 4))),
                 Case::Corruption(n),
                 short.next().unwrap_or(Case::Corruption(n + (1 << 32))),
             ]
