@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use ztier::export::fuse::{FuseLoop, Options, available};
+use ztier::export::helper::Helper;
 use ztier::export::{Export, Leftover};
 use ztier::volume::{
     self, Algorithm, Channel, Device, Extent, ExtentKind, IoError, Request, Volume,
@@ -51,6 +52,7 @@ impl Place {
             link_dir: self.path().join("dev"),
             threads: 2,
             block_device,
+            helper: helper(),
         }
     }
 
@@ -73,6 +75,11 @@ impl Drop for Place {
             }
         }
     }
+}
+
+/// The real program: this one has only tests.
+fn helper() -> Helper {
+    Helper::Program(env!("CARGO_BIN_EXE_ztier").into())
 }
 
 fn volume(size: u64) -> Arc<Volume> {
@@ -532,6 +539,36 @@ fn stop_names_the_process_that_holds_it() {
     place.assert_nothing_left();
 }
 
+/// Something begins to hold the mount in the midst of a stop, and then there is no block device to
+/// be had: both are told, and the stop can be tried again.
+#[test]
+fn a_stop_that_fails_halfway_says_why() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(place) = Place::new(true) else { return };
+    let (here, script) = (place.path(), place.path().join("helper"));
+    let text = format!(
+        "#!/bin/sh\ncd {}\ncase $2 in\n*attach*) [ ! -e pid ] || \
+         exec echo '{{\"failed\":[\"failed\",\"no device today\"]}}';;\nesac\n{} \"$@\"\n\
+         case $2 in\n*detach*) (cd vol.fuse; exec sleep 60 >/dev/null) & echo $! >pid;;\nesac\n",
+        here.display(),
+        env!("CARGO_BIN_EXE_ztier")
+    );
+    std::fs::write(&script, text).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let options = Options { helper: Helper::Program(script.clone()), ..place.options(true) };
+    let mut export = FuseLoop::start(volume(4 * MIB), options).unwrap();
+    let e = export.stop().unwrap_err().to_string();
+    let pid = std::fs::read_to_string(here.join("pid")).unwrap().trim().to_owned();
+    ok(5, "kill", &[&pid]);
+    assert!(e.contains(&format!("in use: process {pid}")) && e.contains("no device today"), "{e}");
+    assert_eq!(export.endpoints(), [here.join("vol.fuse/vol").to_str().unwrap()]);
+    for file in [script, here.join("pid")] {
+        std::fs::remove_file(file).unwrap();
+    }
+    export.stop().unwrap();
+    place.assert_nothing_left();
+}
+
 #[test]
 fn a_mount_in_another_namespace_is_a_holder() {
     let Some(place) = Place::new(true) else { return };
@@ -577,6 +614,7 @@ fn serve_until_killed(dir: &Path) {
         link_dir: dir.join("dev"),
         threads: 2,
         block_device: true,
+        helper: helper(),
     };
     let export = FuseLoop::start(device.clone(), options).unwrap();
     device.delay_ms.store(delay, SeqCst);
@@ -649,12 +687,27 @@ fn after_kill_in_the_middle_of_io_everything_is_removed() {
     place.assert_nothing_left();
 }
 
+/// Waits until all threads have stopped: the one that takes the signal stops the others.
+fn await_stopped(child: &Child) {
+    let tasks = format!("/proc/{}/task", child.id());
+    let has_stopped = |task: PathBuf| {
+        let stat = std::fs::read_to_string(task.join("stat")).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !std::fs::read_dir(&tasks).unwrap().all(|task| has_stopped(task.unwrap().path())) {
+        assert!(Instant::now() < deadline, "it does not stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_server_that_hangs_is_cut_off() {
     use rustix::process::{Pid, Signal, kill_process};
     let Some(place) = Place::new(true) else { return };
     let (mut child, left) = serve_in_child(&place, 0);
     kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
+    await_stopped(&child);
     // The kernel takes the server for alive: this read would wait for ever.
     let mut reader = Command::new("dd")
         .args(["bs=1M", "count=1", "iflag=direct", "of=/dev/null"])
@@ -668,7 +721,8 @@ fn a_server_that_hangs_is_cut_off() {
     let gone = left.iter().all(|l| !l.exists());
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(waits && !reader.wait().unwrap().success());
+    let ended = reader.wait().unwrap();
+    assert!(waits && !ended.success(), "{waits} {ended:?} {removed:?}");
     removed.unwrap();
     assert!(gone);
     place.assert_nothing_left();

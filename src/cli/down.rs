@@ -5,6 +5,8 @@ use crate::config::size::human;
 use crate::config::{Paths, Usage, name};
 use crate::control::{Client, LeftInLog, Request};
 use crate::daemon::keeper::Kept;
+use crate::daemon::process::Condition;
+use crate::daemon::silent::{self, Answering};
 use crate::daemon::state::{self, Lock, State};
 use crate::daemon::{self, Found};
 use crate::error::{Error, Result};
@@ -12,6 +14,8 @@ use crate::export::Leftover;
 use clap::Args;
 use std::time::{Duration, Instant};
 
+/// How long the daemon may take to answer at all.
+const PATIENCE_TO_ANSWER: Duration = Duration::from_secs(10);
 /// How long the export may take to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long the process may take after that.
@@ -43,14 +47,39 @@ impl Down {
         if !paths.exists()? {
             return Err(unknown(&paths, &self.name));
         }
-        match daemon::find(&paths, &self.name) {
-            Found::Up(state) => self.end(&paths, state.as_deref()),
-            Found::Dead(_) | Found::Broken(_) => {
-                self.refuse_kept(&paths)?;
-                self.clean(&paths)
+        match daemon::reach(&paths, &self.name) {
+            Found::Up(state) => self.end_or_force(&paths, state.as_deref()),
+            Found::Dead(_) | Found::Broken(_) => self.end_dead(&paths),
+            Found::Nothing => {
+                state::forget(&paths.volume(&self.name));
+                Err(unknown(&paths, &self.name))
             }
-            Found::Nothing => Err(unknown(&paths, &self.name)),
         }
+    }
+
+    /// Ends a daemon that lives, or is just being ended by the kernel.
+    fn end_or_force(&self, paths: &Paths, state: Option<&State>) -> Result<()> {
+        let files = paths.volume(&self.name);
+        let process = match silent::answering(&files, PATIENCE_TO_ANSWER) {
+            Answering::Yes => return self.end(paths, state),
+            Answering::Gone => return self.end_dead(paths),
+            Answering::No(process) => process,
+        };
+        // From one that was killed nothing is taken that anybody could use.
+        if !self.force && process.condition() != Condition::Dying {
+            return Err(silent::refusal(&files, &process));
+        }
+        silent::end(&files, &process, &output::remark)?;
+        self.end_dead(paths)
+    }
+
+    /// Removes what a daemon left that is gone.
+    fn end_dead(&self, paths: &Paths) -> Result<()> {
+        if let Found::Nothing = daemon::find(paths, &self.name) {
+            return output::print(&format!("{} is down\n", self.name)); // it cleaned up itself
+        }
+        self.refuse_kept(paths)?;
+        self.clean(paths)
     }
 
     fn end(&self, paths: &Paths, state: Option<&State>) -> Result<()> {

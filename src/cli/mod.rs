@@ -29,6 +29,7 @@ use crate::config::{Paths, name};
 use crate::control::Client;
 use crate::daemon::{self, Found};
 use crate::error::{Error, Result};
+use crate::export::helper;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
@@ -78,6 +79,12 @@ enum Command {
         #[arg(long)]
         again: bool,
     },
+    /// Works on the device of a volume; started by its daemon.
+    #[command(hide = true)]
+    Helper {
+        /// What to do, as JSON.
+        task: String,
+    },
     /// Keeps the memory of one volume; started by its daemon.
     #[command(hide = true)]
     Keeper {
@@ -95,6 +102,7 @@ fn internal() -> Option<Command> {
         ["daemon", name] if !name.starts_with('-') => {
             Some(Command::Daemon { name: name.to_owned(), again: false })
         }
+        [helper::WORD, task] => Some(Command::Helper { task: task.to_owned() }),
         ["keeper", name] if !name.starts_with('-') => {
             Some(Command::Keeper { _name: name.to_owned() })
         }
@@ -133,6 +141,7 @@ pub fn main() -> ExitCode {
         Command::Udev(udev) => udev.run(),
         Command::Daemon { name, again: true } => daemon::again_main(&name),
         Command::Daemon { .. } => daemon::detached_main(),
+        Command::Helper { task } => helper::main(&task),
         Command::Keeper { .. } => daemon::keeper::main(),
     };
     match done {
@@ -186,7 +195,7 @@ fn client(paths: &Paths, volume: &str) -> Result<Client> {
     if !paths.exists()? {
         return Err(unknown(paths, volume));
     }
-    match daemon::find(paths, volume) {
+    match daemon::reach(paths, volume) {
         Found::Up(_) => Ok(Client::new(&paths.volume(volume).control)),
         Found::Dead(_) | Found::Broken(_) => {
             Err(Error::failure(format!("the daemon of volume `{volume}` is gone")).mend(format!(

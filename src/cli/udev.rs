@@ -102,7 +102,7 @@ impl Device {
                 return Some((name, role));
             }
         }
-        for name in Paths::names_in(&paths.config, "toml") {
+        for name in Paths::names_in(&paths.config, &["toml"]) {
             if let Ok(Some(kept)) = Settings::load(&paths.settings(&name))
                 && let Some(role) =
                     role(kept.log.as_ref(), kept.backing.as_ref(), kept.spill.as_ref())

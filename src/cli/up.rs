@@ -266,7 +266,7 @@ impl Up {
         if let Some(saved) = Settings::load(&file)? {
             return Ok(flags.over(saved));
         }
-        let saved = Paths::names_in(&paths.config, "toml");
+        let saved = Paths::names_in(&paths.config, &["toml"]);
         let near = name::nearest(&self.name, saved.iter().map(String::as_str));
         let error =
             Error::usage(format!("volume `{}` has no --size and no {}", self.name, file.display()));

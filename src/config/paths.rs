@@ -22,6 +22,10 @@ pub struct Paths {
 /// The files of one volume in the run directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeFiles {
+    /// The volume's name.
+    pub name: String,
+    /// The run directory.
+    pub run: PathBuf,
     /// Locked as long as the daemon lives.
     pub lock: PathBuf,
     /// What the daemon is and what it leaves behind, see [`crate::daemon::state`].
@@ -110,6 +114,8 @@ impl Paths {
     pub fn volume(&self, name: &str) -> VolumeFiles {
         let file = |end: &str| self.run.join(format!("{name}.{end}"));
         VolumeFiles {
+            name: name.to_owned(),
+            run: self.run.clone(),
             lock: file("lock"),
             state: file("json"),
             control: file("sock"),
@@ -125,19 +131,21 @@ impl Paths {
         self.config.join(format!("{name}.toml"))
     }
 
-    /// Names of which there is a file `NAME.end` in `dir`, in order.
-    pub fn names_in(dir: &Path, end: &str) -> Vec<String> {
+    /// Names of which there is a file `NAME.END` in `dir`, with one of `ends`, each once and in
+    /// order.
+    pub fn names_in(dir: &Path, ends: &[&str]) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(dir)
             .into_iter()
             .flatten()
             .flatten()
             .filter_map(|entry| {
                 let name = entry.file_name().into_string().ok()?;
-                let name = name.strip_suffix(end)?.strip_suffix('.')?;
+                let (name, _) = name.rsplit_once('.').filter(|(_, end)| ends.contains(end))?;
                 super::name::check(name).is_ok().then(|| name.to_owned())
             })
             .collect();
         names.sort();
+        names.dedup();
         names
     }
 }
@@ -199,6 +207,7 @@ mod tests {
         for file in ["b.json", "a.json", "a.sock", ".json", "json", "x.json.new"] {
             fs::write(dir.path().join(file), "").unwrap();
         }
-        assert_eq!(Paths::names_in(dir.path(), "json"), ["a", "b"]);
+        assert_eq!(Paths::names_in(dir.path(), &["json"]), ["a", "b"]);
+        assert_eq!(Paths::names_in(dir.path(), &["sock", "json"]), ["a", "b"]);
     }
 }

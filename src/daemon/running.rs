@@ -4,6 +4,7 @@ use super::heritage::Heritage;
 use super::keeper::{Keeper, Kept};
 use super::limiter::Limiter;
 use super::making::{self, Made};
+use super::restoring::Presence;
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
 use super::{draining, events, log, notify, opening, relog, serve, swapping};
@@ -165,15 +166,16 @@ pub fn run(
     let (pid, plan) = (std::process::id(), running.state.lock().plan.clone());
     log::line(&format!("{name} is up: {}", endpoints.join(" ")));
     notify::send(&format!("READY=1\nMAINPID={pid}\nSTATUS={}\n", endpoints.join(" ")));
+    let mut presence = Presence { control, lock };
     let end = match ready(&Ready { endpoints, pid, plan, removed, notes }) {
-        Ok(()) => wait(&running, &inbox),
+        Ok(()) => wait(&running, &inbox, &mut presence),
         Err(e) => {
             log::line(&e.to_string());
             // What there was before is not whoever's that asked for its next daemon.
-            if goes_on { wait(&running, &inbox) } else { end_by_force(&running) }
+            if goes_on { wait(&running, &inbox, &mut presence) } else { end_by_force(&running) }
         }
     };
-    running.end(end, control, lock);
+    running.end(end, presence);
     Ok(end)
 }
 
@@ -267,7 +269,7 @@ impl Bringing<'_> {
 /// Waits until the export is stopped: by `down` or `restart`, or by a signal. Upon that a device
 /// that can wait is left to the next daemon; any other is stopped once nobody holds it, or by a
 /// second signal whoever holds it.
-fn wait(running: &Running, inbox: &Receiver<Event>) -> End {
+fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence) -> End {
     let mut asked = false;
     loop {
         let event = if asked {
@@ -276,6 +278,7 @@ fn wait(running: &Running, inbox: &Receiver<Event>) -> End {
             inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
         };
         match event {
+            Ok(Event::Restore) => running.restore(presence),
             Ok(Event::Down) => return End::Down,
             Ok(Event::Left) => return running.after_leaving(),
             // What waits for its next daemon is never taken from whoever has it open.
@@ -460,8 +463,18 @@ impl Running {
         Ok(())
     }
 
+    /// Has the memory kept by another process if nobody could find the one that keeps it.
+    pub(super) fn renew_keeper(&self) {
+        if let Some(keeper) = &*self.keeper.lock()
+            && let Err(e) = keeper.renew()
+        {
+            log::line(&e.to_string());
+        }
+    }
+
     /// The next daemon has to find what is in memory only.
     fn refuse_unkept(&self) -> Result<()> {
+        self.renew_keeper();
         if self.volume.volatile_bytes() == 0 || Kept::is_there(&self.files.keep) {
             return Ok(());
         }
@@ -515,7 +528,8 @@ impl Running {
     /// Ends everything else once the export is stopped. Of a volume that is down, the drives go
     /// before the lock: whoever finds that gone may use them. A next daemon gets the lock first: it
     /// waits for the drives by itself, and not for memory that is unmapped meanwhile.
-    fn end(self: Arc<Self>, end: End, control: Server, lock: Lock) {
+    fn end(self: Arc<Self>, end: End, presence: Presence) {
+        let Presence { control, lock } = presence;
         let limiter = self.limiter.lock().take();
         drop(limiter);
         if end != End::Again {

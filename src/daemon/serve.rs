@@ -1,11 +1,13 @@
 //! Where a plan's export is chosen and started: the one place that knows all front-ends.
 
+use crate::config::paths::VolumeFiles;
 use crate::config::plan::Kind;
 use crate::config::{Choice, Paths, Plan, Settings, Usage, plan};
 use crate::error::{Error, Result};
 use crate::export::ublk::{self, Ublk};
-use crate::export::{Export, Leftover, nbd};
+use crate::export::{self, Export, Leftover, nbd};
 use crate::volume::Device;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Where block devices are linked.
@@ -110,6 +112,15 @@ pub fn planned(plan: &Plan, paths: &Paths) -> Vec<Leftover> {
     }
 }
 
+/// What there is of the devices and sockets of a volume, as far as its name alone tells: for one
+/// whose state file is gone.
+pub fn traces(files: &VolumeFiles) -> Vec<Leftover> {
+    let mut left = export::traces(&files.name, &files.run, Path::new(LINKS));
+    let sockets = [&files.control, &files.nbd].map(|path| Leftover::Socket(path.clone()));
+    left.extend(sockets.into_iter().filter(Leftover::exists));
+    left
+}
+
 /// Starts the plan's export; when it returns, the volume is usable. `again` is what an earlier
 /// daemon left of a volume that goes on with all that it had: a device that waits is taken over.
 ///
@@ -156,6 +167,7 @@ fn nbd_options(plan: &Plan) -> nbd::Options {
 mod block {
     use super::{Arc, Device, Export, Leftover, Paths, Plan, Result};
     use crate::export::fuse::{self, FuseLoop, Options};
+    use crate::export::helper::Helper;
 
     pub fn available() -> std::result::Result<(), String> {
         fuse::available(true)
@@ -176,6 +188,7 @@ mod block {
             link_dir: super::LINKS.into(),
             threads: plan.threads as usize,
             block_device: true,
+            helper: Helper::of_this_program(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Signals that ask the daemon to end, as events on a channel.
 
+use super::restoring;
 use crate::error::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -11,6 +12,8 @@ use std::thread;
 pub enum Event {
     /// Somebody sent SIGTERM, SIGINT or SIGHUP.
     Signal,
+    /// Somebody misses the files by which this daemon is found.
+    Restore,
     /// The volume was left to the next daemon, through the control socket.
     Left,
     /// The volume was taken down through the control socket.
@@ -19,17 +22,20 @@ pub enum Event {
     Abandoned,
 }
 
-/// Sends an [`Event::Signal`] for every signal from now on, from a thread of its own.
+/// Sends an event for every signal from now on, from a thread of its own.
 ///
 /// # Errors
 /// When the signals can't be caught.
 pub fn watch(events: Sender<Event>) -> Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot catch signals")?;
+    let restore = restoring::signal();
+    let mut signals =
+        Signals::new([SIGTERM, SIGINT, SIGHUP, restore]).context("cannot catch signals")?;
     thread::Builder::new()
         .name("ztier-signals".into())
         .spawn(move || {
-            for _ in signals.forever() {
-                if events.send(Event::Signal).is_err() {
+            for signal in signals.forever() {
+                let event = if signal == restore { Event::Restore } else { Event::Signal };
+                if events.send(event).is_err() {
                     return;
                 }
             }

@@ -1,11 +1,12 @@
 //! What a daemon leaves in the run directory, and what is found there when it has died.
 //!
 //! Invariants: `NAME.lock` is locked (`flock`) as long as the daemon serves, so whether it does
-//! never depends on a process number; `NAME.json` is replaced in one step; files are removed only
-//! under the lock.
+//! never depends on a process number; the lock counts also when its file was removed; `NAME.json`
+//! is replaced in one step; files are removed only under the lock.
 
 use super::keeper::{self, Kept};
-use super::log;
+use super::process::{Process, RESTORE};
+use super::{log, opening, serve};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage};
 use crate::control::{Client, Request};
@@ -87,12 +88,13 @@ impl State {
 /// The lock of one volume, held until it is dropped or the process ends.
 pub struct Lock {
     path: PathBuf,
-    _file: OwnedFd,
+    file: OwnedFd,
 }
 
 impl Lock {
     /// Takes the lock of a volume. `Ok(None)` when another process still has it after `patience`
-    /// (whoever only looks whether a daemon lives has it for an instant).
+    /// (whoever only looks whether a daemon lives has it for an instant), also in a file that was
+    /// removed.
     ///
     /// # Errors
     /// When the lock file can't be made.
@@ -101,12 +103,18 @@ impl Lock {
         let what = || format!("cannot lock {}", path.display());
         let deadline = Instant::now() + patience;
         loop {
-            let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).context(what())?;
+            let (file, is_new) = open_lock(path).context(what())?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if is_new && has_traces(files) && Process::beside_me(files).is_some() => {
+                    let _ = fs::remove_file(path); // it would hide the lock that counts
+                    if Instant::now() >= deadline {
+                        return Ok(None);
+                    }
+                    std::thread::sleep(Duration::from_millis(50));
+                }
                 // The file may have been removed between open and lock; then it locks nothing.
                 Ok(()) if same_file(&file, path) => {
-                    return Ok(Some(Self { path: path.clone(), _file: file }));
+                    return Ok(Some(Self { path: path.clone(), file }));
                 }
                 Ok(()) | Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) if Instant::now() >= deadline => return Ok(None),
@@ -120,9 +128,31 @@ impl Lock {
     pub fn is_held(files: &VolumeFiles) -> bool {
         // Reading is enough, also where a service manager has made everything read-only.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        rustix::fs::open(&files.lock, flags, Mode::empty()).is_ok_and(|file| {
-            flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
-        })
+        match rustix::fs::open(&files.lock, flags, Mode::empty()) {
+            Ok(file) => {
+                flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+            }
+            Err(Errno::NOENT) => has_traces(files) && Process::of(files).is_some(),
+            Err(_) => false,
+        }
+    }
+
+    /// Makes the lock file anew if it was removed.
+    ///
+    /// # Errors
+    /// When it can't be made.
+    pub(super) fn restore(&mut self) -> Result<()> {
+        let what = || format!("cannot make {} anew", self.path.display());
+        if same_file(&self.file, &self.path) {
+            return Ok(());
+        }
+        let new = self.path.with_extension("lock.new");
+        let _ = fs::remove_file(&new);
+        let (file, _) = open_lock(&new).context(what())?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive).context(what())?;
+        fs::rename(&new, &self.path).context(what())?;
+        self.file = file; // in this order it is locked all the while
+        Ok(())
     }
 
     /// Removes the lock file and gives the lock up.
@@ -130,6 +160,29 @@ impl Lock {
         // A file that stays locks nothing.
         let _ = fs::remove_file(&self.path);
     }
+}
+
+/// Opens a lock file, and says whether it was made just now.
+fn open_lock(path: &Path) -> rustix::io::Result<(OwnedFd, bool)> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    loop {
+        match rustix::fs::open(path, flags, Mode::empty()) {
+            Err(Errno::NOENT) => {}
+            there => return there.map(|file| (file, false)),
+        }
+        let make = flags | OFlags::CREATE | OFlags::EXCL;
+        match rustix::fs::open(path, make, Mode::RUSR | Mode::WUSR) {
+            Err(Errno::EXIST) => {} // made by another process just now
+            made => return made.map(|file| (file, true)),
+        }
+    }
+}
+
+/// Whether there is anything of a volume but, perhaps, its lock.
+fn has_traces(files: &VolumeFiles) -> bool {
+    let there = |file: &PathBuf| fs::symlink_metadata(file).is_ok();
+    [&files.state, &files.control, &files.keep].into_iter().any(there)
+        || !serve::traces(files).is_empty()
 }
 
 fn same_file(file: &OwnedFd, path: &Path) -> bool {
@@ -166,6 +219,13 @@ pub fn find(paths: &Paths, name: &str) -> Found {
             ))
             .mend(format!("give up what is in it with `ztier down {name} --discard`")),
         ),
+        Ok(None) if !serve::traces(&files).is_empty() => Found::Broken(
+            Error::failure(format!(
+                "the daemon of volume `{name}` is gone, and so is {}",
+                files.state.display()
+            ))
+            .mend(format!("`ztier down {name}` removes what is left")),
+        ),
         Ok(None) => Found::Nothing,
         Err(_) if held => Found::Up(None),
         Err(e) => Found::Broken(e),
@@ -179,7 +239,7 @@ pub fn settled(paths: &Paths, name: &str) -> Found {
     let answers = || client.ask::<serde_json::Value>(&Request::Ping, DYING).is_ok();
     let deadline = Instant::now() + DYING;
     loop {
-        let found = find(paths, name);
+        let found = reach(paths, name);
         if !matches!(found, Found::Up(_)) || answers() || Instant::now() >= deadline {
             return found;
         }
@@ -187,9 +247,27 @@ pub fn settled(paths: &Paths, name: &str) -> Found {
     }
 }
 
+/// The same for a command that needs the daemon: one that lives and lacks a file in the run
+/// directory, by which it would be found, is asked to make it anew.
+pub fn reach(paths: &Paths, name: &str) -> Found {
+    let files = paths.volume(name);
+    let found = find(paths, name);
+    let whole = || [&files.lock, &files.state, &files.control].iter().all(|file| file.exists());
+    if !matches!(found, Found::Up(_)) || whole() || opening::noted(&files).is_some() {
+        return found;
+    }
+    let Some(daemon) = Process::of(&files).filter(Process::restores) else { return found };
+    daemon.signal(RESTORE);
+    let deadline = Instant::now() + DYING;
+    while !whole() && Lock::is_held(&files) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    find(paths, name)
+}
+
 /// Names of all volumes that are up or left something behind.
 pub fn names(paths: &Paths) -> Vec<String> {
-    Paths::names_in(&paths.run, "json")
+    Paths::names_in(&paths.run, &["json", "sock", "keep", "fuse"])
 }
 
 /// Removes what a dead daemon left behind, the memory that was kept, and the volume's files.
@@ -238,8 +316,12 @@ fn remove_leftovers(
 ) -> Result<Vec<String>> {
     let state = match State::read(files) {
         Ok(Some(state)) => state,
-        Ok(None) => return Ok(Vec::new()),
-        Err(e) => return Ok(vec![format!("its unreadable state file ({e})")]),
+        Ok(None) => return remove_traces(files, &which, force),
+        Err(e) => {
+            let mut removed = remove_traces(files, &which, force)?;
+            removed.push(format!("its unreadable state file ({e})"));
+            return Ok(removed);
+        }
     };
     let State { leftovers, plan, .. } = &state;
     // A device that waits and is not removed is taken up again, with all that uses it.
@@ -249,6 +331,30 @@ fn remove_leftovers(
     if !force {
         ended?;
     }
+    let removed = remove_all(leftovers, which, force)?;
+    if force {
+        end_use(&state)?;
+    }
+    if !leftovers.iter().any(Leftover::waits) {
+        untune(files, plan.usage.as_ref());
+    }
+    Ok(removed)
+}
+
+/// Removes what is known to be of this volume by its name alone.
+fn remove_traces(
+    files: &VolumeFiles,
+    which: impl Fn(&Leftover) -> bool,
+    force: bool,
+) -> Result<Vec<String>> {
+    remove_all(&serve::traces(files), which, force)
+}
+
+fn remove_all(
+    leftovers: &[Leftover],
+    which: impl Fn(&Leftover) -> bool,
+    force: bool,
+) -> Result<Vec<String>> {
     let mut removed = Vec::new();
     for leftover in leftovers.iter().filter(|left| which(left) && left.exists()) {
         let gone = if force { leftover.remove_by_force() } else { leftover.remove() };
@@ -256,12 +362,6 @@ fn remove_leftovers(
         if !leftover.exists() {
             removed.push(leftover.describe());
         }
-    }
-    if force {
-        end_use(&state)?;
-    }
-    if !leftovers.iter().any(Leftover::waits) {
-        untune(files, plan.usage.as_ref());
     }
     Ok(removed)
 }
@@ -307,7 +407,7 @@ pub fn settings(
 /// What other volumes of this user have set on the machine.
 fn others(files: &VolumeFiles) -> Vec<Tuned> {
     let states = files.state.parent().map(|run| {
-        Paths::names_in(run, "json").into_iter().map(move |name| run.join(name + ".json"))
+        Paths::names_in(run, &["json"]).into_iter().map(move |name| run.join(name + ".json"))
     });
     let others = states.into_iter().flatten().filter(|path| *path != files.state);
     let plans =
@@ -330,6 +430,20 @@ fn end_use(state: &State) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Removes the files of a daemon that was killed before it had a volume, or after it had removed
+/// all else.
+pub fn forget(files: &VolumeFiles) {
+    let files_there = [&files.lock, &files.log, &files.step, &files.keep];
+    if files_there.iter().any(|file| file.exists())
+        && let Ok(Some(lock)) = Lock::acquire(files, Duration::ZERO)
+    {
+        if !Kept::is_there(&files.keep) {
+            let _ = fs::remove_file(&files.keep); // a keeper that died
+        }
+        remove_files(lock, files);
+    }
 }
 
 /// Removes the volume's files from the run directory, the lock last.

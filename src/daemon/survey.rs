@@ -128,7 +128,7 @@ impl Survey {
     }
 
     fn names(&self) -> BTreeSet<String> {
-        let opening = Paths::names_in(&self.paths.run, "step");
+        let opening = Paths::names_in(&self.paths.run, &["step"]);
         state::names(&self.paths).into_iter().chain(opening).collect()
     }
 

@@ -5,6 +5,7 @@
 //! want of memory, although there is swap (control groups of version 2 do not wait for what is on
 //! its way). With little on its way, who swaps out waits for the device.
 
+use super::helper::{Helper, Task};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -31,11 +32,11 @@ pub(super) fn widen(device: &Path) {
     }
 }
 
+/// By a helper: the kernel waits for all requests on their way, which are this process's to answer.
 fn set(device: &Path, requests: &str, largest: &str) {
-    for (file, value) in [("nr_requests", requests), ("max_sectors_kb", largest)] {
-        // A kernel that lacks it, or does not take it, goes on as it is.
-        let _ = fs::write(device.join("queue").join(file), value);
-    }
+    let value = |file: &str, value: &str| (device.join("queue").join(file), value.to_owned());
+    let values = vec![value("nr_requests", requests), value("max_sectors_kb", largest)];
+    let _ = Helper::of_this_program().run(&Task::Set { values });
 }
 
 /// Where the kernel shows a block device, by any of its names.

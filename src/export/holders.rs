@@ -83,7 +83,8 @@ pub(super) fn mounted_at(device: &Path, point: &Path) -> bool {
     mounted_on(point).is_some_and(|m| is_mount_of(&m, device, device_number(device)))
 }
 
-/// Everything that holds the file `file` open, besides this process and the loop device `ours`.
+/// Everything that holds the file `file` or its directory, which is a mount of its own, besides
+/// this process and the loop device `ours`.
 #[cfg(feature = "fuse")]
 pub(super) fn of_file(file: &Path, ours: Option<&Path>) -> Vec<String> {
     let mut held: BTreeSet<String> = loops_over(file)
@@ -94,7 +95,8 @@ pub(super) fn of_file(file: &Path, ours: Option<&Path>) -> Vec<String> {
     if swaps().iter().any(|s| s == file) {
         held.insert("swap".to_owned());
     }
-    held.extend(processes(|link| link == file));
+    let dir = file.parent().unwrap_or(file);
+    held.extend(processes(|link| link == file || link == dir));
     held.into_iter().collect()
 }
 
@@ -154,13 +156,16 @@ fn foreign_mounts(is_mount: impl Fn(&MountEntry) -> bool) -> Vec<String> {
     held
 }
 
-/// The processes, besides this one, that have a file open whose link satisfies `is_it`.
+/// The processes, besides this one, that have something open or for their directory whose link
+/// satisfies `is_it`.
 fn processes(is_it: impl Fn(&Path) -> bool) -> Vec<String> {
     let me = std::process::id();
     pids()
         .filter(|(pid, _)| *pid != me)
         .filter(|(_, dir)| {
-            entries(&dir.join("fd")).any(|fd| fs::read_link(fd).is_ok_and(|link| is_it(&link)))
+            let places = ["cwd", "root"].map(|place| dir.join(place));
+            let mut all = entries(&dir.join("fd")).chain(places);
+            all.any(|place| fs::read_link(place).is_ok_and(|link| is_it(&link)))
         })
         .map(|(pid, dir)| format!("process {pid} ({})", name_of(&dir)))
         .collect()

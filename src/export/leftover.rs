@@ -78,10 +78,12 @@ impl Leftover {
             return Ok(());
         }
         let what = self.clone();
-        within(LIMIT, move || what.remove_now(force)).unwrap_or_else(|| {
+        let removed = within(LIMIT, move || what.remove_now(force)).unwrap_or_else(|| {
             Err(Error::failure(format!("removing {} takes longer than 10 s", self.describe()))
                 .mend("try again, or reboot"))
-        })
+        });
+        // A helper of the dead server may remove what it has made, too.
+        removed.or_else(|e| if self.exists() { Err(e) } else { Ok(()) })
     }
 
     /// In words: `loop device /dev/loop3`, `FUSE mount /run/ztier/a.fuse`, …
@@ -99,6 +101,18 @@ impl Leftover {
         }
     }
 
+    /// Ends the connection between the kernel and the process that serves the device, whatever that
+    /// process does: all requests fail, now and later. Says whether there was one to end.
+    pub fn abort(&self) -> bool {
+        match self {
+            Self::Mount(point) if ours_on(point) => {
+                abort(point);
+                true
+            }
+            _ => false,
+        }
+    }
+
     fn remove_now(&self, force: bool) -> Result<()> {
         let cannot = || format!("cannot remove {}", self.describe());
         match self {
@@ -113,6 +127,31 @@ impl Leftover {
             },
         }
     }
+}
+
+/// What a front-end of the volume `name` may have left and has, as far as its name alone tells, in
+/// the order of removal: for a volume whose state file is gone.
+pub fn traces(name: &str, run_dir: &Path, link_dir: &Path) -> Vec<Leftover> {
+    let run_dir = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.to_owned());
+    let (point, link) = (mount_point(&run_dir, name), link_dir.join(name));
+    let (file, mark) = (point.join(name), ublk::mark(&run_dir, name));
+    // A link of that name may be that of a volume in another run directory.
+    let is_ours = |device: &PathBuf| {
+        backing_file(device).is_some_and(|b| b == file)
+            || ublk::device(mark).as_ref() == Some(device)
+    };
+    let link = device_of(&link).filter(is_ours).map(|_| Leftover::Link(link));
+    let rest = [
+        Leftover::Mount(point.clone()),
+        Leftover::Directory(point),
+        Leftover::Ublk { name: name.to_owned(), mark },
+    ];
+    link.into_iter().chain(rest).filter(Leftover::exists).collect()
+}
+
+/// Where the FUSE file system of the volume `name` is mounted.
+pub(super) fn mount_point(run_dir: &Path, name: &str) -> PathBuf {
+    run_dir.join(format!("{name}.fuse"))
 }
 
 /// Runs `work` on a thread of its own and waits at most `limit` for it. A thread that is late is

@@ -9,6 +9,7 @@ mod check;
 mod depth;
 #[cfg(feature = "fuse")]
 pub mod fuse;
+pub mod helper;
 mod holders;
 pub mod job;
 mod leftover;
@@ -23,6 +24,7 @@ pub mod ublk;
 pub mod usage;
 
 pub use check::Check;
+pub use leftover::traces;
 
 use crate::error::Result;
 use serde::{Deserialize, Serialize};

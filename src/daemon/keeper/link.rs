@@ -118,6 +118,18 @@ struct Link {
     child: Option<Child>,
 }
 
+impl Link {
+    /// Ends a keeper that is dead or not needed any more. One that an earlier daemon started ends
+    /// by itself: it has neither a daemon nor a socket by which one could come.
+    fn end(&mut self) {
+        let _ = shutdown(&*self.socket, Shutdown::Both); // it may be gone
+        if let Some(child) = &mut self.child {
+            let _ = child.kill(); // likewise
+            let _ = child.wait();
+        }
+    }
+}
+
 impl Keeper {
     /// Has memory kept: goes on with the keeper that it came from, or makes one.
     ///
@@ -139,6 +151,17 @@ impl Keeper {
             .spawn(move || watching.run())
             .context("cannot start a thread")?;
         Ok(Self { watch, thread: Some(thread) })
+    }
+}
+
+impl Keeper {
+    /// Has another process keep the memory if the socket of the one that does was removed, so that
+    /// no later daemon would find it.
+    ///
+    /// # Errors
+    /// When none can be started; then the present one goes on.
+    pub fn renew(&self) -> Result<()> {
+        self.watch.renew()
     }
 }
 
@@ -164,18 +187,19 @@ impl Watch {
             // Nothing comes but the end.
             match recv(&*socket, &mut [0u8; 1], RecvFlags::empty()) {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
-                _ => self.replace(),
+                _ => self.replace(&socket),
             }
         }
     }
 
-    /// Takes the place of a keeper that died, unless that was the end of watching.
-    fn replace(&self) {
+    /// Has another keeper take the place of the one behind `socket`, which died, unless one has
+    /// done so or that was the end of watching.
+    fn replace(&self, socket: &Arc<OwnedFd>) {
         let mut now = self.now.lock();
-        let Some(dead) = now.as_mut() else { return };
-        if let Some(child) = &mut dead.child {
-            let _ = child.wait(); // it is gone
-        }
+        let Some(dead) = now.as_mut().filter(|link| Arc::ptr_eq(&link.socket, socket)) else {
+            return;
+        };
+        dead.end();
         match self.launch() {
             Ok(link) => {
                 let _ = unbound(&link.socket); // else it is only looked at now and then
@@ -188,6 +212,20 @@ impl Watch {
                 std::thread::park_timeout(RETRY);
             }
         }
+    }
+
+    /// Has another keeper take the place of one whose socket was removed.
+    fn renew(&self) -> Result<()> {
+        let mut now = self.now.lock();
+        if Kept::is_there(&self.socket) {
+            return Ok(());
+        }
+        let Some(link) = now.as_mut() else { return Ok(()) };
+        // First the new one: until then the old one keeps the memory, if not for everybody.
+        let new = self.launch()?;
+        unbound(&new.socket)?;
+        std::mem::replace(link, new).end();
+        Ok(())
     }
 
     fn launch(&self) -> Result<Link> {

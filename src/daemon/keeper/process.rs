@@ -49,11 +49,14 @@ pub fn main() -> Result<()> {
     // It must answer also when swap is what it keeps the memory of. Without the right to, it is
     // as good for everything else.
     let _ = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT);
-    if let Some(daemon) = &keeping.daemon {
-        send(daemon, Answer::Done, &[])?;
+    let told = keeping.daemon.iter().try_for_each(|daemon| send(daemon, Answer::Done, &[]));
+    match told {
+        Ok(()) => keeping.serve(),
+        // A daemon that died by now had nothing in memory yet, and what it left may be removed
+        // already.
+        Err(_) => keeping.vanish(),
     }
-    keeping.serve();
-    Ok(())
+    told
 }
 
 struct Keeping {
@@ -107,6 +110,13 @@ impl Keeping {
             if asked && self.answer().is_ok_and(|end| end) {
                 return;
             }
+        }
+    }
+
+    /// Removes the socket, if it still is this one's.
+    fn vanish(&self) {
+        if place_of(&self.path) == Some(self.place) {
+            let _ = std::fs::remove_file(&self.path);
         }
     }
 

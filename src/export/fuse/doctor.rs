@@ -1,7 +1,6 @@
 //! What this machine has for the export, and how to get what is missing.
 
-use super::attach;
-use crate::export::Check;
+use crate::export::{Check, loopdev};
 use rustix::fs::{Access, Mode, OFlags};
 use std::fs;
 use std::path::Path;
@@ -22,7 +21,7 @@ pub fn probe() -> Vec<Check> {
         ),
         Check::new(
             "/dev/loop-control",
-            attach::open_control().map(|_| "opens".to_owned()).map_err(reason),
+            loopdev::open_control().map(|_| "opens".to_owned()).map_err(reason),
             "run as root; modprobe loop; in a container, pass /dev/loop-control in",
         ),
         Check::new("block devices", privilege(), "run as root (CAP_SYS_ADMIN)"),
@@ -45,7 +44,7 @@ pub fn available(block_device: bool) -> Result<(), String> {
     if block_device {
         privilege()?;
         kernel()?;
-        attach::open_control().map_err(|e| format!("/dev/loop-control: {}", reason(e)))?;
+        loopdev::open_control().map_err(|e| format!("/dev/loop-control: {}", reason(e)))?;
     }
     Ok(())
 }

@@ -5,21 +5,20 @@
 //! its order; a device that is held is never taken away; no thread that serves requests ever does
 //! anything that causes requests (it would wait for itself).
 
-mod attach;
 mod doctor;
 mod file;
-mod queue;
 mod session;
 
 pub use super::Check;
 pub use doctor::{available, probe};
 
+use super::helper::{Helper, Task};
+use super::leftover::mount_point;
 use super::{Export, Leftover, holders, link, loopdev};
 use crate::BLOCK_SIZE;
 use crate::error::{Context, Error, Result};
 use crate::volume::Device;
 use file::BlockFile;
-use rustix::fs::{Mode, OFlags};
 use session::Mounted;
 use std::fs;
 use std::io::ErrorKind;
@@ -45,12 +44,8 @@ pub struct Options {
     /// Make a block device (needs root); else only the file, which works without root through
     /// `fusermount3`.
     pub block_device: bool,
-}
-
-impl Options {
-    fn mount_point(&self, run_dir: &Path) -> PathBuf {
-        run_dir.join(format!("{}.fuse", self.name))
-    }
+    /// Who works on the loop device.
+    pub helper: Helper,
 }
 
 /// A device served as a file through FUSE, and on it, if asked for, a block device.
@@ -61,6 +56,7 @@ pub struct FuseLoop {
     link: Option<PathBuf>,
     loop_device: Option<PathBuf>,
     mounted: Mounted,
+    helper: Helper,
     /// Whether requests may wait for a drive.
     waits: bool,
     stopped: bool,
@@ -73,7 +69,7 @@ impl FuseLoop {
         // The kernel's tables name places by their true paths.
         let run_dir =
             fs::canonicalize(&options.run_dir).unwrap_or_else(|_| options.run_dir.clone());
-        let point = options.mount_point(&run_dir);
+        let point = mount_point(&run_dir, &options.name);
         let mut left = Vec::new();
         if options.block_device {
             left.push(Leftover::Link(options.link_dir.join(&options.name)));
@@ -95,7 +91,7 @@ impl FuseLoop {
     pub fn start(device: Arc<dyn Device>, options: Options) -> Result<Self> {
         let run_dir = fs::canonicalize(&options.run_dir)
             .context(format!("cannot use {}", options.run_dir.display()))?;
-        let point = options.mount_point(&run_dir);
+        let point = mount_point(&run_dir, &options.name);
         let link = options.block_device.then(|| options.link_dir.join(&options.name));
         refuse_taken(&point, link.as_deref())?;
         match fs::DirBuilder::new().mode(0o700).create(&point) {
@@ -121,6 +117,7 @@ impl FuseLoop {
             link: None,
             loop_device: None,
             mounted,
+            helper: options.helper,
             waits,
             stopped: false,
         };
@@ -144,15 +141,10 @@ impl FuseLoop {
     }
 
     fn attach(&mut self, link: PathBuf) -> Result<()> {
-        let file = rustix::fs::open(
-            &self.file,
-            OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .context(format!("cannot open {}", self.file.display()))?;
-        let device = attach::attach(&file, &self.file, BLOCK_SIZE as u32)?;
+        let (file, waits) = (self.file.clone(), self.waits);
+        let task = Task::Attach { file, block_size: BLOCK_SIZE as u32, waits };
+        let device = PathBuf::from(self.helper.run(&task)?);
         self.loop_device = Some(device.clone());
-        queue::tune(&device, self.waits);
         link::make(&device, &link)?;
         self.link = Some(link);
         Ok(())
@@ -168,20 +160,33 @@ impl FuseLoop {
     fn detach(&mut self) -> Result<()> {
         let Some(device) = &self.loop_device else { return Ok(()) };
         self.remove_link();
-        if holders::backing_file(device).is_some_and(|b| b == self.file)
-            && let Err(e) = loopdev::detach(device, &self.file)
-        {
-            queue::tune(device, self.waits); // the attempt may have put the kernel's settings back
-            if let Some(link) = &self.link {
-                let _ = symlink(device, link); // serving goes on under its other name at least
-            }
-            return Err(e);
+        if self.is_attached(device) {
+            let (device, file, waits) = (device.clone(), self.file.clone(), self.waits);
+            let task = Task::Detach { device, file, waits };
+            self.helper.run(&task).or_else(|e| self.still_attached(e))?;
         }
         self.loop_device = None;
         if let Some(link) = self.link.take() {
             link::remove_directory(&link);
         }
         Ok(())
+    }
+
+    fn is_attached(&self, device: &Path) -> bool {
+        holders::backing_file(device).is_some_and(|b| b == self.file)
+    }
+
+    /// After a detach that failed: has the device served under its name again, if it is there.
+    fn still_attached(&self, why: Error) -> Result<String> {
+        match &self.loop_device {
+            Some(device) if self.is_attached(device) => {
+                if let Some(link) = &self.link {
+                    let _ = symlink(device, link); // serving goes on under its other name at least
+                }
+                Err(why)
+            }
+            _ => Ok(String::new()), // late, but done
+        }
     }
 
     /// Waits a little for processes that only look, then refuses because of the first holder.
@@ -197,6 +202,27 @@ impl FuseLoop {
                 Some(_) => std::thread::sleep(Duration::from_millis(50)),
                 None => return Ok(()),
             }
+        }
+    }
+
+    /// After an unmount that failed because of `why`: makes the block device again. Returns why the
+    /// export does not end, and what is not as before.
+    fn serve_on(&mut self, link: Option<PathBuf>, why: Error) -> Error {
+        if !self.mounted.is_there() {
+            return why; // there is no file any more to make a device on
+        }
+        // Something opened the file in between.
+        let holder = self.holders().into_iter().next();
+        let why = holder.map_or(why, |h| loopdev::in_use(&self.file, &h));
+        match link.map(|link| self.attach(link)) {
+            Some(Err(second)) => {
+                let file = self.file.display();
+                Error::new(
+                    why.status(),
+                    format!("{why}; until then only {file} is served: {second}"),
+                )
+            }
+            _ => why,
         }
     }
 
@@ -236,12 +262,8 @@ impl Export for FuseLoop {
         self.mounted
             .forget_size()
             .context(format!("cannot tell the kernel the new size of {}", self.file.display()))?;
-        // Fetches the size into the kernel, from where the loop device takes it.
-        fs::metadata(&self.file).context(format!("cannot stat {}", self.file.display()))?;
-        match &self.loop_device {
-            Some(device) => attach::grow(device, &self.file),
-            None => Ok(()),
-        }
+        let Some(device) = self.loop_device.clone() else { return Ok(()) };
+        self.helper.run(&Task::Grow { device, file: self.file.clone() }).map(drop)
     }
 
     fn leftovers(&self) -> Vec<Leftover> {
@@ -270,12 +292,7 @@ impl Export for FuseLoop {
         let link = self.link.clone();
         self.detach()?;
         if let Err(e) = self.mounted.unmount() {
-            // Somebody opened the file in between: everything is as before, and they are named.
-            let holder = self.holders().into_iter().next();
-            if let Some(link) = link {
-                self.attach(link)?;
-            }
-            return Err(holder.map_or(e, |h| loopdev::in_use(&self.file, &h)));
+            return Err(self.serve_on(link, e));
         }
         self.stopped = true;
         fs::remove_dir(&self.point).context(format!("cannot remove {}", self.point.display()))

@@ -1,7 +1,8 @@
 //! One FUSE mount and the threads that serve it.
 //!
-//! Invariant: the serving threads never open, stat or unmount anything themselves; all that is done
-//! from other threads, so a serving thread is always there to answer the requests it causes.
+//! Invariant: no thread of this process sends a request to the mount, not even by closing a file in
+//! it: one that waited for the answer could not be killed (see [`crate::export::helper`]). Mounting
+//! and unmounting send none that is waited for.
 
 use super::file::{BlockFile, FILE};
 use crate::error::{Context, Error, Result};
@@ -53,9 +54,14 @@ impl Mounted {
         self.notifier.inval_inode(FILE, -1, 0)
     }
 
+    /// Whether it is mounted.
+    pub(super) fn is_there(&self) -> bool {
+        ours_on(&self.point)
+    }
+
     /// Unmounts and ends the threads. When it fails because the file is open, serving goes on.
     pub(super) fn unmount(&mut self) -> Result<()> {
-        if ours_on(&self.point) {
+        if self.is_there() {
             self.unmount_point()?;
         }
         let Some(session) = self.session.take() else { return Ok(()) };

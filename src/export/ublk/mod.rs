@@ -20,6 +20,7 @@ mod remove;
 
 pub use doctor::{available, probe};
 pub(super) use node::is_there;
+pub(super) use remove::device;
 pub(crate) use remove::{find, remove};
 
 use super::buffers::{UBLK_BUFFERED, UBLK_DEPTH};
@@ -82,7 +83,7 @@ impl Options {
 }
 
 /// A number for a volume of a run directory: FNV-1a, which stays the same in every version.
-fn mark(run_dir: &Path, name: &str) -> u64 {
+pub(super) fn mark(run_dir: &Path, name: &str) -> u64 {
     let bytes = run_dir.as_os_str().as_encoded_bytes().iter().chain(b"\0ztier\0");
     bytes.chain(name.as_bytes()).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

@@ -12,7 +12,7 @@ use crate::export::leftover::within;
 use crate::export::usage::{self, Usage};
 use crate::export::{holders, loopdev};
 use rustix::io::Errno;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long swap on a device that is taken away by force may take to end before.
@@ -24,6 +24,11 @@ pub(crate) fn find(mark: u64) -> Option<u32> {
         return None;
     }
     find_with(&mut Control::open().ok()?, mark).map(|(id, _)| id)
+}
+
+/// The block device that has `mark`.
+pub(in crate::export) fn device(mark: u64) -> Option<PathBuf> {
+    find(mark).map(node::block)
 }
 
 pub(super) fn find_with(control: &mut Control, mark: u64) -> Option<(u32, DeviceInfo)> {

@@ -5,6 +5,26 @@
 mod support;
 
 use support::{lab, nothing_left, ok, refused, setup};
+use ztier_vm::Machine;
+
+/// Those of the volume are found, hold it, come back after a kill, and go with it.
+fn partitions(machine: &Machine) {
+    // 62 MiB from the first.
+    let part = "ztier up f --size 64M --export fuse && cd /dev/ztier && \
+                printf '\\203\\0\\0\\0\\0\\001\\0\\0\\0\\076\\0\\0' >/tmp/p && \
+                dd if=/tmp/p of=f bs=1 seek=450 && \
+                printf '\\125\\252' | dd of=f bs=1 seek=510 && sync && \
+                blockdev --rereadpt /dev/loop0 && sleep 1 && mkfs.ext4 -q /dev/loop0p1 && \
+                mount /dev/loop0p1 /mnt && echo kept >/mnt/a";
+    ok(machine, part);
+    refused(machine, "ztier down f --discard", "mounted on /mnt");
+    ok(machine, "umount /mnt && kill -9 $(pidof -s ztier:f) && sleep 0.3 && ztier restart f");
+    ok(machine, "mount /dev/loop0p1 /mnt");
+    assert_eq!(ok(machine, "cat /mnt/a"), "kept\n");
+    ok(machine, "umount /mnt && ztier down f --discard");
+    assert_eq!(ok(machine, "ls /sys/block/loop0 | grep loop0p; true"), "");
+    nothing_left(machine);
+}
 
 #[test]
 fn fuse_and_nbd_carry_file_systems_on_another_kernel() {
@@ -18,6 +38,7 @@ fn fuse_and_nbd_carry_file_systems_on_another_kernel() {
     refused(&machine, "ztier down f", "mounted");
     ok(&machine, "umount /mnt && ztier down f --discard");
     nothing_left(&machine);
+    partitions(&machine);
 
     if !lab.image.has("nbd-client") {
         println!("skipped: no nbd-client");

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ztier::error::{Error, Result};
 use ztier::export::Export;
 use ztier::export::fuse::{FuseLoop, Options as FuseOptions};
+use ztier::export::helper::Helper;
 use ztier::export::nbd::{Listen, MAX_CONNECTIONS, Options as NbdOptions, Server};
 use ztier::volume::Device;
 
@@ -41,6 +42,7 @@ impl Served {
                 link_dir: dir.path().join("link"),
                 threads,
                 block_device: true,
+                helper: Helper::Here,
             },
         )?;
         let device = export

@@ -1,10 +1,11 @@
-//! Making a loop device on the file, and growing it.
+//! Making a loop device on a file, and growing it.
 //!
-//! Invariants: the device has direct I/O or is not made at all; no descriptor of it is kept.
+//! Invariants: the device has direct I/O or is not made at all; it has the partitions of its own
+//! content and none of an earlier user's; no descriptor of it is kept.
 
+use super::{LoopInfo, backing_file, detach, held, open, partitions, require_backing, sys};
 use crate::error::{Context, Error, Result};
-use crate::export::loopdev::{LoopInfo, detach, open, require_backing, sys};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl};
@@ -12,12 +13,19 @@ use std::ffi::c_void;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 const LOOP_SET_CAPACITY: Opcode = 0x4C07;
 const LOOP_CONFIGURE: Opcode = 0x4C0A;
 const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
 
+const LO_FLAGS_PARTSCAN: u32 = 8;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
+
+/// How long a free loop device may be in use by something else.
+const FREE_WAIT: Duration = Duration::from_secs(5);
+/// How often it is tried.
+const RETRY: Duration = Duration::from_millis(1);
 
 /// Major number of all loop devices (a fixed one: `LOOP_MAJOR`).
 const LOOP_MAJOR: u32 = 7;
@@ -56,26 +64,32 @@ unsafe impl Ioctl for GetFree {
 }
 
 /// Opens `/dev/loop-control`, which makes and finds devices.
-pub(super) fn open_control() -> rustix::io::Result<OwnedFd> {
+pub(in crate::export) fn open_control() -> rustix::io::Result<OwnedFd> {
     rustix::fs::open("/dev/loop-control", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Shows `file` as a block device with blocks of `block_size` bytes and direct I/O, and says which.
-/// `name` is the path that tools are told.
-pub(super) fn attach(file: impl AsFd, name: &Path, block_size: u32) -> Result<PathBuf> {
+/// Shows `file` as a block device with blocks of `block_size` bytes, direct I/O, and the partitions
+/// that are in it, and says which.
+pub(in crate::export) fn attach(file: &Path, block_size: u32) -> Result<PathBuf> {
+    let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(file, flags, Mode::empty())
+        .context(format!("cannot open {}", file.display()))?;
     let control = open_control().context("cannot open /dev/loop-control")?;
-    // Others may take the same free device between the two calls; then there is another one.
-    for _ in 0..64 {
+    let deadline = Instant::now() + FREE_WAIT;
+    loop {
         // SAFETY: `GetFree` describes this opcode truly (see its implementation).
         let number =
             unsafe { ioctl(&control, GetFree) }.context("cannot get a free loop device")?;
         let device = node_of(number)?;
-        match configure(&device, file.as_fd(), name, block_size) {
+        match configure(&device, opened.as_fd(), file, block_size) {
             Ok(()) => {
-                require_direct(&device, name)?;
+                require_direct(&device, file)?;
                 return Ok(device);
             }
-            Err(Errno::BUSY) => {}
+            // Something else takes the same free device; then there is another one. Or a partition
+            // of an earlier user is in use.
+            Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(RETRY),
+            Err(Errno::BUSY) => return Err(held(&device)),
             Err(Errno::INVAL | Errno::NOTTY) => {
                 return Err(Error::failure(format!(
                     "cannot attach {}: the kernel refuses LOOP_CONFIGURE with blocks of {block_size} bytes",
@@ -86,8 +100,6 @@ pub(super) fn attach(file: impl AsFd, name: &Path, block_size: u32) -> Result<Pa
             Err(e) => return Err(e).context(format!("cannot attach {}", device.display())),
         }
     }
-    Err(Error::failure("cannot get a free loop device: others take each one first")
-        .mend("try again"))
 }
 
 /// The node of loop device `number`, made when nothing else (devtmpfs, udev) makes it.
@@ -112,13 +124,20 @@ fn node_of(number: u32) -> Result<PathBuf> {
 
 fn configure(
     device: &Path,
-    file: rustix::fd::BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
     name: &Path,
     block_size: u32,
 ) -> rustix::io::Result<()> {
-    let node = rustix::fs::open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    // While it is claimed nothing else attaches it.
+    let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
+    let node = rustix::fs::open(device, flags, Mode::empty())?;
+    if backing_file(device).is_some() {
+        return Err(Errno::BUSY);
+    }
+    // Those of an earlier user.
+    partitions::remove(&node, device).map_err(|_| Errno::BUSY)?;
     let mut info = LoopInfo::ZERO;
-    info.flags = LO_FLAGS_DIRECT_IO;
+    info.flags = LO_FLAGS_DIRECT_IO | LO_FLAGS_PARTSCAN;
     let text = name.as_os_str().as_bytes();
     let len = text.len().min(info.file_name.len() - 1);
     info.file_name[..len].copy_from_slice(&text[..len]);
@@ -144,9 +163,11 @@ fn require_direct(device: &Path, file: &Path) -> Result<()> {
     .mend("use --export nbd"))
 }
 
-/// Makes the device as large as its file is now. The thread must not be one that serves the file.
-pub(super) fn grow(device: &Path, file: &Path) -> Result<()> {
+/// Makes the device as large as its file is now.
+pub(in crate::export) fn grow(device: &Path, file: &Path) -> Result<()> {
     require_backing(device, file)?;
+    // Fetches the size into the kernel, from where the loop device takes it.
+    std::fs::metadata(file).context(format!("cannot stat {}", file.display()))?;
     let node =
         open(device, OFlags::empty()).context(format!("cannot open {}", device.display()))?;
     // SAFETY: LOOP_SET_CAPACITY takes no argument and touches no memory of ours.

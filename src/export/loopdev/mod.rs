@@ -1,8 +1,19 @@
-//! Loop devices: taking one off its file, whoever attached it.
+//! Loop devices: making one on a file, growing it, and taking one off its file, whoever attached
+//! it. Every call here may wait for requests of the file.
 //!
 //! Invariants: no descriptor of a loop device is kept, so a dead process leaves nothing that keeps
 //! it attached; before anything is changed on a device, the file behind it must be the expected
-//! one; detaching first claims the device exclusively, so that it can't be mounted meanwhile.
+//! one; detaching first claims the device exclusively, so that it can't be mounted meanwhile; a
+//! device that is detached has no partitions.
+
+mod attach;
+mod partitions;
+mod queue;
+
+#[cfg(feature = "fuse")]
+pub(super) use attach::open_control;
+pub(super) use attach::{attach, grow};
+pub(super) use queue::tune;
 
 use super::holders::{backing_file, of_block_device};
 use crate::error::{Context, Error, Result};
@@ -26,12 +37,12 @@ const PROBE_WAIT: Duration = Duration::from_secs(1);
 const DETACH_WAIT: Duration = Duration::from_secs(5);
 
 /// What a loop device reads ahead before anybody sets it, in KiB (Linux: `VM_READAHEAD_PAGES`).
-pub(super) const READ_AHEAD: &str = "128";
+const USUAL_READ_AHEAD: &str = "128";
 
 /// `struct loop_info64` of the kernel's ABI.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct LoopInfo {
+struct LoopInfo {
     device: u64,
     inode: u64,
     rdevice: u64,
@@ -40,8 +51,8 @@ pub(super) struct LoopInfo {
     number: u32,
     encrypt_type: u32,
     encrypt_key_size: u32,
-    pub flags: u32,
-    pub file_name: [u8; 64],
+    flags: u32,
+    file_name: [u8; 64],
     crypt_name: [u8; 64],
     encrypt_key: [u8; 32],
     init: [u64; 2],
@@ -50,7 +61,7 @@ pub(super) struct LoopInfo {
 const _: () = assert!(size_of::<LoopInfo>() == 232);
 
 impl LoopInfo {
-    pub(super) const ZERO: Self = Self {
+    const ZERO: Self = Self {
         device: 0,
         inode: 0,
         rdevice: 0,
@@ -68,13 +79,13 @@ impl LoopInfo {
 }
 
 /// Opens a device to control it.
-pub(super) fn open(device: &Path, extra: OFlags) -> rustix::io::Result<OwnedFd> {
+fn open(device: &Path, extra: OFlags) -> rustix::io::Result<OwnedFd> {
     // Read-only: closing a descriptor that could write makes udev look at the device again.
     rustix::fs::open(device, OFlags::RDONLY | OFlags::CLOEXEC | extra, Mode::empty())
 }
 
 /// Fails unless `device` shows `file`.
-pub(super) fn require_backing(device: &Path, file: &Path) -> Result<()> {
+fn require_backing(device: &Path, file: &Path) -> Result<()> {
     match backing_file(device) {
         Some(b) if b == file => Ok(()),
         Some(b) => Err(Error::failure(format!(
@@ -87,8 +98,8 @@ pub(super) fn require_backing(device: &Path, file: &Path) -> Result<()> {
     }
 }
 
-/// Takes `device` off its file, waiting a little for those who only look at it (udev, blkid). The
-/// thread must not be one that serves the file: what is dirty in the page cache is written first.
+/// Takes `device` off its file, waiting a little for those who only look at it (udev, blkid). What
+/// is dirty in the page cache is written first.
 ///
 /// # Errors
 /// The device shows another file, or is held (then it stays attached): the text names a holder.
@@ -96,15 +107,23 @@ pub(super) fn detach(device: &Path, file: &Path) -> Result<()> {
     require_backing(device, file)?;
     let node = claim(device, Instant::now() + PROBE_WAIT)?;
     forget(device);
+    if let Err(e) = partitions::remove(&node, device) {
+        drop(node);
+        partitions::read(device);
+        return Err(e);
+    }
     let deadline = Instant::now() + DETACH_WAIT;
     // SAFETY: LOOP_CLR_FD takes no argument and touches no memory of ours.
-    unsafe { ioctl(&node, NoArg::<LOOP_CLR_FD>::new()) }
-        .context(format!("cannot detach {}", device.display()))?;
+    match unsafe { ioctl(&node, NoArg::<LOOP_CLR_FD>::new()) } {
+        Ok(()) | Err(Errno::NXIO) => {} // something else was faster
+        Err(e) => return Err(e).context(format!("cannot detach {}", device.display())),
+    }
     drop(node);
     // The kernel detaches at the last close. A reader that came in between delays that.
     while backing_file(device).is_some_and(|b| b == file) {
         if Instant::now() >= deadline {
             keep(device);
+            partitions::read(device);
             return Err(held(device));
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -115,11 +134,11 @@ pub(super) fn detach(device: &Path, file: &Path) -> Result<()> {
 /// Puts back what was set on the queue, which a loop device keeps for whoever uses it next. Best
 /// effort. The directory `bdi` is taken because files in `queue` wait for all requests.
 fn forget(device: &Path) {
-    let _ = std::fs::write(sys(device).join("bdi/read_ahead_kb"), READ_AHEAD);
+    let _ = std::fs::write(sys(device).join("bdi/read_ahead_kb"), USUAL_READ_AHEAD);
 }
 
 /// What the kernel shows of the device.
-pub(super) fn sys(device: &Path) -> PathBuf {
+fn sys(device: &Path) -> PathBuf {
     Path::new("/sys/block").join(device.file_name().unwrap_or_default())
 }
 

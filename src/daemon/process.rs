@@ -1,0 +1,194 @@
+//! The process that serves a volume, found by the lock that it holds: also where the files of the
+//! volume were removed below it, or it answers nobody.
+//!
+//! Invariant: a process is signalled only if it had the lock of that very volume open after the
+//! handle for signalling it was made, or is being ended by the kernel already; so a process number
+//! that was given away again does no harm.
+
+use crate::config::paths::VolumeFiles;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Upon this signal a daemon makes its files in the run directory anew, where they were removed.
+pub(super) const RESTORE: Signal = Signal::USR1;
+
+/// A process that holds the lock of a volume.
+#[derive(Debug)]
+pub struct Process {
+    pid: u32,
+    handle: OwnedFd,
+}
+
+/// What a process that does not answer is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// It runs, or waits for something.
+    Alive,
+    /// It was stopped (`SIGSTOP`), and goes on upon `SIGCONT`.
+    Stopped,
+    /// It was killed, and the kernel is ending it.
+    Dying,
+}
+
+impl Process {
+    /// The process that holds the lock of a volume, also in a lock file that was removed.
+    pub fn of(files: &VolumeFiles) -> Option<Self> {
+        Self::find(files, None)
+    }
+
+    /// The same, if it is another one than this.
+    pub fn beside_me(files: &VolumeFiles) -> Option<Self> {
+        Self::find(files, Some(std::process::id()))
+    }
+
+    fn find(files: &VolumeFiles, but: Option<u32>) -> Option<Self> {
+        let path = true_path(&files.lock);
+        let inode = fs::symlink_metadata(&path).ok().map(|meta| meta.ino());
+        let locks = fs::read_to_string("/proc/locks").ok()?;
+        let mut locks = locks.lines().filter_map(parse_lock).filter(|(pid, _)| Some(*pid) != but);
+        locks.find_map(|(pid, of)| {
+            let handle = pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty());
+            let process = Self { pid, handle: handle.ok()? };
+            let is_it = match process.opened(&path) {
+                Some(is_open) => is_open,
+                // Its descriptors are being closed, and one of them does not come to an end.
+                None => inode == Some(of) && process.condition() == Condition::Dying,
+            };
+            is_it.then_some(process)
+        })
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// What it is doing.
+    pub fn condition(&self) -> Condition {
+        condition(&self.about("status"), &self.about("stat"))
+    }
+
+    /// Whether it makes removed files anew when it is told to.
+    pub fn restores(&self) -> bool {
+        signals(&self.about("status"), "SigCgt") & bit(RESTORE) != 0
+    }
+
+    /// Sends it a signal; one that has ended does not get it.
+    pub fn signal(&self, signal: Signal) {
+        let _ = pidfd_send_signal(&self.handle, signal);
+    }
+
+    fn about(&self, file: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{file}", self.pid)).unwrap_or_default()
+    }
+
+    /// Whether it has the file `path` open, also one that was removed; `None` if it has none at
+    /// all.
+    fn opened(&self, path: &Path) -> Option<bool> {
+        let mut removed = path.as_os_str().to_owned();
+        removed.push(" (deleted)");
+        let fds = fs::read_dir(format!("/proc/{}/fd", self.pid)).into_iter().flatten().flatten();
+        let links = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
+        links.fold(None, |found, link| {
+            Some(found == Some(true) || link == path || link.as_os_str() == removed)
+        })
+    }
+}
+
+/// The path of a file whose directory may be named by links, as the kernel writes it.
+fn true_path(file: &Path) -> PathBuf {
+    let dir = file.parent().and_then(|dir| fs::canonicalize(dir).ok());
+    dir.zip(file.file_name()).map_or_else(|| file.to_owned(), |(dir, name)| dir.join(name))
+}
+
+/// Process and inode of a line of `/proc/locks`: `1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE …`.
+fn parse_lock(line: &str) -> Option<(u32, u64)> {
+    let mut words = line.split_whitespace().skip(1);
+    if words.next()? != "FLOCK" {
+        return None; // also one who waits for a lock: `1: -> FLOCK …`
+    }
+    let pid = words.nth(2)?.parse().ok()?;
+    Some((pid, words.next()?.rsplit(':').next()?.parse().ok()?))
+}
+
+/// From `/proc/PID/status` and `/proc/PID/stat`; both are empty when the process is gone.
+fn condition(status: &str, stat: &str) -> Condition {
+    /// `PF_EXITING` of the kernel.
+    const EXITING: u64 = 4;
+    let mut stat = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+    let state = stat.next();
+    let flags: u64 = stat.nth(5).and_then(|flags| flags.parse().ok()).unwrap_or(EXITING);
+    let pending = signals(status, "SigPnd") | signals(status, "ShdPnd");
+    match state {
+        _ if flags & EXITING != 0 || pending & bit(Signal::KILL) != 0 => Condition::Dying,
+        None | Some("Z" | "X") => Condition::Dying,
+        Some("T") => Condition::Stopped,
+        _ => Condition::Alive,
+    }
+}
+
+/// A set of signals in `/proc/PID/status`.
+fn signals(status: &str, set: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(set)?.strip_prefix(':'));
+    line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0)
+}
+
+fn bit(signal: Signal) -> u64 {
+    1 << (signal.as_raw() - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::state::Lock;
+    use super::*;
+    use crate::config::Paths;
+    use std::time::Duration;
+
+    #[test]
+    fn the_holder_of_a_lock_is_found_also_without_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().join("real");
+        fs::create_dir(&real).unwrap();
+        let run = dir.path().join("run");
+        std::os::unix::fs::symlink(&real, &run).unwrap();
+        let paths = Paths { run, config: dir.path().into(), state: dir.path().into() };
+        let (files, other) = (paths.volume("x"), paths.volume("y"));
+        assert!(Process::of(&files).is_none());
+        let lock = Lock::acquire(&files, Duration::ZERO).unwrap().unwrap();
+        let _other = Lock::acquire(&other, Duration::ZERO).unwrap().unwrap();
+        let found = |files| Process::of(files).map(|process: Process| process.pid());
+        assert_eq!(found(&files), Some(std::process::id()));
+        fs::remove_file(&files.lock).unwrap();
+        assert_eq!(found(&files), Some(std::process::id()));
+        assert!(Process::beside_me(&files).is_none());
+        drop(lock);
+        assert_eq!(found(&files), None);
+    }
+
+    #[test]
+    fn conditions_are_told_apart() {
+        let of = |pending: u64, state: &str, flags: u64| {
+            let status = format!("SigPnd:\t{pending:016x}\nShdPnd:\t0000000000000000\n");
+            condition(&status, &format!("7 (a) b) {state} 1 7 7 0 -1 {flags} 0 0"))
+        };
+        assert_eq!(of(0, "S", 0x40_0000), Condition::Alive);
+        assert_eq!(of(bit(Signal::TERM), "T", 0x40_0000), Condition::Stopped);
+        assert_eq!(of(bit(Signal::KILL), "D", 0x40_0000), Condition::Dying);
+        assert_eq!(of(0, "D", 0x40_0004), Condition::Dying);
+        assert_eq!(of(0, "Z", 0), Condition::Dying);
+        assert_eq!(condition("", ""), Condition::Dying);
+    }
+
+    #[test]
+    fn lines_of_locks_are_taken_apart() {
+        let line = "12: FLOCK  ADVISORY  WRITE 9160 fe:00:5736405 0 EOF";
+        assert_eq!(parse_lock(line), Some((9160, 5_736_405)));
+        for other in ["4: OFDLCK ADVISORY  WRITE -1 00:27:2 0 EOF", "12: -> FLOCK ADVISORY", ""] {
+            assert_eq!(parse_lock(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The files by which a daemon is found: made anew where they were removed below it, for example by
+//! a cleaner of temporary files.
+
+use super::log;
+use super::process::RESTORE;
+use super::running::Running;
+use super::state::Lock;
+use crate::control::{Handler, Server};
+use crate::error::Result;
+use std::path::Path;
+use std::sync::Arc;
+
+/// What a daemon holds of its files in the run directory.
+pub(super) struct Presence {
+    pub control: Server,
+    pub lock: Lock,
+}
+
+/// The signal upon which a daemon looks after its files.
+pub(super) fn signal() -> i32 {
+    RESTORE.as_raw()
+}
+
+impl Running {
+    /// Makes those of its files anew that were removed. What fails is logged, and is tried again
+    /// when it is next asked for.
+    pub(super) fn restore(self: &Arc<Self>, presence: &mut Presence) {
+        let state = || match self.files.state.exists() {
+            true => Ok(()),
+            false => self.state.lock().write(&self.files),
+        };
+        let done = make_directory(&self.files.run)
+            .and_then(|()| presence.lock.restore())
+            .and_then(|()| state())
+            .and_then(|()| self.restore_control(presence));
+        self.renew_keeper();
+        log::line(&done.map_or_else(
+            |e| format!("files in the run directory were removed, and {e}"),
+            |()| "files in the run directory were removed and are made anew".to_owned(),
+        ));
+    }
+
+    fn restore_control(self: &Arc<Self>, presence: &mut Presence) -> Result<()> {
+        if self.files.control.exists() {
+            return Ok(());
+        }
+        let handler = Arc::clone(self) as Arc<dyn Handler>;
+        let new = Server::start(&self.files.control, handler)?;
+        std::mem::replace(&mut presence.control, new).stop();
+        Ok(())
+    }
+}
+
+fn make_directory(dir: &Path) -> Result<()> {
+    use crate::error::Context;
+    use std::os::unix::fs::DirBuilderExt;
+    let mut builder = std::fs::DirBuilder::new();
+    builder
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .context(format!("cannot make {}", dir.display()))
+}

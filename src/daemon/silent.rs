@@ -1,0 +1,124 @@
+//! A daemon that answers nobody: telling it from one that is being ended, and ending it.
+//!
+//! Invariants: nothing here waits without a bound; a FUSE connection is aborted only when the
+//! process that serves it was killed.
+
+use super::process::{Condition, Process};
+use super::state::Lock;
+use super::{opening, serve};
+use crate::config::paths::VolumeFiles;
+use crate::control::{Client, Request, Version};
+use crate::error::{Error, Result};
+use crate::export::Leftover;
+use rustix::process::Signal;
+use std::time::{Duration, Instant};
+
+/// How long one question waits for its answer, before what the process is doing is looked at.
+const GLANCE: Duration = Duration::from_secs(1);
+/// How often what has no bound of its own is looked at.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long the kernel may take to end a killed process before something must be in its way.
+const DYING: Duration = Duration::from_secs(3);
+/// How long it may take after that: it takes back the process's memory first.
+const DYING_AT_MOST: Duration = Duration::from_secs(30);
+
+/// Whether a daemon answers.
+#[derive(Debug)]
+pub enum Answering {
+    /// It does.
+    Yes,
+    /// There is none any more.
+    Gone,
+    /// It does not.
+    No(Process),
+}
+
+/// Asks the daemon of the volume whether it is there, for `patience` at most; not that long if it
+/// is stopped. One that was killed is waited for until it is gone.
+pub fn answering(files: &VolumeFiles, patience: Duration) -> Answering {
+    let client = Client::new(&files.control);
+    let deadline = Instant::now() + patience;
+    loop {
+        let Some(process) = Process::of(files) else {
+            if !Lock::is_held(files) {
+                return Answering::Gone;
+            }
+            // Not visible from here (another namespace): only the socket tells.
+            match client.ask::<Version>(&Request::Ping, GLANCE) {
+                Err(_) if Instant::now() < deadline => std::thread::sleep(LOOK),
+                _ => return Answering::Yes,
+            }
+            continue;
+        };
+        match process.condition() {
+            Condition::Dying if released(files, DYING) => return Answering::Gone,
+            Condition::Dying | Condition::Stopped => return Answering::No(process),
+            Condition::Alive => {}
+        }
+        if client.ask::<Version>(&Request::Ping, GLANCE).is_ok() {
+            return Answering::Yes;
+        }
+        if Instant::now() >= deadline {
+            return Answering::No(process);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Why a daemon that does not answer can't be asked to end, and what to do.
+pub fn refusal(files: &VolumeFiles, process: &Process) -> Error {
+    let (name, pid) = (&files.name, process.pid());
+    let force = format!("`ztier down {name} --force` ends it; what is in memory is kept");
+    let error = |what: String| Error::failure(format!("the daemon of volume `{name}` {what}"));
+    match (process.condition(), opening::noted(files)) {
+        (Condition::Stopped, _) => error(format!("(process {pid}) is stopped"))
+            .mend(format!("`kill -CONT {pid}` lets it go on, {force}")),
+        (_, Some(step)) => error(format!("(process {pid}) is coming up: {step}"))
+            .mend(format!("wait for it, or {force}")),
+        _ => error(format!("(process {pid}) does not answer"))
+            .mend(format!("it may wait for a drive (see `dmesg`); {force}")),
+    }
+}
+
+/// Ends a daemon that does not answer: kills it, and where it waits in the kernel for requests of
+/// its own device, aborts these. `told` hears what is done. What it leaves is that of a daemon that
+/// died.
+///
+/// # Errors
+/// It does not end all the same.
+pub fn end(files: &VolumeFiles, process: &Process, told: &dyn Fn(&str)) -> Result<()> {
+    let (name, pid) = (&files.name, process.pid());
+    if process.condition() != Condition::Dying {
+        process.signal(Signal::KILL);
+        told(&format!("{name}: its daemon (process {pid}) did not answer and was killed"));
+    }
+    if released(files, DYING) {
+        return Ok(());
+    }
+    if serve::traces(files).iter().any(Leftover::abort) {
+        told(&format!(
+            "{name}: its daemon (process {pid}) was killed and did not end; its FUSE connection \
+             is aborted, and requests to the device fail"
+        ));
+    }
+    if released(files, DYING_AT_MOST) {
+        return Ok(());
+    }
+    let seconds = (DYING + DYING_AT_MOST).as_secs();
+    Err(Error::failure(format!(
+        "the daemon of volume `{name}` (process {pid}) was killed and does not end in {seconds} s"
+    ))
+    .mend(format!("the kernel holds it: see `dmesg` and /proc/{pid}/stack")))
+}
+
+/// Waits until no process has the volume's lock, for `patience` at most. Says whether that is so.
+fn released(files: &VolumeFiles, patience: Duration) -> bool {
+    let deadline = Instant::now() + patience;
+    while Lock::is_held(files) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(LOOK);
+    }
+    true
+}
