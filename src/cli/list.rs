@@ -1,10 +1,12 @@
 //! `ztier list`: every volume of this user, also those whose daemon died.
+//!
+//! Invariant: each daemon is asked once, all at the same time, and only for what it knows without
+//! looking at other processes: however many volumes there are, the time for each stays the same.
 
 use super::{PATIENCE, output};
 use crate::config::Paths;
 use crate::config::size::human;
-use crate::control::{Client, Request, Status};
-use crate::daemon::keeper::Kept;
+use crate::daemon::survey::{Seen, Survey};
 use crate::daemon::{self, Found};
 use crate::error::Result;
 use clap::Args;
@@ -27,7 +29,6 @@ struct Row {
     data_bytes: Option<u64>,
     mem_used_bytes: Option<u64>,
     endpoints: Vec<String>,
-    holders: Vec<String>,
     /// What a dead daemon left behind.
     left: Vec<String>,
     /// Whether what a dead daemon had in memory is kept.
@@ -39,8 +40,10 @@ impl List {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
         let paths = Paths::of_this_user()?;
-        let names = if paths.exists()? { daemon::names(&paths) } else { vec![] };
-        let rows: Vec<Row> = names.into_iter().filter_map(|name| row(&paths, name)).collect();
+        let mut survey = Survey::new(paths.clone());
+        survey.look_around(PATIENCE)?;
+        let rows: Vec<Row> =
+            survey.known().iter().map(|(name, seen)| row(&paths, name, seen)).collect();
         if self.json {
             return output::json(&rows);
         }
@@ -77,40 +80,34 @@ impl List {
     }
 }
 
-fn row(paths: &Paths, name: String) -> Option<Row> {
-    let row = match daemon::find(paths, &name) {
-        Found::Nothing => return None, // it ended while we looked
-        Found::Dead(state) => Row {
-            state: "dead",
-            export: Some(state.plan.export.kind()),
-            size_bytes: Some(state.plan.size_bytes),
-            kept: Kept::is_there(&paths.volume(&name).keep),
-            left: state.leftovers.iter().filter(|l| l.exists()).map(|l| l.describe()).collect(),
-            ..Row::default()
-        },
-        Found::Broken(e) => Row { state: "dead", error: Some(e.to_string()), ..Row::default() },
-        Found::Up(state) => {
-            let client = Client::new(&paths.volume(&name).control);
-            match client.ask::<Status>(&Request::Status, PATIENCE) {
-                Ok(status) => Row {
-                    state: "up",
-                    export: Some(status.plan.export.kind()),
-                    size_bytes: Some(status.plan.size_bytes),
-                    data_bytes: Some(status.stats.orig_data_bytes),
-                    mem_used_bytes: Some(status.stats.mem_used_bytes),
-                    endpoints: status.endpoints,
-                    holders: status.holders,
-                    ..Row::default()
-                },
-                Err(e) => Row {
-                    state: "busy", // starting, ending, or stuck
-                    export: state.as_ref().map(|state| state.plan.export.kind()),
-                    size_bytes: state.as_ref().map(|state| state.plan.size_bytes),
-                    error: Some(e.to_string()),
-                    ..Row::default()
-                },
-            }
-        }
+fn row(paths: &Paths, name: &str, seen: &Seen) -> Row {
+    let plan = seen.plan();
+    let row = Row {
+        name: name.to_owned(),
+        state: seen.state(),
+        export: plan.map(|plan| plan.export.kind()),
+        size_bytes: plan.map(|plan| plan.size_bytes),
+        ..Row::default()
     };
-    Some(Row { name, ..row })
+    match seen {
+        Seen::Up { sample, .. } => Row {
+            data_bytes: Some(sample.stats.orig_data_bytes),
+            mem_used_bytes: Some(sample.stats.mem_used_bytes),
+            endpoints: sample.endpoints.clone(),
+            ..row
+        },
+        Seen::Starting { step } => Row { error: step.clone(), ..row },
+        Seen::Silent { why, .. } => {
+            let why = why.clone().unwrap_or_else(|| "its daemon does not answer".to_owned());
+            Row { error: Some(why), ..row }
+        }
+        Seen::Dead { kept, .. } => Row { kept: *kept, left: left(paths, name), ..row },
+        Seen::Broken { why } => Row { error: Some(why.clone()), ..row },
+    }
+}
+
+/// What the dead daemon of a volume left.
+fn left(paths: &Paths, name: &str) -> Vec<String> {
+    let Found::Dead(state) = daemon::find(paths, name) else { return Vec::new() };
+    state.leftovers.iter().filter(|l| l.exists()).map(|l| l.describe()).collect()
 }

@@ -6,7 +6,7 @@ use crate::config::plan::SpillPlan;
 use crate::config::size::{exact, human};
 use crate::config::{Paths, Usage};
 use crate::control::{self, Request};
-use crate::daemon::{self, Found};
+use crate::daemon::survey::{Seen, Survey};
 use crate::error::Result;
 use crate::export::usage::swapped;
 use crate::stats::time::rfc3339;
@@ -37,9 +37,13 @@ impl Status {
             let status = ask(&paths, name)?;
             return if self.json { output::json(&status) } else { output::print(&text(&status)) };
         }
-        let names = if paths.exists()? { daemon::names(&paths) } else { vec![] };
-        let up = names.iter().filter(|name| matches!(daemon::find(&paths, name), Found::Up(_)));
-        let all = up.map(|name| ask(&paths, name)).collect::<Result<Vec<_>>>()?;
+        let mut survey = Survey::new(paths);
+        survey.look_around(PATIENCE)?;
+        let up = survey.known().values().filter_map(Seen::sample);
+        let all: Vec<_> = up.map(|sample| control::Status::from(sample.clone())).collect();
+        for (name, seen) in survey.known().iter().filter(|(_, seen)| seen.sample().is_none()) {
+            output::remark(&format!("{name}: {}, see `ztier list`", seen.state()));
+        }
         if self.json {
             return output::json(&all);
         }
@@ -212,7 +216,11 @@ fn short(stats: &Stats) -> Option<String> {
 }
 
 fn holders(status: &control::Status) -> String {
-    if status.holders.is_empty() { "nobody".into() } else { status.holders.join(", ") }
+    match &status.holders {
+        None => format!("`ztier status {}` says by what", status.plan.name),
+        Some(all) if all.is_empty() => "nobody".into(),
+        Some(all) => all.join(", "),
+    }
 }
 
 fn daemon_of(status: &control::Status) -> String {

@@ -220,7 +220,10 @@ pub struct Status {
     /// What users open.
     pub endpoints: Vec<String>,
     /// Who holds it.
-    pub holders: Vec<String>,
+    ///
+    /// `None` where that was not looked at: to find processes, all of the machine's are gone
+    /// through.
+    pub holders: Option<Vec<String>>,
     /// How the limit on memory adapts, where it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapting: Option<Report>,

@@ -3,6 +3,7 @@
 //! Invariant: a daemon makes one without looking at other processes and without waiting for
 //! anything that takes long, also while its volume is being changed or taken down.
 
+use super::Status;
 use crate::BLOCK_SIZE;
 use crate::config::Plan;
 use crate::limit::Report;
@@ -31,6 +32,15 @@ pub struct Sample {
     pub stats: Stats,
     /// How long requests took, to the last bucket.
     pub latencies: Latencies,
+}
+
+impl From<Sample> for Status {
+    fn from(sample: Sample) -> Self {
+        let Sample { version, pid, started_unix_s, restarts, plan, endpoints, .. } = sample;
+        let Sample { adapting, stats, .. } = sample;
+        let holders = None;
+        Self { version, pid, started_unix_s, restarts, plan, endpoints, holders, adapting, stats }
+    }
 }
 
 /// What a volume is.

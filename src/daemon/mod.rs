@@ -12,6 +12,7 @@ mod heap;
 mod heritage;
 pub mod keeper;
 mod limiter;
+mod limits;
 mod log;
 mod making;
 mod notify;

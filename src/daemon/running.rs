@@ -680,6 +680,7 @@ impl Running {
             let export = self.export()?;
             export.as_ref().map(|e| (e.endpoints(), e.holders())).unwrap_or_default()
         };
+        let holders = Some(holders);
         let state = self.state.lock();
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -735,7 +736,7 @@ impl Handler for Running {
             Request::Status => to_raw_value(&self.status()?),
             Request::Stats => to_raw_value(&self.stats()),
             Request::Sample => to_raw_value(&self.sample()),
-            Request::Holders => to_raw_value(&self.status()?.holders),
+            Request::Holders => to_raw_value(&self.status()?.holders.unwrap_or_default()),
             Request::Drain { on } => {
                 to_raw_value(&Draining { until_segment: self.volume.drain(on)? })
             }

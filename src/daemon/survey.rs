@@ -5,8 +5,10 @@
 //! queue, and what it says when it goes on is heard.
 
 use super::keeper::Kept;
-use super::opening;
+use super::process::{Condition, Process};
 use super::state::{self, Found};
+use super::{limits, opening};
+use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan};
 use crate::control::{Question, Request, Sample};
 use crate::error::{Context, Result};
@@ -15,6 +17,9 @@ use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
+
+/// Descriptors that are needed for something else than questions.
+const SPARE: usize = 64;
 
 /// What is known of a volume.
 #[derive(Debug)]
@@ -90,15 +95,20 @@ pub type Volumes = BTreeMap<String, Seen>;
 /// Looks at the volumes of this user again and again.
 pub struct Survey {
     paths: Paths,
-    /// Questions without an answer.
+    /// Questions without an answer, as many as there is room for: each takes a descriptor.
     asked: BTreeMap<String, Question>,
+    room: usize,
+    /// Volumes for whose question there was no room yet.
+    unasked: BTreeSet<String>,
     known: Volumes,
 }
 
 impl Survey {
     /// One that has not looked yet.
     pub fn new(paths: Paths) -> Self {
-        Self { paths, asked: BTreeMap::new(), known: Volumes::new() }
+        let room = limits::descriptors().saturating_sub(SPARE).max(1);
+        let (asked, unasked, known) = (BTreeMap::new(), BTreeSet::new(), Volumes::new());
+        Self { paths, asked, room, unasked, known }
     }
 
     /// What is known now.
@@ -115,16 +125,20 @@ impl Survey {
         let names: BTreeSet<String> = if exists { self.names() } else { BTreeSet::new() };
         // The socket of one that went while we waited says so by itself.
         self.known.retain(|name, _| names.contains(name) || self.asked.contains_key(name));
-        for name in names {
-            if self.asked.contains_key(&name) {
-                continue;
-            }
+        self.unasked = names.into_iter().filter(|name| !self.asked.contains_key(name)).collect();
+        self.ask_more();
+        Ok(())
+    }
+
+    /// Asks as many as there is room for.
+    fn ask_more(&mut self) {
+        while self.asked.len() < self.room {
+            let Some(name) = self.unasked.pop_first() else { return };
             match Question::ask(&self.paths.volume(&name).control, &Request::Sample) {
                 Ok(question) => drop(self.asked.insert(name, question)),
                 Err(e) => self.look(name, Some(e.to_string())),
             }
         }
-        Ok(())
     }
 
     fn names(&self) -> BTreeSet<String> {
@@ -134,7 +148,7 @@ impl Survey {
 
     /// Takes the answers that have come.
     pub fn take(&mut self) {
-        for (name, mut question) in std::mem::take(&mut self.asked) {
+        for (name, mut question) in self.ready() {
             match question.answer::<Sample>() {
                 Ok(None) => drop(self.asked.insert(name, question)),
                 Ok(Some(sample)) => {
@@ -144,6 +158,21 @@ impl Survey {
                 Err(e) => self.look(name, Some(e.to_string())),
             }
         }
+        self.ask_more();
+    }
+
+    /// Takes out the questions for which something has come, without touching the others: of many
+    /// volumes, few answer at the same moment.
+    fn ready(&mut self) -> Vec<(String, Question)> {
+        let mut fds: Vec<PollFd<'_>> =
+            self.asked.values().map(|q| PollFd::new(q, PollFlags::IN)).collect();
+        // What cannot be looked at now is looked at again.
+        if poll(&mut fds, Some(&rustix::event::Timespec::default())).is_err() {
+            return Vec::new();
+        }
+        let come: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let mut come = come.into_iter();
+        self.asked.extract_if(.., |_, _| come.next() == Some(true)).collect()
     }
 
     /// Until when an answer is waited for: `patience` after the last question without one was
@@ -163,6 +192,9 @@ impl Survey {
             .collect();
         for name in late {
             self.look(name, None);
+        }
+        for name in std::mem::take(&mut self.unasked) {
+            self.look(name, Some("too many others do not answer".to_owned()));
         }
     }
 
@@ -217,6 +249,10 @@ impl Survey {
         };
         let step = || opening::noted(&files);
         let seen = match state::find(&self.paths, &name) {
+            // It has its lock until the kernel has taken all of its memory back.
+            Found::Up(Some(state)) if is_dying(&files) => {
+                Seen::Dead { kept: Kept::is_there(&files.keep), plan: Box::new(state.plan) }
+            }
             Found::Up(state) => match step() {
                 Some(step) => Seen::Starting { step: Some(step) },
                 None if !files.control.exists() => Seen::Starting { step: None },
@@ -236,12 +272,44 @@ impl Survey {
     }
 }
 
+/// Whether the daemon was killed, and is not yet gone.
+fn is_dying(files: &VolumeFiles) -> bool {
+    Process::of(files).is_some_and(|process| process.condition() == Condition::Dying)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::state::Lock;
     use super::*;
     use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn as_many_are_asked_at_once_as_there_is_room_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths =
+            Paths { run: dir.path().into(), config: dir.path().into(), state: dir.path().into() };
+        let names: Vec<String> = (0..5).map(|n| format!("v{n}")).collect();
+        let locks: Vec<_> = names
+            .iter()
+            .map(|name| Lock::acquire(&paths.volume(name), Duration::ZERO).unwrap().unwrap())
+            .collect();
+        let listeners: Vec<_> = names
+            .iter()
+            .map(|name| UnixListener::bind(paths.volume(name).control).unwrap())
+            .collect();
+        let mut survey = Survey { room: 2, ..Survey::new(paths) };
+        survey.ask().unwrap();
+        assert_eq!((survey.asked.len(), survey.unasked.len()), (2, 3));
+        // Each hears one question, and hangs up.
+        let hear = |listener: UnixListener| drop(listener.accept().unwrap());
+        let hearers: Vec<_> =
+            listeners.into_iter().map(|l| std::thread::spawn(move || hear(l))).collect();
+        survey.look_around(Duration::from_secs(60)).unwrap();
+        hearers.into_iter().for_each(|hearer| hearer.join().unwrap());
+        assert_eq!(survey.known().keys().cloned().collect::<Vec<_>>(), names);
+        drop(locks);
+    }
 
     #[test]
     fn a_volume_on_its_way_is_seen_before_it_answers() {

@@ -156,7 +156,7 @@ fn end(mut child: Child) {
     let _ = child.kill(); // it may have ended just now
     let wait = move || child.wait();
     // Without the thread the process stays in the list until this one ends, and does nothing else.
-    let _ = std::thread::Builder::new().name("ztier-helper".to_owned()).spawn(wait);
+    let _ = std::thread::Builder::new().name("ztier-reaper".to_owned()).spawn(wait);
 }
 
 /// Does what a daemon asks of this process, and tells it the outcome on standard output.
