@@ -4,6 +4,7 @@
 
 mod support {
     pub mod disk;
+    pub mod group;
     pub mod nbd;
     pub mod place;
     pub mod sandbox;
@@ -11,9 +12,9 @@ mod support {
 
 use serde_json::Value;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use support::disk::Disk;
+use support::group::Group;
 use support::place::{BLOCK, content};
 use support::sandbox::{Guard, Sandbox, eventually, finish};
 
@@ -132,58 +133,11 @@ fn what_contradicts_itself_is_refused_before_anything_is_made() {
     assert!(said.contains("adapts between"), "{said}");
 }
 
-/// A control group with a limit on memory; dropping it removes it.
-struct Group(PathBuf);
-
-impl Group {
-    /// `None` where none can be made; says why.
-    fn new(bytes: u64) -> Option<Self> {
-        let name = format!("ztier-auto-{}", std::process::id());
-        let kinds =
-            [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
-        for (root, file) in kinds {
-            let group = Self(Path::new(root).join(&name));
-            let made = fs::create_dir(&group.0).is_ok();
-            if made && fs::write(group.0.join(file), bytes.to_string()).is_ok() {
-                return Some(group);
-            }
-        }
-        println!("skipped: no control group with a limit on memory can be made here");
-        None
-    }
-
-    /// The command, in the group.
-    fn command(&self, command: &Command) -> Command {
-        let mut within = Command::new("sh");
-        let script = format!("echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"", self.0.display());
-        within.args(["-c", &script]).arg(command.get_program()).args(command.get_args());
-        let set = command.get_envs().filter_map(|(key, value)| Some((key, value?)));
-        within.envs(set).stdin(Stdio::null());
-        within
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // What ran in it is on its way out.
-        let gone = (0..100).any(|_| {
-            let removed = fs::remove_dir(&self.0).is_ok();
-            if !removed {
-                std::thread::sleep(std::time::Duration::from_millis(20));
-            }
-            removed
-        });
-        if !gone && self.0.exists() {
-            eprintln!("{} is left", self.0.display());
-        }
-    }
-}
-
 /// A group in which a file is read over and over that is larger than it, beside copies that nobody
 /// asks for any more: they give way, and it is said why.
 #[test]
 fn copies_that_nobody_wants_give_way_to_files() {
-    let Some(group) = Group::new(160 * MIB) else { return };
+    let Some(group) = Group::new("auto", 160 * MIB) else { return };
     let sandbox = Sandbox::new();
     let tmpfs = 0x0102_1994;
     if rustix::fs::statfs(sandbox.path()).unwrap().f_type as u64 == tmpfs {

@@ -1,5 +1,6 @@
 //! Where a plan's export is chosen and started: the one place that knows all front-ends.
 
+use super::itself;
 use crate::config::paths::VolumeFiles;
 use crate::config::plan::Kind;
 use crate::config::{Choice, Paths, Plan, Settings, Usage, plan};
@@ -84,6 +85,8 @@ fn best() -> Chosen {
 /// forced it. For a job that is only told: its limit makes it swap while the machine itself has
 /// memory. Or no sockets were handed over that the plan names.
 pub fn prepare(plan: &Plan) -> Result<Option<String>> {
+    itself::call("ztier", &plan.name);
+    itself::keep_out_of_dumps();
     super::heap::keep_little();
     if let plan::Export::Nbd { inherited: true, .. } = plan.export {
         nbd::take_over()?;

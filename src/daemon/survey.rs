@@ -6,8 +6,8 @@
 
 use super::keeper::Kept;
 use super::process::{Condition, Process};
-use super::state::{self, Found};
-use super::{limits, opening};
+use super::state::{self, Found, Lock};
+use super::{itself, opening};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan};
 use crate::control::{Question, Request, Sample};
@@ -106,7 +106,7 @@ pub struct Survey {
 impl Survey {
     /// One that has not looked yet.
     pub fn new(paths: Paths) -> Self {
-        let room = limits::descriptors().saturating_sub(SPARE).max(1);
+        let room = itself::descriptors().saturating_sub(SPARE).max(1);
         let (asked, unasked, known) = (BTreeMap::new(), BTreeSet::new(), Volumes::new());
         Self { paths, asked, room, unasked, known }
     }
@@ -263,7 +263,7 @@ impl Survey {
             }
             Found::Broken(e) => Seen::Broken { why: e.to_string() },
             // A new volume is known by this before it has anything else.
-            Found::Nothing => match step().filter(|_| state::Lock::is_held(&files)) {
+            Found::Nothing => match step().filter(|_| Lock::is_held(&files)) {
                 Some(step) => Seen::Starting { step: Some(step) },
                 None => return drop(self.known.remove(&name)),
             },
@@ -280,7 +280,6 @@ fn is_dying(files: &VolumeFiles) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::state::Lock;
     use super::*;
     use std::os::unix::net::UnixListener;
 

@@ -50,6 +50,9 @@ impl Arena {
             )
         }
         .context(what())?;
+        // A core dump would contain the content, and allocate each page that has no memory yet.
+        // SAFETY: advice on our own mapping changes no contents.
+        let _ = unsafe { madvise(base, len, Advice::LinuxDontDump) };
         let base = NonNull::new(base.cast()).ok_or_else(|| Error::failure(what()))?;
         Ok(Self { file, base, len })
     }

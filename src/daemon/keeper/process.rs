@@ -5,6 +5,7 @@
 
 use super::wire::{bound, receive, send};
 use super::{Answer, Manifest, Say};
+use crate::daemon::itself;
 use crate::error::{Context, Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
@@ -38,6 +39,8 @@ pub fn main() -> Result<()> {
     if files.len() != names.len() {
         return Err(Error::failure("the daemon sent other files than it named"));
     }
+    itself::call("zkeep", &manifest.volume);
+    itself::keep_out_of_dumps();
     let mut keeping = match Keeping::new(manifest, names, files, socket, daemon) {
         Ok(keeping) => keeping,
         Err((e, daemon)) => {
@@ -179,6 +182,8 @@ impl Locked {
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, flags, file, 0) }
                 .ok()?;
         let locked = Self { base, len };
+        // SAFETY: advice on our own mapping changes no contents.
+        let _ = unsafe { rustix::mm::madvise(base, len, rustix::mm::Advice::LinuxDontDump) };
         // Only what there is: locking the whole range would fill the file's holes.
         // SAFETY: our own mapping; locking changes no contents.
         unsafe { rustix::mm::mlock_with(base, len, MlockFlags::ONFAULT) }.ok()?;

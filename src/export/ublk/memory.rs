@@ -5,7 +5,9 @@
 
 use super::abi::{self, Descriptor};
 use rustix::fd::AsFd;
-use rustix::mm::{MapFlags, MlockFlags, ProtFlags, mlock_with, mmap, mmap_anonymous, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MlockFlags, ProtFlags, madvise, mlock_with, mmap, mmap_anonymous, munmap,
+};
 use std::ffi::c_void;
 
 struct Mapping {
@@ -71,6 +73,9 @@ impl Buffers {
         // SAFETY: locking a mapping of our own changes no contents. Without the right to it the
         // device works, but must not carry swap, which the daemon says.
         let _ = unsafe { mlock_with(base, len, MlockFlags::ONFAULT) };
+        // A core dump would contain the content.
+        // SAFETY: advice on our own mapping changes no contents.
+        let _ = unsafe { madvise(base, len, Advice::LinuxDontDump) };
         Ok(Self { mapping: Mapping { base, len }, piece })
     }
 

@@ -1,0 +1,49 @@
+//! What each process of a volume sets for itself: its name, what a core dump of it contains, and
+//! its limits.
+//!
+//! Core dumps: a dump of a daemon would contain the volume's content in plain text. Writing it
+//! would also touch each page of the memory files that was never used, and so allocate it. So the
+//! kernel leaves all memory out of a dump, which then has registers only (`coredump_filter`; it
+//! also holds where a program takes the dump through a pipe). The mappings of memory files are
+//! `MADV_DONTDUMP` besides, for the case that an administrator changes the filter to find a fault.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::ffi::CString;
+use std::fs;
+
+/// Longest name of a process, in bytes (`TASK_COMM_LEN` without the zero).
+const LONGEST: usize = 15;
+/// Only the ELF headers, of all that a core dump may contain (`man 5 core`).
+const HEADERS: &str = "0x10";
+
+/// Names this process after its volume, for `ps`, `top` and messages about holders. `role` is
+/// `ztier` for a daemon. The first argument stays: service managers look at it.
+pub(super) fn call(role: &str, volume: &str) {
+    let mut name = format!("{role}:{volume}");
+    name.truncate(LONGEST); // names of volumes are ASCII
+    // A name is for display only.
+    let _ = CString::new(name).map(|name| rustix::thread::set_name(&name));
+}
+
+/// Keeps the memory of this process out of core dumps.
+pub(super) fn keep_out_of_dumps() {
+    if fs::write("/proc/self/coredump_filter", HEADERS).is_err() {
+        // Then no dump is written; a program that takes dumps through a pipe still gets one.
+        let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    }
+}
+
+/// The number of descriptors that this process may have, after raising it as far as allowed.
+pub(super) fn descriptors() -> usize {
+    raise(Resource::Nofile).and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX)
+}
+
+/// Raises a limit to its maximum. Returns the limit, `None` for no limit.
+fn raise(what: Resource) -> Option<u64> {
+    let limit = getrlimit(what);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if limit.current != limit.maximum && setrlimit(what, raised).is_err() {
+        return limit.current;
+    }
+    limit.maximum
+}
