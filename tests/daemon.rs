@@ -367,3 +367,96 @@ fn a_killed_block_device_is_cleaned_up_completely() {
     assert!(fs::symlink_metadata(Path::new(&device)).is_err());
     assert!(!fs::read_to_string("/proc/mounts").unwrap().contains(&name));
 }
+
+/// The command, after `ulimit` with such arguments.
+fn limited(ulimit: &str, command: &Command) -> Command {
+    let mut limited = Command::new("bash");
+    limited.args(["-c", &format!("ulimit {ulimit} && exec \"$0\" \"$@\"")]);
+    limited.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    limited.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    limited
+}
+
+/// A write beyond the limit on the size of files is an error of that request, and ends no process.
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_and_no_end() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.path().join("slow").display().to_string();
+    fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
+    let up = ["up", "vol", "--backing", &file, "--export", "nbd"];
+    // The daemon lifts the limit where it may (CAP_SYS_RESOURCE); else its memory files are
+    // larger than the limit.
+    let in_limits = finish(limited("-f 16384", &sandbox.command(&up)));
+    if in_limits.status != 0 {
+        in_limits.refused(1, &["File too large", "ulimit -f"]);
+        assert_eq!(sandbox.files(), [""; 0]);
+        sandbox.ztier(&up).ok();
+    }
+    let pid = sandbox.pid("vol");
+    let mut disk = connect(&sandbox);
+    assert!(disk.try_write(32 << 20, &[1; 4096]));
+    let mut set = Command::new("prlimit");
+    set.args(["--fsize=16777216:16777216", "--pid", &pid.as_raw_nonzero().to_string()]);
+    finish(set).ok();
+    for _ in 0..3 {
+        assert_eq!(disk.write_error(40 << 20, &[2; 4096]), 28, "as of a drive without room");
+    }
+    assert!(disk.try_write(8 << 20, &[3; 4096]));
+    assert_eq!(disk.read(32 << 20, 4096), [1; 4096]);
+    assert_eq!(sandbox.pid("vol"), pid);
+    drop(disk);
+    eventually("the client is gone", || sandbox.ztier(&["down", "vol"]).status == 0);
+    let other = sandbox.path().join("fast").display().to_string();
+    fs::File::create(&other).unwrap().set_len(64 << 20).unwrap();
+    let log = ["log", "format", &other, "--backing", &file];
+    finish(limited("-f 16", &sandbox.command(&log))).refused(1, &[&other, "27"]); // EFBIG
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+/// A shell that bounds the time of what it starts does not end a volume.
+#[test]
+fn a_limit_on_time_does_not_end_a_daemon() {
+    let sandbox = Sandbox::new();
+    finish(limited("-S -t 7", &sandbox.command(&UP))).ok();
+    let pid = sandbox.pid("vol");
+    let limits = fs::read_to_string(format!("/proc/{}/limits", pid.as_raw_nonzero())).unwrap();
+    let time = limits.lines().find(|line| line.starts_with("Max cpu time")).unwrap();
+    assert!(!time.contains(" 7 "), "{time}");
+}
+
+/// A signal that does not ask a process to end does not end it: not the daemon, and not the keeper,
+/// which has the only copy once the daemon is gone.
+#[test]
+fn stray_signals_end_no_process_of_a_volume() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    let (pid, keeper) = (sandbox.pid("vol"), sandbox.keeper("vol"));
+    let mut disk = connect(&sandbox);
+    assert!(disk.try_write(8192, &[5; 4096]));
+    let stray = [
+        Signal::XFSZ,
+        Signal::XCPU,
+        Signal::ALARM,
+        Signal::VTALARM,
+        Signal::PROF,
+        Signal::IO,
+        Signal::POWER,
+        Signal::STKFLT,
+        Signal::USR1,
+        Signal::USR2,
+    ];
+    for process in [pid, keeper] {
+        for signal in stray {
+            kill_process(process, signal).unwrap();
+        }
+    }
+    assert_eq!(disk.read(8192, 4096), [5; 4096]);
+    drop(disk);
+    assert_eq!((sandbox.pid("vol"), sandbox.keeper("vol")), (pid, keeper));
+    sandbox.kill("vol");
+    for signal in stray {
+        kill_process(keeper, signal).unwrap();
+    }
+    sandbox.ztier(&["restart", "vol"]).ok();
+    assert_eq!(connect(&sandbox).read(8192, 4096), [5; 4096]);
+}

@@ -112,6 +112,9 @@ fn internal() -> Option<Command> {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    if let Err(e) = daemon::outlive_file_limit() {
+        output::remark(&format!("ztier: {e}"));
+    }
     let command = match internal().map_or_else(|| Cli::try_parse().map(|cli| cli.command), Ok) {
         Ok(command) => command,
         Err(e) => return parse_error(&e),

@@ -1,5 +1,5 @@
 //! What each process of a volume sets for itself: its name, what a core dump of it contains, and
-//! its limits.
+//! the signals and limits that must not end it.
 //!
 //! Core dumps: a dump of a daemon would contain the volume's content in plain text. Writing it
 //! would also touch each page of the memory files that was never used, and so allocate it. So the
@@ -7,7 +7,9 @@
 //! also holds where a program takes the dump through a pipe). The mappings of memory files are
 //! `MADV_DONTDUMP` besides, for the case that an administrator changes the filter to find a fault.
 
+use crate::error::{Context, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGALRM, SIGIO, SIGPROF, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXCPU, SIGXFSZ};
 use std::ffi::CString;
 use std::fs;
 
@@ -15,6 +17,21 @@ use std::fs;
 const LONGEST: usize = 15;
 /// Only the ELF headers, of all that a core dump may contain (`man 5 core`).
 const HEADERS: &str = "0x10";
+/// Signals whose default action ends a process, and that do not ask it to end: the kernel's about
+/// limits, timers and files, and those that an administrator sends to make a program read its
+/// configuration again.
+const STRAY: [i32; 10] = [
+    SIGXFSZ,
+    SIGXCPU,
+    SIGALRM,
+    SIGVTALRM,
+    SIGPROF,
+    SIGIO,
+    SIGUSR1,
+    SIGUSR2,
+    libc::SIGPWR,
+    libc::SIGSTKFLT,
+];
 
 /// Names this process after its volume, for `ps`, `top` and messages about holders. `role` is
 /// `ztier` for a daemon. The first argument stays: service managers look at it.
@@ -33,6 +50,31 @@ pub(super) fn keep_out_of_dumps() {
     }
 }
 
+/// Makes a write beyond the limit on the size of files fail with `EFBIG`; by default the kernel
+/// ends the process. Programs that this process starts keep the default.
+///
+/// # Errors
+/// When the signal can't be caught.
+pub fn outlive_file_limit() -> Result<()> {
+    catch(SIGXFSZ)
+}
+
+/// Lifts the limits that make no sense for a process that serves or keeps a volume, as far as it
+/// may: on CPU time, and on the size of files (memory files are as large as the volume). Catches
+/// the signals that must not end it.
+///
+/// # Errors
+/// When a signal can't be caught.
+pub(super) fn outlive_limits() -> Result<()> {
+    let unlimited = Rlimit { current: None, maximum: None };
+    for what in [Resource::Cpu, Resource::Rttime, Resource::Fsize] {
+        if getrlimit(what).current.is_some() && setrlimit(what, unlimited).is_err() {
+            raise(what);
+        }
+    }
+    STRAY.into_iter().try_for_each(catch)
+}
+
 /// The number of descriptors that this process may have, after raising it as far as allowed.
 pub(super) fn descriptors() -> usize {
     raise(Resource::Nofile).and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX)
@@ -46,4 +88,12 @@ fn raise(what: Resource) -> Option<u64> {
         return limit.current;
     }
     limit.maximum
+}
+
+/// Makes a signal do nothing. By a handler: programs that this process starts would inherit an
+/// ignored signal.
+fn catch(signal: i32) -> Result<()> {
+    signal_hook::flag::register(signal, std::sync::Arc::default())
+        .context("cannot catch signals")
+        .map(drop)
 }

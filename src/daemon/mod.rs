@@ -29,6 +29,7 @@ pub mod state;
 pub mod survey;
 mod swapping;
 
+pub use itself::outlive_file_limit;
 pub use running::{End, LOOKERS, Order, Ready, run};
 pub use serve::{Chosen, choose, planned};
 pub use spawn::{Starting, again_main, detached_main, follow, spawn};

@@ -87,6 +87,7 @@ fn best() -> Chosen {
 pub fn prepare(plan: &Plan) -> Result<Option<String>> {
     itself::call("ztier", &plan.name);
     itself::keep_out_of_dumps();
+    itself::outlive_limits()?;
     super::heap::keep_little();
     if let plan::Export::Nbd { inherited: true, .. } = plan.export {
         nbd::take_over()?;

@@ -13,6 +13,7 @@ use super::{Arena, PAGE};
 use crate::error::{Context, Error, Result};
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, Mode, OFlags, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag,
     fsconfig_set_string, fsmount, fsopen,
@@ -125,7 +126,12 @@ impl Memory {
             _ => memfd_create(format!("ztier:{name}"), MemfdFlags::CLOEXEC),
         }
         .context(what())?;
-        ftruncate(&file, len as u64).context(what())?;
+        let sized = ftruncate(&file, len as u64);
+        let is_limit = sized == Err(Errno::FBIG);
+        sized.context(what()).map_err(|e| match is_limit {
+            true => e.mend("memory counts as a file: raise `ulimit -f`"),
+            false => e,
+        })?;
         Ok(file)
     }
 }

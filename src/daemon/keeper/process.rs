@@ -41,6 +41,7 @@ pub fn main() -> Result<()> {
     }
     itself::call("zkeep", &manifest.volume);
     itself::keep_out_of_dumps();
+    itself::outlive_limits()?;
     let mut keeping = match Keeping::new(manifest, names, files, socket, daemon) {
         Ok(keeping) => keeping,
         Err((e, daemon)) => {
