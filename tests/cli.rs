@@ -119,6 +119,11 @@ fn a_volume_from_up_to_down() {
     assert_eq!(status["stats"]["blocks_stored"], 100);
     assert!(status["holders"][0].as_str().unwrap().contains("NBD"), "{status}");
     let text = sandbox.ztier(&["status"]).ok();
+    assert!(
+        text.contains("400 KiB (") && text.contains("`ztier status vol` says by what"),
+        "{text}"
+    );
+    let text = sandbox.ztier(&["status", "vol"]).ok();
     assert!(text.contains("400 KiB (") && text.contains("NBD"), "{text}");
     let list = sandbox.ztier(&["list"]).ok();
     assert!(list.lines().nth(1).unwrap().starts_with("vol   up     nbd"), "{list}");

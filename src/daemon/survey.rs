@@ -272,9 +272,10 @@ impl Survey {
     }
 }
 
-/// Whether the daemon was killed, and is not yet gone.
+/// Whether a daemon that had its lock a moment ago was killed, and by now may be gone.
 fn is_dying(files: &VolumeFiles) -> bool {
-    Process::of(files).is_some_and(|process| process.condition() == Condition::Dying)
+    Process::of(files)
+        .map_or_else(|| !Lock::is_held(files), |process| process.condition() == Condition::Dying)
 }
 
 #[cfg(test)]
