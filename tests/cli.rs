@@ -136,10 +136,10 @@ fn a_volume_from_up_to_down() {
     assert!(sandbox.ztier(&["stats", "vol"]).ok().contains("blocks stored"));
 
     // Held: refused. Released, but with data: refused. Given up: gone, without a trace.
-    sandbox.ztier(&["down", "vol", "--discard"]).refused(1, &["`vol` is in use", "NBD", "--force"]);
+    sandbox.ztier(&["down", "vol", "--discard"]).refused(4, &["`vol` is in use", "NBD", "--force"]);
     drop(client);
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
-    sandbox.ztier(&["down", "vol"]).refused(1, &["400 KiB", "nowhere else", "--discard"]);
+    sandbox.ztier(&["down", "vol"]).refused(5, &["400 KiB", "nowhere else", "--discard"]);
     assert_eq!(connect(&sandbox, "vol").read(4096, data.len()), data);
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
     assert_eq!(sandbox.ztier(&["down", "vol", "--discard"]).ok(), "vol is down\n");

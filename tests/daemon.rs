@@ -49,11 +49,11 @@ fn a_killed_daemon_is_listed_and_cleaned_up() {
     let list = sandbox.ztier(&["list"]);
     assert!(list.out.lines().nth(1).unwrap().starts_with("vol   dead"), "{list:?}");
     assert!(list.err.contains("vol.nbd") && list.err.contains("ztier restart vol"), "{list:?}");
-    sandbox.ztier(&["status", "vol"]).refused(1, &["is gone", "ztier down vol"]);
-    sandbox.ztier(&["set", "vol", "size=1G"]).refused(1, &["is gone"]);
+    sandbox.ztier(&["status", "vol"]).refused(6, &["is gone", "ztier down vol"]);
+    sandbox.ztier(&["set", "vol", "size=1G"]).refused(6, &["is gone"]);
     let left = sandbox.ztier(&["list", "--json"]).json();
     assert_eq!(left[0]["left"].as_array().unwrap().len(), 2, "{left}");
-    sandbox.ztier(&["down", "vol"]).refused(1, &["in memory is kept", "restart", "--discard"]);
+    sandbox.ztier(&["down", "vol"]).refused(5, &["in memory is kept", "restart", "--discard"]);
     let out = sandbox.ztier(&["down", "vol", "--discard"]).ok();
     assert!(out.contains("removed: socket") && out.contains("vol.nbd"), "{out}");
     assert!(out.contains("the memory that was kept"), "{out}");
@@ -82,7 +82,7 @@ fn a_broken_state_file_is_told_and_removed() {
     fs::write(sandbox.run_dir().join("vol.json"), "{\"pid\": tru").unwrap();
     let list = sandbox.ztier(&["list"]);
     assert!(list.err.contains("cannot read") && list.status == 0, "{list:?}");
-    sandbox.ztier(&UP).refused(1, &["can't be used", "cannot read", "--discard"]);
+    sandbox.ztier(&UP).refused(5, &["can't be used", "cannot read", "--discard"]);
     let out = sandbox.ztier(&["down", "vol", "--discard"]).ok();
     assert!(out.contains("unreadable state file"), "{out}");
     let left: Vec<String> = sandbox.files();
@@ -120,7 +120,7 @@ fn an_up_that_fails_leaves_nothing() {
     let taken = sandbox.path().join("taken");
     let _listener = UnixListener::bind(&taken).unwrap();
     let taken_by_us = taken.display().to_string();
-    sandbox.ztier(&[&UP[..], &["--socket", &taken_by_us]].concat()).refused(1, &["taken"]);
+    sandbox.ztier(&[&UP[..], &["--socket", &taken_by_us]].concat()).refused(4, &["taken"]);
     assert!(taken.exists());
     assert_eq!(sandbox.files(), [""; 0]);
 }
@@ -354,9 +354,9 @@ fn a_killed_block_device_is_cleaned_up_completely() {
     sandbox.ztier(&["set", &name, "size=128M"]).ok();
     assert_eq!(fs::read(&device).unwrap().len(), 128 << 20);
     let open = fs::File::open(&device).unwrap();
-    sandbox.ztier(&["down", &name, "--discard"]).refused(1, &["in use", "process"]);
+    sandbox.ztier(&["down", &name, "--discard"]).refused(4, &["in use", "process"]);
     drop(open);
-    sandbox.ztier(&["down", &name]).refused(1, &["nowhere else"]);
+    sandbox.ztier(&["down", &name]).refused(5, &["nowhere else"]);
 
     sandbox.kill(&name);
     let list = sandbox.ztier(&["list"]);

@@ -213,7 +213,7 @@ fn a_restart_changes_nothing_but_the_daemon() {
     let mut disk = connect(&sandbox);
     disk.write(8192, &content(2, 1));
     let (pid, keeper) = (sandbox.pid("vol"), sandbox.keeper("vol"));
-    sandbox.ztier(&["restart", "vol"]).refused(1, &["in use", "NBD client", "--force"]);
+    sandbox.ztier(&["restart", "vol"]).refused(4, &["in use", "NBD client", "--force"]);
     assert_eq!(disk.read(8192, 4096), content(2, 1), "still served");
     let again = sandbox.ztier(&["restart", "vol", "--force"]);
     assert!(again.err.contains("open or mount it again"), "{again:?}");
@@ -431,7 +431,7 @@ fn memory_that_nobody_could_find_is_not_left_behind() {
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
     std::fs::remove_file(sandbox.run_dir().join("vol.keep")).unwrap();
     let pid = sandbox.pid("vol");
-    sandbox.ztier(&["restart", "vol"]).refused(1, &["nobody keeps the memory", "copy"]);
+    sandbox.ztier(&["restart", "vol"]).refused(5, &["nobody keeps the memory", "copy"]);
     assert_eq!(sandbox.pid("vol"), pid);
     assert_eq!(connect(&sandbox).read(4096, 4096), content(1, 2));
 }
@@ -462,13 +462,13 @@ fn memory_of_another_version_is_kept_and_refused() {
     let file = sandbox.run_dir().join("vol.json");
     let state = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
-    sandbox.ztier(&UP).refused(1, &["has no", "vol.json beside it", "--discard"]);
-    for command in ["restart", "down"] {
-        sandbox.ztier(&[command, "vol"]).refused(1, &["kept", "--discard"]);
+    sandbox.ztier(&UP).refused(5, &["has no", "vol.json beside it", "--discard"]);
+    for (command, status) in [("restart", 6), ("down", 5)] {
+        sandbox.ztier(&[command, "vol"]).refused(status, &["kept", "--discard"]);
     }
     std::fs::write(&file, state.replace("\"segment_bytes\":65536", "\"segment_bytes\":131072"))
         .unwrap();
-    sandbox.ztier(&["restart", "vol"]).refused(1, &["another version or volume"]);
+    sandbox.ztier(&["restart", "vol"]).refused(5, &["another version or volume"]);
     std::fs::write(&file, state).unwrap();
     sandbox.ztier(&["restart", "vol"]).ok();
 }

@@ -63,9 +63,10 @@ impl Down {
         if let Found::Dead(_) | Found::Broken(_) = daemon::find(paths, &self.name) {
             // It could not remove everything: what was taken away by force is still held, or the
             // kernel took long.
+            let name = &self.name;
             self.remove(paths).map_err(|e| {
-                Error::failure(format!("volume `{}` is stopped, but {e}", self.name))
-                    .mend(format!("then `ztier down {}` again", self.name))
+                e.after(format_args!("volume `{name}` is stopped, but "))
+                    .and(format!("then `ztier down {name}` again"))
             })?;
         }
         if let Some(left) = left {
@@ -94,7 +95,7 @@ impl Down {
         let deadline = Instant::now() + PATIENCE_TO_EXIT;
         while Lock::is_held(&files) {
             if Instant::now() >= deadline {
-                return Err(Error::failure(format!(
+                return Err(Error::busy(format!(
                     "volume `{}` is stopped, but its daemon does not end",
                     self.name
                 ))
@@ -148,7 +149,7 @@ impl Down {
         if self.discard || !Kept::is_there(&paths.volume(name).keep) {
             return Ok(());
         }
-        Err(Error::failure(format!(
+        Err(Error::would_lose(format!(
             "the daemon of volume `{name}` died, and what it had in memory is kept"
         ))
         .mend(format!("go on with it (`ztier restart {name}`), or give it up with --discard")))
@@ -173,7 +174,7 @@ impl Down {
             }
         }
         let Some(lock) = Lock::acquire(&files, Duration::from_secs(1))? else {
-            return Err(Error::failure(format!("volume `{}` came up just now", self.name))
+            return Err(Error::busy(format!("volume `{}` came up just now", self.name))
                 .mend("look with `ztier list`"));
         };
         if self.force { state::clean_by_force(lock, &files) } else { state::clean(lock, &files) }

@@ -77,7 +77,7 @@ fn drain(client: &Client, name: &str) -> Result<u64> {
         let before = *failures.get_or_insert(log.windows_failed);
         if log.failed && !log.rescuing || log.windows_failed > before + 3 {
             client.ask::<Draining>(&Request::Drain { on: false }, PATIENCE)?;
-            return Err(Error::failure(format!(
+            return Err(Error::degraded(format!(
                 "volume `{name}` still has {} blocks in its log: a drive fails",
                 log.blocks_dirty
             ))
@@ -94,5 +94,5 @@ fn drain(client: &Client, name: &str) -> Result<u64> {
 
 fn ask(client: &Client) -> Result<LogStats> {
     let stats: Stats = client.ask(&Request::Stats, PATIENCE)?;
-    stats.log.ok_or_else(|| Error::failure("the volume has no log, so there is nothing to drain"))
+    stats.log.ok_or_else(|| Error::usage("the volume has no log, so there is nothing to drain"))
 }

@@ -46,7 +46,7 @@ pub struct Format {
 
 /// Verify a log that no volume uses, without changing it
 ///
-/// Reads all of it. Exit status 1 if anything is damaged.
+/// Reads all of it. Exit status 6 if anything is damaged.
 #[derive(Args)]
 pub struct Check {
     /// The log
@@ -145,7 +145,7 @@ impl Check {
             return Ok(());
         }
         let log = self.log.display();
-        Err(Error::failure(format!("{log} is damaged"))
+        Err(Error::degraded(format!("{log} is damaged"))
             .mend("what is listed is lost; the rest can be brought to the backing store with `ztier up --accept-loss` and `ztier down --drain`"))
     }
 }

@@ -189,7 +189,7 @@ fn client(paths: &Paths, volume: &str) -> Result<Client> {
     match daemon::find(paths, volume) {
         Found::Up(_) => Ok(Client::new(&paths.volume(volume).control)),
         Found::Dead(_) | Found::Broken(_) => {
-            Err(Error::failure(format!("the daemon of volume `{volume}` is gone")).mend(format!(
+            Err(Error::degraded(format!("the daemon of volume `{volume}` is gone")).mend(format!(
                 "`ztier restart {volume}` goes on with it, `ztier down {volume}` removes it"
             )))
         }

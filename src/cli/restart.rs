@@ -69,14 +69,14 @@ impl Restart {
         let served = match daemon::settled(&paths, &self.name) {
             Found::Up(Some(state)) => self.replace(&paths, &state)?,
             Found::Up(None) => {
-                return Err(Error::failure(format!(
+                return Err(Error::busy(format!(
                     "volume `{}` is coming up or going down",
                     self.name
                 ))
                 .mend("look with `ztier list`, then try again"));
             }
             Found::Dead(_) if self.log.is_some() => {
-                return Err(Error::failure(format!("the daemon of volume `{}` died", self.name))
+                return Err(Error::degraded(format!("the daemon of volume `{}` died", self.name))
                     .mend("go on without --log first: then its log can be drained"));
             }
             Found::Dead(state) => self.again(&paths, &state)?,

@@ -224,7 +224,8 @@ impl Up {
             Ok(()) => output::remark(&format!("saved {}", file.display())),
             Err(e) if self.foreground => output::remark(&format!("ztier: not saved: {e}")),
             Err(e) => {
-                return Err(Error::failure(format!("volume `{}` is up, but {e}", self.name))
+                return Err(e
+                    .after(format_args!("volume `{}` is up, but ", self.name))
                     .mend("mend that, then give --save again after `ztier down`"));
             }
         }

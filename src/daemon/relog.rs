@@ -24,7 +24,7 @@ pub(super) fn plan(now: &Plan, log: &NewLog, records: &Path) -> Result<Plan> {
         log(now).is_none_or(|(before, _)| before != *path)
     }) else {
         return Err(
-            Error::usage(format!("{} is its log already", path.display())).mend("leave out --log")
+            Error::busy(format!("{} is its log already", path.display())).mend("leave out --log")
         );
     };
     let pair = Pair {
@@ -52,7 +52,10 @@ pub(super) fn refuse_lost(volume: &dyn Serving) -> Result<()> {
     if lost == 0 {
         return Ok(());
     }
-    Err(Error::failure(format!("only the log knows which blocks are lost ({lost}), so it stays")).mend(
+    Err(Error::would_lose(format!(
+        "only the log knows which blocks are lost ({lost}), so it stays"
+    ))
+    .mend(
         "write them again (`ztier status` lists them), or take the volume down and give the log up \
          by `ztier up` with --abandon-log and another --log",
     ))

@@ -125,7 +125,7 @@ pub fn run(
     let heritage = Heritage::find(&files, &plan.name)?;
     if follows && heritage.is_nothing() {
         state::clean(lock, &files)?;
-        return Err(Error::failure(format!("volume `{}` was taken down meanwhile", plan.name))
+        return Err(Error::not_found(format!("volume `{}` was taken down meanwhile", plan.name))
             .mend("bring it up with `ztier up`"));
     }
     let goes_on = heritage.goes_on();
@@ -350,8 +350,8 @@ impl Running {
     pub(super) fn export(&self) -> Result<MutexGuard<'_, Option<Box<dyn Export>>>> {
         match self.export.try_lock_for(BUSY) {
             Some(export) if export.is_some() => Ok(export),
-            Some(_) => Err(Error::failure(format!("volume `{}` is being taken down", self.name))),
-            None => Err(Error::failure(format!("volume `{}` is being changed", self.name))
+            Some(_) => Err(Error::busy(format!("volume `{}` is being taken down", self.name))),
+            None => Err(Error::busy(format!("volume `{}` is being changed", self.name))
                 .mend("try again soon")),
         }
     }
@@ -392,7 +392,7 @@ impl Running {
     fn keep_all(&self) -> Result<()> {
         let name = &self.name;
         flush(&self.volume).map_err(|e| {
-            Error::failure(format!("volume `{name}` would lose data: {e}")).mend(format!(
+            Error::would_lose(format!("volume `{name}` would lose data: {e}")).mend(format!(
                 "mend the drive, or give up what is not durable with `ztier down {name} --discard`"
             ))
         })
@@ -466,7 +466,7 @@ impl Running {
             return Ok(());
         }
         let (name, socket) = (&self.name, self.files.keep.display());
-        Err(Error::failure(format!(
+        Err(Error::would_lose(format!(
             "nobody keeps the memory of `{name}`: {socket} does not answer"
         ))
         .mend("copy what you need, then take the volume down and up again"))
@@ -498,7 +498,7 @@ impl Running {
             return self.leave().or_else(|e| if force { self.stop(true) } else { Err(e) });
         }
         let (name, kind) = (&self.name, export.kind());
-        Err(Error::failure(format!(
+        Err(Error::busy(format!(
             "volume `{name}` is in use ({}), and a device by {kind} can't wait for its daemon",
             holders.join(", ")
         ))
@@ -570,17 +570,14 @@ impl Running {
         let look = !force && usage.is_none();
         let holders = if look { self.holders_that_stay()? } else { Vec::new() };
         if !holders.is_empty() {
-            return Err(Error::failure(format!(
-                "volume `{name}` is in use: {}",
-                holders.join(", ")
-            ))
-            .mend("end that first, or take it away with --force"));
+            return Err(Error::busy(format!("volume `{name}` is in use: {}", holders.join(", ")))
+                .mend("end that first, or take it away with --force"));
         }
         let volatile = self.volume.volatile_bytes();
         // What is swapped out goes back to memory, and nothing is lost.
         let swap = matches!(usage, Some(Usage::Swap { .. }));
         if volatile > 0 && !discard && !swap {
-            return Err(Error::failure(format!(
+            return Err(Error::would_lose(format!(
                 "volume `{name}` holds {} that exist nowhere else",
                 size::human(volatile)
             ))
@@ -648,7 +645,7 @@ impl Running {
     pub(super) fn device(&self) -> Result<PathBuf> {
         let first = self.export()?.as_ref().and_then(|e| e.endpoints().into_iter().next());
         first.map(PathBuf::from).ok_or_else(|| {
-            Error::failure(format!("volume `{}` has no device now", self.name))
+            Error::busy(format!("volume `{}` has no device now", self.name))
                 .mend("it is coming up or going down: try again soon")
         })
     }
@@ -656,8 +653,7 @@ impl Running {
     /// The right to change what the device is used for.
     fn turn(&self) -> Result<MutexGuard<'_, ()>> {
         self.using.try_lock_for(BUSY).ok_or_else(|| {
-            Error::failure(format!("volume `{}` is being changed", self.name))
-                .mend("try again soon")
+            Error::busy(format!("volume `{}` is being changed", self.name)).mend("try again soon")
         })
     }
 

@@ -217,7 +217,7 @@ pub fn again_main(name: &str) -> Result<()> {
         Found::Dead(state) => state,
         Found::Broken(e) => return Err(e),
         Found::Up(_) | Found::Nothing => {
-            return Err(Error::failure(format!("volume `{name}` has no daemon to follow"))
+            return Err(Error::not_found(format!("volume `{name}` has no daemon to follow"))
                 .mend("`ztier restart` does this alone"));
         }
     };

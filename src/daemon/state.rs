@@ -160,7 +160,7 @@ pub fn find(paths: &Paths, name: &str) -> Found {
         Ok(state) if held => Found::Up(state.map(Box::new)),
         Ok(Some(state)) => Found::Dead(Box::new(state)),
         Ok(None) if Kept::is_there(&files.keep) => Found::Broken(
-            Error::failure(format!(
+            Error::degraded(format!(
                 "the memory of volume `{name}` is kept, but there is no {}",
                 files.state.display()
             ))

@@ -36,16 +36,13 @@ impl Running {
         refuse_kind(&plan)?;
         let device = self.device()?;
         if usage::is_swap(&device) {
-            return Err(Error::failure(format!("volume `{name}` is swap already"))
+            return Err(Error::busy(format!("volume `{name}` is swap already"))
                 .mend(format!("end that with `ztier swapoff {name}`")));
         }
         let holders = self.holders_that_stay()?;
         if !holders.is_empty() {
-            return Err(Error::failure(format!(
-                "volume `{name}` is in use: {}",
-                holders.join(", ")
-            ))
-            .mend("end that first"));
+            return Err(Error::busy(format!("volume `{name}` is in use: {}", holders.join(", ")))
+                .mend("end that first"));
         }
         if !ask.force {
             self.refuse_unsafe()?;
@@ -83,7 +80,7 @@ impl Running {
                 Usage::Swap { priority: NO_PRIORITY, tuned: Vec::new(), forced: false }
             }
             _ => {
-                return Err(Error::failure(format!("volume `{name}` is not swap"))
+                return Err(Error::busy(format!("volume `{name}` is not swap"))
                     .mend(format!("`ztier swapon {name}` makes it that")));
             }
         };
@@ -175,7 +172,7 @@ impl Running {
             Some(found) => format!("holds {found}"),
             None => format!("holds {} of something unknown", human(bytes)),
         };
-        Err(Error::failure(format!("volume `{}` {what}", self.name))
+        Err(Error::would_lose(format!("volume `{}` {what}", self.name))
             .mend("use an empty volume, or give that up with --force"))
     }
 }
@@ -185,19 +182,19 @@ fn refuse_kind(plan: &Plan) -> Result<()> {
     let name = &plan.name;
     if !plan.export.is_block_device() {
         let kind = plan.export.kind();
-        return Err(Error::failure(format!(
+        return Err(Error::usage(format!(
             "volume `{name}` is offered by {kind}, which is no block device"
         ))
         .mend("make it with --export ublk or fuse, as root"));
     }
     if !plan.is_volatile() {
-        return Err(Error::failure(format!(
+        return Err(Error::would_lose(format!(
             "volume `{name}` has a backing store, whose content swap would destroy"
         ))
         .mend("use a volume in memory (ztier up NAME --size BYTES)"));
     }
     match &plan.usage {
-        Some(Usage::Ext4 { mount }) => Err(Error::failure(format!(
+        Some(Usage::Ext4 { mount }) => Err(Error::busy(format!(
             "volume `{name}` is a file system, mounted on {}",
             mount.display()
         ))
@@ -280,7 +277,7 @@ fn refuse_short(name: &str, used: u64, room: Room) -> Result<()> {
 
 /// The error for a volume that a job needs.
 pub(super) fn busy(name: &str, job: &Job) -> Error {
-    Error::failure(format!("volume `{name}` is that of `ztier run` (process {})", job.pid))
+    Error::busy(format!("volume `{name}` is that of `ztier run` (process {})", job.pid))
         .mend("end that, and the volume goes with it")
 }
 

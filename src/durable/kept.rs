@@ -106,7 +106,7 @@ impl Kept {
         let arena = memory.arena("log-chunks", ARENA as usize)?;
         let strange = |why: &str| {
             let text = format!("the memory that was kept of the log is {why}");
-            Error::failure(text).mend(
+            Error::would_lose(text).mend(
                 "go on with the program that made it, or give it up (`ztier down NAME --discard`)",
             )
         };

@@ -159,7 +159,7 @@ pub(super) fn in_use(device: &Path, holder: &str) -> Error {
         Some("swap") => "swapoff it first",
         _ => "end that first",
     };
-    Error::failure(format!("{} is in use: {holder}", device.display())).mend(mend)
+    Error::busy(format!("{} is in use: {holder}", device.display())).mend(mend)
 }
 
 /// Undoes a detach that is still waiting for the last user, so that the device is not lost under

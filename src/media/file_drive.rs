@@ -543,7 +543,7 @@ fn in_use(path: &Path, holder: Option<String>) -> Error {
         Some("given") => "give another",
         _ => "end that first, or give another",
     };
-    Error::failure(format!("{} is in use: {holder}", path.display())).mend(mend)
+    Error::busy(format!("{} is in use: {holder}", path.display())).mend(mend)
 }
 
 #[cfg(all(test, not(miri)))]

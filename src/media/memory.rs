@@ -143,7 +143,7 @@ fn fit(file: Arc<OwnedFd>, name: &str, len: usize) -> Result<Arc<OwnedFd>> {
 }
 
 fn strange(why: String) -> Error {
-    Error::failure(format!("the memory that was kept {why}: it is of another version or volume"))
+    Error::would_lose(format!("the memory that was kept {why}: it is of another version or volume"))
         .mend("go on with the program that made it, or give it up (`ztier down NAME --discard`)")
 }
 

@@ -69,8 +69,10 @@ impl Frames {
         taken.sort_unstable();
         let fresh = taken.last().map_or(0, |last| last + 1);
         if fresh > self.count {
-            return Err(Error::failure("the memory that was kept names frames that are not there")
-                .mend("give it up (`ztier down NAME --discard`)"));
+            return Err(Error::would_lose(
+                "the memory that was kept names frames that are not there",
+            )
+            .mend("give it up (`ztier down NAME --discard`)"));
         }
         let there: Vec<_> = self.arena.present().collect();
         let is_taken = |frame: usize| taken.binary_search(&(frame as u32)).is_ok();

@@ -434,7 +434,7 @@ impl Segments {
                 Some(Place::Slot(slot)) => ("slot", slot < self.slots && slots.insert(slot)),
             };
             if !is_possible {
-                return Err(Error::failure(format!(
+                return Err(Error::would_lose(format!(
                     "the memory that was kept contradicts itself: segment {segment} has a {what} \
                      that cannot be"
                 ))

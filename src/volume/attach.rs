@@ -130,7 +130,7 @@ impl Pair {
     /// The log that holds what the backing store lacks is not there.
     fn lacks(&self, record: &Record, why: &str) -> Error {
         let (backing, log) = (self.backing.display(), record.log.display());
-        Error::failure(format!("{backing} lacks what its log on {log} holds: {why}")).mend(format!(
+        Error::would_lose(format!("{backing} lacks what its log on {log} holds: {why}")).mend(format!(
             "bring that log back; or go on without what it holds by --abandon-log, with another \
              --log if it is gone ({})",
             record.state()
@@ -182,7 +182,7 @@ impl Pair {
         if let Some(record) = claimed.record.as_ref().filter(|r| r.dirty && !self.force) {
             let (backing, log) = (self.backing.display(), record.log.display());
             let text = format!("{backing} lacks what its log on {log} may hold");
-            return Err(Error::failure(text).mend(
+            return Err(Error::would_lose(text).mend(
                 "bring it over with `ztier up` and `ztier down --drain`, or give it up with --force",
             ));
         }
@@ -201,7 +201,7 @@ impl Pair {
     fn may_overwrite(&self, log: &FileDrive) -> Result<()> {
         match durable::inspect(log, true, false) {
             Ok(found) if holds_data(&found) && !self.force => {
-                return Err(Error::failure(format!(
+                return Err(Error::would_lose(format!(
                     "{} is a log that holds data of its volume",
                     self.log.display()
                 ))
@@ -212,14 +212,14 @@ impl Pair {
             Err(OpenError::Drive(e)) => return Err(failed(&self.log, &e)),
             Err(e @ (OpenError::Version(_) | OpenError::Shrunk { .. })) if !self.force => {
                 let text = format!("{} holds a log: {e}", self.log.display());
-                return Err(Error::failure(text)
+                return Err(Error::would_lose(text)
                     .mend("bring it to its backing store where it can be used, or give it up with --force"));
             }
             Err(_) => {}
         }
         match below::found_on(log)? {
             Some(found) if !self.wipe => {
-                Err(Error::failure(format!("{} holds {found}", self.log.display()))
+                Err(Error::would_lose(format!("{} holds {found}", self.log.display()))
                     .mend("give another drive, or overwrite this one with --wipe"))
             }
             _ => Ok(()),
@@ -251,7 +251,7 @@ impl Pair {
         let (keeps, claimed) = (!kept.is_empty(), self.claim(memory.is_inherited()));
         claimed.and_then(|claimed| self.open_kept(claimed, options, kept, told)).map_err(|e| {
             match keeps {
-                true => Error::failure(format!("what was not durable stays in memory, but {e}")),
+                true => e.after("what was not durable stays in memory, but "),
                 false => e,
             }
         })
@@ -392,14 +392,14 @@ impl Pair {
     fn unusable(&self, e: &OpenError, lacking: Option<&Record>) -> Error {
         let error = cannot_use(&self.log, e);
         let state = lacking.map(|record| format!(" ({})", record.state())).unwrap_or_default();
-        Error::failure(error.to_string())
+        Error::would_lose(error.to_string())
             .mend(format!("or go on without what it holds by --abandon-log{state}"))
     }
 
     /// A log with data that this backing store has gone on without.
     fn stale(&self, record: &Record) -> Error {
         let (log, backing) = (self.log.display(), self.backing.display());
-        Error::failure(format!(
+        Error::would_lose(format!(
             "{log} holds data that {backing} has gone on without (its log is that on {})",
             record.log.display()
         ))
@@ -445,13 +445,14 @@ impl Pair {
             } else {
                 "the log is empty: make it anew with `ztier log format`"
             };
-            Err(Error::failure(text).mend(mend))
+            let error = if dirty { Error::would_lose(text) } else { Error::failure(text) };
+            Err(error.mend(mend))
         };
         match stored.compare(&claimed.identity) {
             Match::Other { what } => refuse(format!(
                 "{log} is the log of another drive than {backing} (it differs in {what})"
             )),
-            Match::Moved if dirty && !self.moved => Err(Error::failure(format!(
+            Match::Moved if dirty && !self.moved => Err(Error::would_lose(format!(
                 "{log} holds data of another drive than {backing}, though of the same content"
             ))
             .mend("give the right drive, or add --moved if this is a copy of it")),
@@ -490,7 +491,15 @@ pub(super) fn failed(path: &Path, e: &crate::media::DriveError) -> Error {
 
 /// A log that can't be made or opened, with what to do about it.
 pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
-    let error = Error::failure(format!("{} can't be used as log: {e}", path.display()));
+    let text = format!("{} can't be used as log: {e}", path.display());
+    let error = match e {
+        OpenError::Unread(_)
+        | OpenError::Lost { .. }
+        | OpenError::OtherMemory
+        | OpenError::GoneOn
+        | OpenError::Forgotten { .. } => Error::would_lose(text),
+        _ => Error::failure(text),
+    };
     match e {
         OpenError::Drive(_) => error.mend("look into the kernel's log"),
         OpenError::NoLog => error.mend("make one with `ztier log format`"),

@@ -59,7 +59,7 @@ impl BareVolume {
         (ram_limit, most): (u64, u64),
     ) -> Result<Arc<Self>> {
         if !Kept::new(memory)?.is_empty() {
-            return Err(Error::failure(format!(
+            return Err(Error::would_lose(format!(
                 "{} lacks what is in memory of its log",
                 backing.display()
             ))
@@ -67,7 +67,7 @@ impl BareVolume {
         }
         let drive = FileDrive::take(backing, memory.is_inherited())?;
         match Book::of(state, &drive).load()? {
-            Some(record) if record.dirty => Err(Error::failure(format!(
+            Some(record) if record.dirty => Err(Error::would_lose(format!(
                 "{} lacks what its log on {} holds",
                 backing.display(),
                 record.log.display()

@@ -275,7 +275,7 @@ impl Volume {
             return Ok(());
         }
         let used = self.ram.store().budget().used();
-        Err(Error::failure(format!(
+        Err(Error::would_lose(format!(
             "ram-limit {bytes} is less than what is stored takes ({used} bytes)"
         ))
         .mend("discard something (fstrim) or give a higher limit"))

@@ -51,7 +51,7 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
         ));
     }
     if is_served(&info) {
-        return Err(Error::failure(format!(
+        return Err(Error::busy(format!(
             "{} is still served by process {}",
             shown.display(),
             info.server_pid
@@ -95,7 +95,7 @@ pub(super) fn delete(control: &mut Control, id: u32, limit: Duration) -> Result<
             let shown = node::block(id);
             let holder = holders::of_block_device(&shown).into_iter().next();
             let holder = holder.unwrap_or_else(|| "something invisible from here".to_owned());
-            return Err(Error::failure(format!(
+            return Err(Error::busy(format!(
                 "{} is stopped, but still open: {holder}",
                 shown.display()
             ))
