@@ -83,6 +83,13 @@ impl Error {
         self
     }
 
+    /// Adds a clause to what failed.
+    #[must_use]
+    pub fn but(mut self, clause: impl fmt::Display) -> Self {
+        self.text = one_line(format!("{}, and {clause}", self.text));
+        self
+    }
+
     /// Adds a further thing to do.
     #[must_use]
     pub fn and(self, further: impl fmt::Display) -> Self {

@@ -4,6 +4,7 @@
 mod support {
     pub mod disk;
     pub mod nbd;
+    pub mod pty;
     pub mod sandbox;
 }
 
@@ -16,7 +17,9 @@ use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 use support::disk::Disk;
+use support::pty::Window;
 use support::sandbox::{Guard, PATIENCE, Sandbox, eventually, finish, wait};
 
 const UP: [&str; 6] = ["up", "vol", "--size", "64M", "--export", "nbd"];
@@ -185,13 +188,25 @@ fn sockets_of_the_service_manager_are_served() {
     assert!(!sandbox.files().contains(&"vol.nbd".into()), "only what was handed over is served");
     drop(disk);
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
-    signal(&daemon.0, Signal::TERM);
+    eventually("it is down", || sandbox.ztier(&["down", "vol", "--discard"]).status == 0);
     assert_eq!(wait(&mut daemon.0), 0);
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
+/// The data of a volume whose daemon was told to end: kept, and still there for the next one.
+fn goes_on_with(sandbox: &Sandbox, data: &[u8]) {
+    assert!(sandbox.files().contains(&"vol.keep".into()), "{:?}", sandbox.files());
+    let list = sandbox.ztier(&["list"]);
+    assert!(list.err.contains("`ztier restart vol` goes on with its data"), "{list:?}");
+    sandbox.ztier(&["down", "vol"]).refused(5, &["in memory is kept", "--discard"]);
+    sandbox.ztier(&["restart", "vol"]).ok();
+    assert_eq!(connect(sandbox).read(0, data.len()), data);
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
 #[test]
-fn a_signal_waits_for_those_who_hold_the_device() {
+fn a_signal_waits_for_those_who_hold_the_device_and_gives_no_data_up() {
     let sandbox = Sandbox::new();
     let log = sandbox.path().join("log");
     let mut command = sandbox.command(&UP);
@@ -205,24 +220,92 @@ fn a_signal_waits_for_those_who_hold_the_device() {
     assert_eq!(client.read(0, 4096), [7; 4096], "still served");
     drop(client);
     assert_eq!(wait(&mut daemon.0), 0);
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(said.contains("4 KiB exist nowhere else: the memory is kept"), "{said}");
+    assert!(said.contains("`ztier down vol --discard` gives it up"), "{said}");
+    goes_on_with(&sandbox, &[7; 4096]);
+}
+
+#[test]
+fn a_second_signal_does_not_wait_and_gives_no_data_up() {
+    for data in [&[][..], &[7; 4096]] {
+        let sandbox = Sandbox::new();
+        let log = sandbox.path().join("log");
+        let mut command = sandbox.command(&UP);
+        let mut daemon = foreground(command.stderr(fs::File::create(&log).unwrap()));
+        let mut client = connect(&sandbox);
+        if !data.is_empty() {
+            client.write(0, data);
+        }
+        signal(&daemon.0, Signal::TERM);
+        eventually("the holder is named", || {
+            fs::read_to_string(&log).unwrap().contains("asked to end, but")
+        });
+        signal(&daemon.0, Signal::INT);
+        assert_eq!(wait(&mut daemon.0), 0);
+        assert!(client.is_closed());
+        match data {
+            // What holds nothing leaves nothing.
+            [] => assert_eq!(sandbox.files(), [""; 0]),
+            data => goes_on_with(&sandbox, data),
+        }
+    }
+}
+
+/// Starts a daemon in the foreground of a terminal, and writes into its volume.
+fn in_a_window(sandbox: &Sandbox, window: &Window) -> Guard {
+    let daemon = Guard(window.spawn(&sandbox.command(&[&UP[..], &["--foreground"]].concat())));
+    let socket = sandbox.run_dir().join("vol.sock");
+    eventually("it is up", || socket.exists() && sandbox.ztier(&["status", "vol"]).status == 0);
+    connect(sandbox).write(0, &[7; 4096]);
+    eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
+    daemon
+}
+
+#[test]
+fn a_terminal_that_is_closed_takes_no_volume_with_it() {
+    let sandbox = Sandbox::new();
+    let window = Window::new();
+    let mut daemon = in_a_window(&sandbox, &window);
+    let before = sandbox.pid("vol");
+    window.close();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(sandbox.pid("vol"), before, "another daemon");
+    signal(&daemon.0, Signal::HUP);
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(connect(&sandbox).read(0, 4096), [7; 4096]);
+    eventually("it is down", || sandbox.ztier(&["down", "vol", "--discard"]).status == 0);
+    assert_eq!(wait(&mut daemon.0), 0);
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
 #[test]
-fn a_second_signal_does_not_wait() {
+fn ctrl_c_ends_a_volume_in_the_foreground_and_gives_no_data_up() {
     let sandbox = Sandbox::new();
-    let log = sandbox.path().join("log");
-    let mut command = sandbox.command(&UP);
-    let mut daemon = foreground(command.stderr(fs::File::create(&log).unwrap()));
-    let mut client = connect(&sandbox);
-    signal(&daemon.0, Signal::TERM);
-    eventually("the holder is named", || {
-        fs::read_to_string(&log).unwrap().contains("asked to end, but")
-    });
-    signal(&daemon.0, Signal::INT);
+    let mut window = Window::new();
+    let mut daemon = in_a_window(&sandbox, &window);
+    window.press(b"\x03");
     assert_eq!(wait(&mut daemon.0), 0);
-    assert!(client.is_closed());
-    assert_eq!(sandbox.files(), [""; 0]);
+    goes_on_with(&sandbox, &[7; 4096]);
+}
+
+/// A log is made durable and closed in order, as a shutdown needs it.
+#[test]
+fn a_signal_closes_a_log_in_order() {
+    let sandbox = Sandbox::new();
+    let drive = |name: &str| {
+        let path = sandbox.path().join(name);
+        fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+        path.into_os_string().into_string().unwrap()
+    };
+    let (log, backing) = (drive("fast"), drive("slow"));
+    let up = ["up", "vol", "--export", "nbd", "--log", &log, "--backing", &backing];
+    sandbox.ztier(&[&up[..], &["--writeback", "off"]].concat()).ok();
+    connect(&sandbox).write(0, &[7; 4096]);
+    kill_process(sandbox.pid("vol"), Signal::TERM).unwrap();
+    eventually("it is down", || sandbox.files().is_empty());
+    let check = sandbox.ztier(&["log", "check", &log]).ok();
+    assert!(check.contains("log closed in order: 1 changes"), "{check}");
 }
 
 #[test]

@@ -8,11 +8,14 @@ mod support {
     pub mod shell;
 }
 
+use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 use support::machine::{Turn, set, settings, swap_line};
 use support::sandbox::{Done, Sandbox};
 use support::shell::{missing, ok};
+use ztier::control::{Client, Request, Swapon, Swapping};
 
 /// Brings a volume of this test up as a block device; nothing where that can't be.
 fn up(sandbox: &Sandbox, name: &str, size: &str) -> Option<String> {
@@ -267,4 +270,32 @@ fn historic_counters_are_right() {
     let config = sandbox.ztier(&["stats", &name, "--format", "zramconfig"]).ok();
     assert!(config.contains("NotifyFree:            4\n"), "{config}");
     sandbox.ztier(&["down", &name, "--discard"]).ok();
+}
+
+/// What was asked of a daemon that was stopped, by a caller that has given up, is not done later.
+#[test]
+fn what_was_given_up_is_not_carried_out() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("revoked");
+    let Some(device) = up(&sandbox, &name, "32M") else { return };
+    let client = Client::new(&sandbox.run_dir().join(format!("{name}.sock")));
+    let revoked = |request: &Request| {
+        let pid = sandbox.pid_of(&name);
+        kill_process(pid, Signal::STOP).unwrap();
+        let error = client.ask::<Swapping>(request, Duration::from_millis(300)).unwrap_err();
+        kill_process(pid, Signal::CONT).unwrap();
+        assert!(error.to_string().contains("nothing was changed"), "{error}");
+        std::thread::sleep(Duration::from_millis(500));
+    };
+    let on = Swapon { priority: 1, page_cluster: Some(1), swappiness: Some(1), force: true };
+    revoked(&Request::Swapon(on));
+    assert!(turn.is_as_before() && swap_line(&device).is_none());
+    swapon(&sandbox, &name, &[]).ok();
+    let set = settings();
+    revoked(&Request::Swapoff { force: true });
+    assert_eq!(settings(), set);
+    assert!(swap_line(&device).is_some());
+    sandbox.ztier(&["swapoff", &name]).ok();
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+    assert!(turn.is_as_before());
 }

@@ -3,7 +3,7 @@
 use super::{drain, output, unknown};
 use crate::config::size::human;
 use crate::config::{Paths, Usage, name};
-use crate::control::{Client, LeftInLog, Request};
+use crate::control::{Client, Ended, LeftInLog, Request};
 use crate::daemon::keeper::Kept;
 use crate::daemon::state::{self, Lock, State};
 use crate::daemon::{self, Found};
@@ -57,9 +57,9 @@ impl Down {
         // A volume that is its backing store is drained already.
         let is_bare = state.is_some_and(|s| s.plan.backing.is_some() && s.plan.log.is_none());
         if self.drain && !is_bare {
-            drain::drain_most(&Client::new(&paths.volume(&self.name).control), &self.name)?;
+            drain::drain_most(paths, &self.name)?;
         }
-        let left = self.stop(paths)?;
+        let ended = self.stop(paths)?;
         if let Found::Dead(_) | Found::Broken(_) = daemon::find(paths, &self.name) {
             // It could not remove everything: what was taken away by force is still held, or the
             // kernel took long.
@@ -69,10 +69,14 @@ impl Down {
                     .and(format!("then `ztier down {name}` again"))
             })?;
         }
-        if let Some(left) = left {
-            output::remark(&self.about(&left));
+        output::print(&format!("{} is down\n", self.name))?;
+        let Some(left) = &ended.left else { return Ok(()) };
+        if self.drain {
+            let why = ended.undrained.map(|why| format!(", because {why}")).unwrap_or_default();
+            return Err(Error::degraded(format!("{}{why}", self.about(left))));
         }
-        output::print(&format!("{} is down\n", self.name))
+        output::remark(&self.about(left));
+        Ok(())
     }
 
     /// What whoever means to use the backing store alone has to know.
@@ -86,12 +90,12 @@ impl Down {
         )
     }
 
-    /// Has the daemon end. Says what only the log has.
-    fn stop(&self, paths: &Paths) -> Result<Option<LeftInLog>> {
+    /// Has the daemon end. Says what became of the volume.
+    fn stop(&self, paths: &Paths) -> Result<Ended> {
         let files = paths.volume(&self.name);
-        let Self { discard, force, drain, .. } = *self;
+        let (discard, force, drain) = (self.discard, self.force, self.drain);
         let request = Request::Down { discard, force, drain };
-        let left = Client::new(&files.control).ask(&request, PATIENCE)?;
+        let ended = Client::new(&files.control).ask(&request, PATIENCE)?;
         let deadline = Instant::now() + PATIENCE_TO_EXIT;
         while Lock::is_held(&files) {
             if Instant::now() >= deadline {
@@ -103,7 +107,7 @@ impl Down {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(left)
+        Ok(ended)
     }
 
     /// Takes the volume `name` down, with or without a daemon, and says nothing. It holds nothing

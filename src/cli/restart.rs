@@ -10,6 +10,7 @@ use crate::daemon::{self, Found};
 use crate::error::{Context, Error, Result};
 use clap::Args;
 use serde_json::json;
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -18,8 +19,6 @@ const PATIENCE_TO_LEAVE: Duration = Duration::from_secs(60);
 /// How long the next daemon waits for it to end: longer, for what comes after the answer takes
 /// time, too, and one that does not answer may leave all the same.
 const PATIENCE_TO_FOLLOW: Duration = Duration::from_secs(180);
-/// How much earlier the end of a wait may come.
-const EARLY: Duration = Duration::from_secs(1);
 /// How long a daemon that replaces itself may take to be there again.
 const PATIENCE_TO_RETURN: Duration = Duration::from_secs(60);
 /// How often to look.
@@ -98,12 +97,13 @@ impl Restart {
         };
         let changes = log.is_some();
         if changes && state.plan.log.is_some() {
-            drain_most(&client, &self.name)?;
+            drain_most(paths, &self.name)?;
         }
         let request = Request::Restart { force: self.force, log };
-        let leave = || client.ask::<()>(&request, PATIENCE_TO_LEAVE);
+        let leave =
+            |open: &dyn Fn(bool)| client.ask_telling::<()>(&request, PATIENCE_TO_LEAVE, open);
         let mut served = match state.foreground {
-            true => leave().and_then(|()| self.returned(&client, state.restarts))?,
+            true => leave(&|_| {}).and_then(|()| self.returned(&client, state.restarts))?,
             false => self.follow(&plan, paths, leave, || changes && self.has_left(&client))?,
         };
         if changes && self.plan_of(paths)? == state.plan {
@@ -115,20 +115,28 @@ impl Restart {
     }
 
     /// Starts the next daemon, and has the present one `leave`. If that refuses, but `has_left`,
-    /// the next one serves what there was.
+    /// the next one serves what there was. One that was told to go ahead, and does not answer,
+    /// leaves as soon as it can.
     fn follow(
         &self,
         plan: &Plan,
         paths: &Paths,
-        leave: impl Fn() -> Result<()>,
+        leave: impl Fn(&dyn Fn(bool)) -> Result<()>,
         has_left: impl Fn() -> bool,
     ) -> Result<Served> {
         let next = daemon::Starting::begin(plan, paths, PATIENCE_TO_FOLLOW, true)?;
-        let asked = Instant::now();
-        match leave() {
+        let unanswered = Cell::new(false);
+        let left = leave(&|open| {
+            if open {
+                // Should this process end now, the volume has a daemon all the same.
+                next.stays();
+            }
+            unanswered.set(open);
+        });
+        match left {
             Ok(()) => self.come(next),
             Err(e) if has_left() => self.come(next).and(Err(e)),
-            Err(e) if asked.elapsed() + EARLY > PATIENCE_TO_LEAVE => self.come_late(next, paths, e),
+            Err(e) if unanswered.get() => self.come_late(next, paths, e),
             Err(e) => Err(e),
         }
     }

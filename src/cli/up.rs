@@ -132,7 +132,8 @@ pub struct Up {
     /// Wait so long for the drives (--backing, --log, --spill) to appear
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     wait: u32,
-    /// Stay in the foreground until a signal or `ztier down`
+    /// Stay in the foreground until a signal or `ztier down`. A signal gives no data up: what only
+    /// memory holds is kept for `ztier restart`
     #[arg(long)]
     foreground: bool,
     /// Only say what would be made and where data would be durable
@@ -191,7 +192,9 @@ impl Up {
         };
         if self.foreground {
             let (patience, foreground, follows) = (daemon::LOOKERS, true, false);
-            let order = daemon::Order { plan, paths: &paths, patience, foreground, follows };
+            let wanted = &|| true;
+            let order =
+                daemon::Order { plan, paths: &paths, patience, foreground, follows, wanted };
             daemon::run(order, &told, after).and_then(|end| daemon::follow(end, &self.name))
         } else {
             after(&daemon::spawn(&plan, &paths, &told)?)

@@ -5,12 +5,14 @@
 //! made; `NAME.lock` is locked as long as the process serves the volume, and of one that goes down
 //! until its drives are closed; a held device is never taken away unless that was forced.
 
+mod answering;
 mod changing;
 mod draining;
 mod events;
 mod heap;
 mod heritage;
 pub mod keeper;
+mod leaving;
 mod limiter;
 mod log;
 mod making;

@@ -1,5 +1,9 @@
 //! Signals that ask the daemon to end, as events on a channel.
+//!
+//! SIGHUP is caught and does nothing: a terminal that was closed takes no disk away from those who
+//! use it.
 
+use super::log;
 use crate::error::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -9,7 +13,7 @@ use std::thread;
 /// What wakes the daemon's main thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Somebody sent SIGTERM, SIGINT or SIGHUP.
+    /// SIGTERM or SIGINT came.
     Signal,
     /// The volume was left to the next daemon, through the control socket.
     Left,
@@ -19,7 +23,7 @@ pub enum Event {
     Abandoned,
 }
 
-/// Sends an [`Event::Signal`] for every signal from now on, from a thread of its own.
+/// Sends an [`Event::Signal`] for every SIGTERM and SIGINT from now on, from a thread of its own.
 ///
 /// # Errors
 /// When the signals can't be caught.
@@ -28,8 +32,10 @@ pub fn watch(events: Sender<Event>) -> Result<()> {
     thread::Builder::new()
         .name("ztier-signals".into())
         .spawn(move || {
-            for _ in signals.forever() {
-                if events.send(Event::Signal).is_err() {
+            for signal in signals.forever() {
+                if signal == SIGHUP {
+                    log::line("the terminal was closed, and the volume goes on");
+                } else if events.send(Event::Signal).is_err() {
                     return;
                 }
             }

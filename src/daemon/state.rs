@@ -97,6 +97,18 @@ impl Lock {
     /// # Errors
     /// When the lock file can't be made.
     pub fn acquire(files: &VolumeFiles, patience: Duration) -> Result<Option<Self>> {
+        Self::acquire_while(files, patience, &|| true)
+    }
+
+    /// The same, as long as it is `wanted`.
+    ///
+    /// # Errors
+    /// As [`Lock::acquire`].
+    pub fn acquire_while(
+        files: &VolumeFiles,
+        patience: Duration,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Self>> {
         let path = &files.lock;
         let what = || format!("cannot lock {}", path.display());
         let deadline = Instant::now() + patience;
@@ -109,7 +121,9 @@ impl Lock {
                     return Ok(Some(Self { path: path.clone(), _file: file }));
                 }
                 Ok(()) | Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if Instant::now() >= deadline => return Ok(None),
+                Err(Errno::WOULDBLOCK) if Instant::now() >= deadline || !wanted() => {
+                    return Ok(None);
+                }
                 Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(5)),
                 Err(e) => return Err(e).context(what()),
             }

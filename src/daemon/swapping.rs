@@ -10,7 +10,7 @@ use super::signals::Event;
 use super::state;
 use crate::config::size::human;
 use crate::config::{Job, Plan, Usage};
-use crate::control::{Swapon, Swapping};
+use crate::control::{Asking, Swapon, Swapping};
 use crate::error::{Error, Result};
 use crate::export::reclaim::make_present;
 use crate::export::usage::{self, PAGE_CLUSTER, Room, SWAPPINESS, Tuned};
@@ -30,7 +30,7 @@ const TELLING: u64 = 16 << 20;
 
 impl Running {
     /// Makes the device swap space, and has the kernel use it.
-    pub(super) fn swapon(&self, ask: &Swapon) -> Result<Swapping> {
+    pub(super) fn swapon(&self, ask: &Swapon, asking: &mut Asking<'_>) -> Result<Swapping> {
         let name = &self.name;
         let plan = self.state.lock().plan.clone();
         refuse_kind(&plan)?;
@@ -39,15 +39,12 @@ impl Running {
             return Err(Error::busy(format!("volume `{name}` is swap already"))
                 .mend(format!("end that with `ztier swapoff {name}`")));
         }
-        let holders = self.holders_that_stay()?;
-        if !holders.is_empty() {
-            return Err(Error::busy(format!("volume `{name}` is in use: {}", holders.join(", ")))
-                .mend("end that first"));
-        }
+        self.refuse_holders("end that first")?;
         if !ask.force {
             self.refuse_unsafe()?;
             self.refuse_content(&device)?;
         }
+        asking.agree()?;
         let mut notes = Vec::new();
         let wanted = [(PAGE_CLUSTER, ask.page_cluster), (SWAPPINESS, ask.swappiness)];
         let tuned = state::settings(&self.files, &wanted, &mut notes);
@@ -69,7 +66,7 @@ impl Running {
     }
 
     /// Takes the device out of use as swap.
-    pub(super) fn swapoff(&self, force: bool) -> Result<Swapping> {
+    pub(super) fn swapoff(&self, force: bool, asking: &mut Asking<'_>) -> Result<Swapping> {
         let name = &self.name;
         let usage = self.state.lock().plan.usage.clone();
         let device = self.device()?;
@@ -91,6 +88,7 @@ impl Running {
         if !force {
             refuse_full(name, &device)?;
         }
+        asking.agree()?;
         let was = Self::swapping(&device, &usage, Vec::new());
         self.look_how_it_compresses();
         usage::end_within(&usage, &device, usage::END_ALONE)?;

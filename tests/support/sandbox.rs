@@ -106,6 +106,13 @@ impl Sandbox {
         Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
     }
 
+    /// The same, also of a daemon that does not answer.
+    pub fn pid_of(&self, name: &str) -> Pid {
+        let state = fs::read(self.run_dir().join(format!("{name}.json"))).unwrap();
+        let state: Value = serde_json::from_slice(&state).unwrap();
+        Pid::from_raw(i32::try_from(state["pid"].as_i64().unwrap()).unwrap()).unwrap()
+    }
+
     /// The process that keeps a volume's memory, once there is one.
     pub fn keeper(&self, name: &str) -> Pid {
         let path = self.run_dir().join(format!("{name}.keep"));
