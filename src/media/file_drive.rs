@@ -10,6 +10,7 @@
 
 use super::buffer::Buffer;
 use super::drive::{ALIGN, Action, Drive, DriveError};
+use super::failures::Failures;
 use super::flushes::Flushes;
 use super::holder;
 use super::sysfs;
@@ -97,6 +98,7 @@ pub struct FileDrive {
     size: u64,
     direct: bool,
     flushes: Flushes,
+    failures: Failures,
 }
 
 impl FileDrive {
@@ -144,9 +146,9 @@ impl FileDrive {
         if node_of(path, &stat)? != node {
             return Err(Error::failure(format!("{} changed meanwhile", path.display())).into());
         }
+        let (flushes, failures) = (Flushes::default(), Failures::new(path));
         let path = path.into();
-        let flushes = Flushes::default();
-        let mut drive = Self { fd, path, node, access, size: 0, direct, flushes };
+        let mut drive = Self { fd, path, node, access, size: 0, direct, flushes, failures };
         if access != Access::ReadOnly {
             drive.claim()?;
         }
@@ -267,8 +269,7 @@ impl FileDrive {
     /// request.
     fn settle_direct(&mut self) -> Result<()> {
         let mut probe = Buffer::new(ALIGN);
-        let first = self.read(0, &mut probe);
-        if self.direct && matches!(first, Err(e) if e.errno == Errno::INVAL.raw_os_error()) {
+        if self.direct && self.read_aligned(0, &mut probe) == Err(Errno::INVAL) {
             let flags = rustix::fs::fcntl_getfl(&self.fd).context(cannot(&self.path))?;
             rustix::fs::fcntl_setfl(&self.fd, flags - OFlags::DIRECT)
                 .context(cannot(&self.path))?;
@@ -284,6 +285,15 @@ impl FileDrive {
             return Err(failed(action, at, len)(Errno::ROFS));
         }
         Ok(())
+    }
+
+    /// What becomes of a request that the system has failed.
+    fn fails(&self, action: Action, at: u64, len: u64) -> impl Fn(Errno) -> DriveError {
+        move |errno| {
+            let error = failed(action, at, len)(errno);
+            self.failures.note(&error);
+            error
+        }
     }
 
     /// Reads into memory that the file system can reach.
@@ -352,7 +362,7 @@ impl Drive for FileDrive {
     }
 
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
-        let fail = failed(Action::Read, at, buf.len() as u64);
+        let fail = self.fails(Action::Read, at, buf.len() as u64);
         self.allowed(Action::Read, at, buf.len() as u64)?;
         if !self.bounces(buf) {
             return self.read_aligned(at, buf).map_err(fail);
@@ -395,7 +405,7 @@ impl Drive for FileDrive {
     }
 
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
-        let fail = failed(Action::Write, at, data.len() as u64);
+        let fail = self.fails(Action::Write, at, data.len() as u64);
         self.allowed(Action::Write, at, data.len() as u64)?;
         if !self.bounces(data) {
             return self.write_aligned(at, data).map_err(fail);
@@ -412,7 +422,7 @@ impl Drive for FileDrive {
     }
 
     fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
-        let fail = failed(Action::Zero, at, len);
+        let fail = self.fails(Action::Zero, at, len);
         self.allowed(Action::Zero, at, len)?;
         if len == 0 {
             return Ok(());
@@ -432,6 +442,10 @@ impl Drive for FileDrive {
         self.write_zeros(at, len).map_err(fail)
     }
 
+    fn failures(&self) -> Option<&Failures> {
+        Some(&self.failures)
+    }
+
     fn flush(&self) -> Result<(), DriveError> {
         let sync = || {
             loop {
@@ -446,7 +460,7 @@ impl Drive for FileDrive {
             true => sync(),
             false => self.flushes.run(self.flushes.ask(), sync),
         };
-        result.map_err(failed(Action::Flush, 0, 0))
+        result.map_err(self.fails(Action::Flush, 0, 0))
     }
 }
 

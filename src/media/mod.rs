@@ -6,6 +6,7 @@
 mod arena;
 mod buffer;
 mod drive;
+mod failures;
 mod file_drive;
 mod flushes;
 mod holder;
@@ -24,6 +25,7 @@ mod words;
 pub use arena::Arena;
 pub use buffer::Buffer;
 pub use drive::{ALIGN, Action, Drive, DriveError};
+pub use failures::{Alarm, Failures};
 pub use file_drive::{Access, FileDrive};
 pub use identity::{Identity, Match};
 pub use lender::Lender;

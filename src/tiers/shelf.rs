@@ -10,7 +10,7 @@ use crate::BLOCK_SIZE;
 use crate::durable::cluster::Unpacked;
 use crate::durable::format::Kind;
 use crate::durable::{Core, Found, Reading};
-use crate::media::{ALIGN, Buffer, Drive, DriveError};
+use crate::media::{ALIGN, Buffer, Drive, DriveError, Failures};
 use crate::store::codec::{Algorithm, Codec};
 use crate::sync::Mutex;
 use std::sync::Arc;
@@ -205,6 +205,10 @@ impl Drive for Shelf {
 
     fn zeroes_quickly(&self) -> bool {
         self.backing.zeroes_quickly()
+    }
+
+    fn failures(&self) -> Option<&Failures> {
+        self.backing.failures()
     }
 
     fn flush(&self) -> Result<(), DriveError> {
