@@ -121,7 +121,7 @@ fn a_volume_from_up_to_down() {
     let text = sandbox.ztier(&["status"]).ok();
     assert!(text.contains("400 KiB (") && text.contains("NBD"), "{text}");
     let list = sandbox.ztier(&["list"]).ok();
-    assert!(list.lines().nth(1).unwrap().starts_with("vol   up     nbd"), "{list}");
+    assert!(list.lines().nth(1).unwrap().starts_with("vol   ok     nbd"), "{list}");
 
     let stats = sandbox.ztier(&["stats", "vol", "--format", "json"]).json();
     assert_eq!(stats["write"]["requests"], 1);

@@ -435,7 +435,7 @@ fn who_goes_on_gives_up_nothing_that_was_given_up_before() {
     // The log can't be used for now.
     let first = data_at(16 << 20, 64 << 10);
     let whole = damage(&place.log, first);
-    place.sandbox.ztier(&["restart", "vol"]).refused(5, &["was durable", "--abandon-log"]);
+    place.sandbox.ztier(&["restart", "vol"]).refused(5, &["was durable", "--accept-loss"]);
     File::options().write(true).open(&place.log).unwrap().write_at(&whole, first).unwrap();
     place.sandbox.ztier(&["restart", "vol"]).ok();
     assert_eq!(place.connect().read(5 * BLOCK, 4096), content(5, 1));

@@ -136,16 +136,16 @@ fn lost_blocks_are_not_forgotten_with_the_log() {
     place.sandbox.ztier(&[&place.up()[..], &["--accept-loss"]].concat()).ok();
     let lost = || place.connect().read_error(0, BLOCK as u32);
     assert_ne!(lost(), 0);
-    place.sandbox.ztier(&["drain", "vol"]).ok();
+    assert_eq!(place.sandbox.ztier(&["drain", "vol"]).status, 6);
     for other in [&second, "none"] {
-        let refused = ["blocks are lost (1)", "--abandon-log"];
+        let refused = ["blocks are lost (1)", "write or discard them"];
         place.sandbox.ztier(&["restart", "vol", "--log", other]).refused(5, &refused);
     }
     assert_eq!(place.connect().read(BLOCK, BLOCK as usize), content(1, 1));
-    place.sandbox.ztier(&["down", "vol"]).ok();
+    assert_eq!(place.sandbox.ztier(&["down", "vol"]).status, 6);
     let bare = ["up", "vol", "--backing", &place.backing, "--export", "nbd"];
     place.sandbox.ztier(&bare).refused(5, &["lacks what its log on"]);
-    place.sandbox.ztier(&place.up()).ok();
+    assert_eq!(place.sandbox.ztier(&place.up()).status, 6);
     assert_ne!(lost(), 0);
     place.connect().write(0, &content(0, 2));
     place.sandbox.ztier(&["restart", "vol", "--log", &second]).ok();

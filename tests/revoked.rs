@@ -31,6 +31,14 @@ struct Stopped(Pid);
 impl Stopped {
     fn new(pid: Pid) -> Self {
         kill_process(pid, Signal::STOP).unwrap();
+        // It is busy with something until all its threads have heard of it.
+        eventually("it is stopped", || {
+            let threads = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
+            threads.unwrap().flatten().all(|thread| {
+                let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+                stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
+            })
+        });
         Self(pid)
     }
 }
@@ -177,7 +185,8 @@ impl Conversation {
     }
 
     fn say(&mut self, words: &str) {
-        writeln!(self.0.get_mut(), "{{\"v\":3,{words}}}").unwrap();
+        // It may have heard enough, and hung up.
+        let _ = writeln!(self.0.get_mut(), "{{\"v\":3,{words}}}");
     }
 
     fn hear(&mut self) -> String {

@@ -76,7 +76,7 @@ fn more_than_memory_holds_is_there_and_told() {
     assert!(count("spill_written_bytes") < 5000 * BLOCK, "{stats}");
     assert!(count("spill_allowed_bytes") < 1 << 30, "{stats}");
     assert!(count("mem_used_max_bytes") <= 5 << 20, "{stats}");
-    let text = sandbox.ztier(&["status", "vol"]).ok();
+    let text = sandbox.ztier(&["status", "vol"]).looked();
     for part in
         [shown, "slots of 64K", "1 GiB a day on average", "takes what memory has no room for"]
     {
@@ -257,7 +257,7 @@ fn a_device_that_is_cut_off_costs_what_was_on_it() {
         }
     }
     assert!(lost > 2000 && read > 300, "{lost} {read}");
-    let text = sandbox.ztier(&["status", "vol"]).ok();
+    let text = sandbox.ztier(&["status", "vol"]).looked();
     assert!(text.contains("failed reads"), "{text}");
     drop(disk);
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
@@ -278,7 +278,7 @@ fn a_device_that_fails_is_told_and_costs_nothing() {
     // What went down, and what memory holds beside it.
     assert!(full > 1000 && full < 3000, "{full}");
     check(&sandbox, full);
-    let text = sandbox.ztier(&["status", "vol"]).ok();
+    let text = sandbox.ztier(&["status", "vol"]).looked();
     // Another slot may have been under way at that moment.
     let told = |n: u32| text.contains(&format!("failed: {n} errors; nothing more goes down"));
     assert!(told(1) || told(2), "{text}");

@@ -38,7 +38,7 @@ impl Worn {
 
     /// What `status` says under a heading.
     fn says(&self, heading: &str) -> String {
-        let status = self.place.sandbox.ztier(&["status", "vol"]).ok();
+        let status = self.place.sandbox.ztier(&["status", "vol"]).looked();
         let line = status.lines().find(|line| line.starts_with(heading));
         line.unwrap_or_else(|| panic!("{status}")).to_owned()
     }

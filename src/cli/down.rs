@@ -1,6 +1,6 @@
 //! `ztier down`: end a volume, or remove what a dead daemon left.
 
-use super::{drain, output, unknown};
+use super::{drain, output, sound, unknown};
 use crate::config::size::human;
 use crate::config::{Paths, Usage, name};
 use crate::control::{Client, Ended, LeftInLog, Request};
@@ -9,6 +9,7 @@ use crate::daemon::state::{self, Lock, State};
 use crate::daemon::{self, Found};
 use crate::error::{Error, Result};
 use crate::export::Leftover;
+use crate::remedy;
 use clap::Args;
 use std::time::{Duration, Instant};
 
@@ -70,13 +71,15 @@ impl Down {
             })?;
         }
         output::print(&format!("{} is down\n", self.name))?;
-        let Some(left) = &ended.left else { return Ok(()) };
+        let lost = sound(&self.name, ended.loss.as_deref());
+        let Some(left) = &ended.left else { return lost };
         if self.drain {
+            lost.unwrap_or_else(|e| output::remark(&e.to_string()));
             let why = ended.undrained.map(|why| format!(", because {why}")).unwrap_or_default();
             return Err(Error::degraded(format!("{}{why}", self.about(left))));
         }
         output::remark(&self.about(left));
-        Ok(())
+        lost
     }
 
     /// What whoever means to use the backing store alone has to know.
@@ -156,7 +159,7 @@ impl Down {
         Err(Error::would_lose(format!(
             "the daemon of volume `{name}` died, and what it had in memory is kept"
         ))
-        .mend(format!("go on with it (`ztier restart {name}`), or give it up with --discard")))
+        .mend(remedy::KEPT.of(name)))
     }
 
     fn clean(&self, paths: &Paths) -> Result<()> {

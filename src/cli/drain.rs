@@ -1,6 +1,6 @@
 //! `ztier drain`: bring a log's data to the backing store while the volume works.
 
-use super::{PATIENCE, client, output};
+use super::{PATIENCE, client, output, sound};
 use crate::config::size::human;
 use crate::config::{Paths, name};
 use crate::control::{Client, Question, Request};
@@ -32,13 +32,19 @@ impl Drain {
         let paths = Paths::of_this_user()?;
         client(&paths, &self.name)?;
         let name = &self.name;
-        output::print(&match dirty(&drain(&paths, name)?) {
+        let stats = drain(&paths, name)?;
+        let lost = stats.lost_blocks();
+        output::print(&match dirty(&stats) {
+            0 if lost > 0 => {
+                format!("{name}: all but {lost} lost blocks is in the backing store\n")
+            }
             0 => format!("{name}: all is in the backing store\n"),
             left => format!(
                 "{name}: all that was written before is in the backing store; {} came meanwhile\n",
                 human(left)
             ),
-        })
+        })?;
+        sound(name, stats.loss().as_deref())
     }
 }
 
@@ -64,8 +70,8 @@ fn dirty(stats: &Stats) -> u64 {
     stats.log.map_or(0, |log| log.blocks_dirty * crate::BLOCK_SIZE as u64)
 }
 
-/// Drains a volume and waits for it, with progress: of what its log holds when this begins. Whatever
-/// ends the wait ends the daemon's hurry. Returns the counters when all that is there.
+/// Drains a volume and waits for it, with progress: of what its log holds when this begins.
+/// Whatever ends the wait ends the daemon's hurry. Returns the counters when all that is there.
 ///
 /// # Errors
 /// It has no log, or the log has failed, or nothing moves because a drive fails.

@@ -9,6 +9,7 @@ use crate::durable::format::{Entry, Header, Superblock};
 use crate::durable::{self, Inspection};
 use crate::error::{Error, Result};
 use crate::media::{Access, Drive, FileDrive};
+use crate::remedy;
 use crate::volume::{Pair, cannot_use};
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
@@ -145,8 +146,7 @@ impl Check {
             return Ok(());
         }
         let log = self.log.display();
-        Err(Error::degraded(format!("{log} is damaged"))
-            .mend("what is listed is lost; the rest can be brought to the backing store with `ztier up --accept-loss` and `ztier down --drain`"))
+        Err(Error::degraded(format!("{log} is damaged")).mend(remedy::LOG_CHECKED))
     }
 }
 

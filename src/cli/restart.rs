@@ -2,7 +2,7 @@
 
 use super::drain::drain_most;
 use super::meter::Meter;
-use super::{PATIENCE, output, unknown};
+use super::{PATIENCE, output, sound, unknown};
 use crate::config::{Paths, Plan, Settings, name};
 use crate::control::{Client, NewLog, Request, Status};
 use crate::daemon::state::State;
@@ -34,7 +34,8 @@ pub struct Restart {
     /// Name of the volume
     name: String,
     /// Also when somebody is connected by NBD, which can't wait: their requests fail. A device by
-    /// FUSE that is held would be dead for its holder, and is refused all the same
+    /// FUSE that is held would be dead for its holder, and is refused all the same. And although a
+    /// log's drive does not take what is in memory, which then stays there for the next daemon
     #[arg(long)]
     force: bool,
     /// Change the log's drive, or do without (`none`): what the old log holds is drained first,
@@ -54,6 +55,7 @@ struct Served {
     endpoints: Vec<String>,
     pid: u32,
     notes: Vec<String>,
+    loss: Option<String>,
 }
 
 impl Restart {
@@ -202,7 +204,8 @@ impl Restart {
         let told = |what: &str| meter.show(&format_args!("{}: {what}", self.name));
         let ready = next.finish(&told)?;
         meter.end();
-        Ok(Served { endpoints: ready.endpoints, pid: ready.pid, notes: ready.notes })
+        let daemon::Ready { endpoints, pid, notes, loss, .. } = ready;
+        Ok(Served { endpoints, pid, notes, loss })
     }
 
     /// Waits for a daemon that replaces itself.
@@ -211,8 +214,8 @@ impl Restart {
         loop {
             match client.ask::<Status>(&Request::Status, PATIENCE) {
                 Ok(status) if status.restarts > before => {
-                    let Status { endpoints, pid, .. } = status;
-                    return Ok(Served { endpoints, pid, notes: Vec::new() });
+                    let Status { endpoints, pid, stats, .. } = status;
+                    return Ok(Served { endpoints, pid, notes: Vec::new(), loss: stats.loss() });
                 }
                 answer if Instant::now() >= deadline => {
                     let why = answer.err().map_or("it stays".into(), |e| e.to_string());
@@ -228,20 +231,22 @@ impl Restart {
     }
 
     fn print(&self, served: &Served, took: Duration) -> Result<()> {
-        let Served { endpoints, pid, notes } = served;
+        let Served { endpoints, pid, notes, loss } = served;
         for note in notes {
             output::remark(note);
         }
         if self.json {
-            return output::json(&json!({
+            output::json(&json!({
                 "name": self.name,
                 "endpoints": endpoints,
                 "pid": pid,
                 "seconds": took.as_secs_f64(),
-            }));
+            }))?;
+            return sound(&self.name, loss.as_deref());
         }
         let seconds = took.as_secs_f64();
         output::remark(&format!("{}: served by process {pid} after {seconds:.2} s", self.name));
-        output::print(&format!("{}\n", endpoints.join("\n")))
+        output::print(&format!("{}\n", endpoints.join("\n")))?;
+        sound(&self.name, loss.as_deref())
     }
 }

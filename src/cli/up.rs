@@ -1,7 +1,7 @@
 //! `ztier up`: a volume from flags or its file, by a daemon of its own or in this process.
 
 use super::meter::Meter;
-use super::{adapting, output, status};
+use super::{adapting, output, sound, status};
 use crate::config::plan::{self, Address};
 use crate::config::size::{exact, human};
 use crate::config::{Amount, Choice, Limit, Paths, Plan, Settings, Usage, Use, machine, name};
@@ -12,6 +12,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueHint};
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -185,10 +186,18 @@ impl Up {
         }
         let meter = Meter::new();
         let told = |what: &str| meter.show(&format_args!("{}: {what}", self.name));
+        let loss = Cell::new(None);
         let after = |ready: &Ready| {
             meter.end();
             self.print_ready(&chosen, ready)?;
-            if self.save { self.save_settings(&settings, &paths) } else { Ok(()) }
+            if self.save {
+                self.save_settings(&settings, &paths)?
+            }
+            match sound(&self.name, ready.loss.as_deref()) {
+                Err(e) if self.foreground => output::remark(&e.to_string()),
+                _ => loss.set(ready.loss.clone()),
+            }
+            Ok(())
         };
         if self.foreground {
             let (patience, foreground, follows) = (daemon::LOOKERS, true, false);
@@ -197,7 +206,8 @@ impl Up {
                 daemon::Order { plan, paths: &paths, patience, foreground, follows, wanted };
             daemon::run(order, &told, after).and_then(|end| daemon::follow(end, &self.name))
         } else {
-            after(&daemon::spawn(&plan, &paths, &told)?)
+            after(&daemon::spawn(&plan, &paths, &told)?)?;
+            sound(&self.name, loss.take().as_deref())
         }
     }
 

@@ -38,6 +38,10 @@ pub enum Request {
     /// Bring to the backing store what the log holds now. Answered when that is done, with
     /// [`Stats`]; whoever hangs up before has it hurry no more.
     Drain,
+    /// Take note of all blocks that are lost: from then on nobody is told of these. Answer:
+    /// [`Noted`].
+    #[serde(rename = "accept-loss")]
+    AcceptLoss,
     /// Change a running volume. Answer: [`Status`].
     Set {
         /// The new size in bytes, not below the present one.
@@ -90,7 +94,8 @@ impl Request {
             Self::Ping | Self::Status | Self::Stats | Self::Sample | Self::Holders => false,
             // It ends with its connection.
             Self::Drain => false,
-            Self::Set { .. }
+            Self::AcceptLoss
+            | Self::Set { .. }
             | Self::Swapon(_)
             | Self::Swapoff { .. }
             | Self::Restart { .. }
@@ -107,6 +112,13 @@ pub(crate) enum Word {
     Go {},
 }
 
+/// A loss of which note was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Noted {
+    /// So many blocks are lost.
+    pub lost_blocks: u64,
+}
+
 /// A volume that has gone down.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
@@ -116,6 +128,9 @@ pub struct Ended {
     /// Why it was not drained to the end, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undrained: Option<String>,
+    /// What of it is lost of which nobody has taken note.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<String>,
 }
 
 /// What only the log has of a volume that has gone down.
@@ -328,16 +343,8 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Receives one line of at most `longest` bytes, at the latest by `deadline`.
-pub(crate) fn receive<T: DeserializeOwned>(
-    stream: &mut UnixStream,
-    longest: usize,
-    deadline: Instant,
-) -> Result<T> {
-    receive_next(stream, &mut Vec::new(), longest, deadline)
-}
-
-/// The same where further lines may follow: what came of them is kept in `rest` for the next call.
+/// Receives one line of at most `longest` bytes, at the latest by `deadline`. Further lines may
+/// follow: what came of them is kept in `rest` for the next call.
 pub(crate) fn receive_next<T: DeserializeOwned>(
     stream: &mut UnixStream,
     rest: &mut Vec<u8>,

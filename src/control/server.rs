@@ -278,7 +278,7 @@ mod tests {
         carried_out(0);
         // What was said too early counts until the deadline.
         let mut stream = ask(&format!("\"until_ms\":{},", boot_ms()));
-        stream.write_all(go).unwrap();
+        let _ = stream.write_all(go); // it may have heard enough
         assert!(hear(&mut stream).contains("the deadline of the request has passed"));
         carried_out(0);
         let mut stream = ask(&format!("\"until_ms\":{},", boot_ms() + 20_000));

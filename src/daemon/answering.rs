@@ -2,12 +2,14 @@
 
 use super::leaving::Down;
 use super::limiter::Limiter;
+use super::log;
 use super::running::Running;
 use super::signals::Event;
 use crate::config::Plan;
-use crate::control::{Asking, Handler, Request, Sample, Status, Version};
+use crate::control::{Asking, Handler, Noted, Request, Sample, Status, Version};
 use crate::error::{Context, Error, Result};
-use crate::stats::{LogStats, Stats};
+use crate::remedy;
+use crate::stats::{LogStats, Stats, time};
 use serde_json::value::{RawValue, to_raw_value};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,6 +33,14 @@ impl Handler for Running {
             Request::Sample => to_raw_value(&self.sample()),
             Request::Holders => to_raw_value(&self.status()?.holders),
             Request::Drain => to_raw_value(&self.drain(asking)?),
+            Request::AcceptLoss => {
+                asking.agree()?;
+                let lost_blocks = self.volume.note_loss()?;
+                if lost_blocks > 0 {
+                    log::line(&format!("note was taken of {lost_blocks} blocks that are lost"));
+                }
+                to_raw_value(&Noted { lost_blocks })
+            }
             Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress } => {
                 self.set(size_bytes, (ram_limit_bytes, adapt), log, recompress, asking)?;
                 to_raw_value(&self.status()?)
@@ -103,7 +113,8 @@ impl Running {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.volume.stats()
+        let stats = self.volume.stats();
+        Stats { health: stats.health_at(time::now()), ..stats }
     }
 
     fn sample(&self) -> Sample {
@@ -144,15 +155,23 @@ impl Running {
             let gave_up = log.failed && !log.rescuing && !log.through;
             let fails = gave_up || log.windows_failed > first.windows_failed + FAILURES;
             if fails || moved.elapsed() >= STUCK {
-                let (name, blocks) = (&self.name, log.blocks_dirty);
-                let why = if fails { "fails" } else { "does not answer" };
-                return Err(Error::degraded(format!(
-                    "volume `{name}` still has {blocks} blocks in its log: a drive {why}"
-                ))
-                .mend("see the kernel's log, then `ztier drain` again"));
+                return Err(self.undrained(&stats, &log, fails));
             }
             thread::sleep(LOOK);
         }
+    }
+
+    /// The error of a drain that can't go on.
+    fn undrained(&self, stats: &Stats, log: &LogStats, fails: bool) -> Error {
+        let (name, blocks) = (&self.name, log.blocks_dirty);
+        let last = stats.drives.iter().max_by_key(|drive| drive.last_unix_s());
+        let why = match (fails, last) {
+            (true, Some(drive)) => format!("fails: {}", drive.last().unwrap_or_default()),
+            (true, None) => "fails".into(),
+            (false, _) => "does not answer".into(),
+        };
+        let text = format!("volume `{name}` still has {blocks} blocks in its log: a drive {why}");
+        Error::degraded(text).mend(remedy::DRIVE_FAILS)
     }
 
     fn log_of(&self, stats: &Stats) -> Result<LogStats> {

@@ -13,6 +13,7 @@ use crate::config::{Bounds, Plan, Usage, machine, size};
 use crate::error::{Context, Error, Result};
 use crate::export::Leftover;
 use crate::media::Memory;
+use crate::remedy;
 use crate::volume::{MEMORY_LAYOUT, ram_limit_max_of};
 
 /// What there was when a daemon began.
@@ -31,9 +32,7 @@ impl Heritage {
         let Some(found) = &kept else { return Ok(Self { kept, state: State::read(files)? }) };
         let refuse = |why: String| {
             Err(Error::would_lose(format!("the memory that was kept for volume `{name}` {why}"))
-                .mend(format!(
-                    "give up what is in it with `ztier down {name} --discard`, then try again"
-                )))
+                .mend(remedy::KEPT_IN_VAIN.of(name)))
         };
         let Manifest { layout, volume, program, .. } = &found.manifest;
         if *layout != MEMORY_LAYOUT {
@@ -41,10 +40,7 @@ impl Heritage {
                 "the memory that was kept for volume `{name}` is laid out as ztier {program} does \
                  it (version {layout}, here {MEMORY_LAYOUT})"
             ))
-            .mend(format!(
-                "go on with it by that ztier's `ztier restart {name}`, or give up what is in it with \
-                 `ztier down {name} --discard`"
-            )));
+            .mend(remedy::KEPT_BY_ANOTHER.of(name)));
         }
         if volume != name {
             return refuse(format!("is that of volume `{volume}`"));

@@ -12,6 +12,7 @@ use super::signals::Event;
 use crate::config::{Usage, plan, size};
 use crate::control::{Asking, Ended, LeftInLog, NewLog};
 use crate::error::{Error, Result};
+use crate::remedy;
 use crate::volume::{self, Device};
 use std::sync::Arc;
 use std::time::Instant;
@@ -56,7 +57,7 @@ impl Running {
         let usage = self.state.lock().plan.usage.clone();
         // A use of our own is ended below; who else holds the device then is found there.
         if !how.force && usage.is_none() {
-            self.refuse_holders("end that first, or take it away with --force")?;
+            self.refuse_holders(remedy::HELD)?;
         }
         let volatile = self.volume.volatile_bytes();
         // What is swapped out goes back to memory, and nothing is lost.
@@ -66,7 +67,7 @@ impl Running {
                 "volume `{name}` holds {} that exist nowhere else",
                 size::human(volatile)
             ))
-            .mend("copy what you need, then add --discard"));
+            .mend(remedy::ONLY_IN_MEMORY));
         }
         if !how.discard {
             self.keep_all()?;
@@ -75,12 +76,14 @@ impl Running {
         asking.agree()?;
         self.stop(how.force)?;
         let drained = if how.drain { draining::drain(&*self.volume) } else { Ok(()) };
-        Ok(Ended { left: self.left_in_log(), undrained: drained.err().map(|e| e.to_string()) })
+        let loss = self.stats().loss();
+        let undrained = drained.err().map(|e| e.to_string());
+        Ok(Ended { left: self.left_in_log(), undrained, loss })
     }
 
     /// What only the log has, of a volume to which nobody writes any more.
     fn left_in_log(&self) -> Option<LeftInLog> {
-        let log = self.volume.stats().log.filter(|log| !log.clean)?;
+        let log = self.stats().log.filter(|log| !log.clean)?;
         let plan = self.state.lock().plan.log.clone()?;
         let bytes = log.blocks_dirty * crate::BLOCK_SIZE as u64;
         Some(LeftInLog { bytes, log: plan.log, backing: plan.backing })
@@ -110,9 +113,8 @@ impl Running {
     fn keep_all(&self) -> Result<()> {
         let name = &self.name;
         self.flush().map_err(|e| {
-            Error::would_lose(format!("volume `{name}` would lose data: {e}")).mend(format!(
-                "mend the drive, or give up what is not durable with `ztier down {name} --discard`"
-            ))
+            Error::would_lose(format!("volume `{name}` would lose data: {e}"))
+                .mend(remedy::NOT_DURABLE.of(name))
         })
     }
 
@@ -147,6 +149,9 @@ impl Running {
         // What holds it for a use of our own goes with that.
         if self.state.lock().plan.usage.is_none() {
             self.refuse_left(force)?;
+        }
+        if !force {
+            self.flush().map_err(|e| e.mend(remedy::NOT_DURABLE_YET))?;
         }
         asking.agree()?;
         self.make_way(force)?;
@@ -211,8 +216,8 @@ impl Running {
             holders.join(", ")
         ))
         .mend(match by_fuse {
-            true => "end that first",
-            false => "end that first, or add --force and connect again afterwards",
+            true => "end that first".to_owned(),
+            false => remedy::CONNECTED.into(),
         }))
     }
 
@@ -307,10 +312,7 @@ impl Running {
     }
 
     fn say_kept(&self, what: &str) {
-        let name = &self.name;
-        log::line(&format!(
-            "{what}: the memory is kept; `ztier restart {name}` goes on with it, and `ztier down \
-             {name} --discard` gives it up"
-        ));
+        let remedy = remedy::KEPT_ASIDE.of(&self.name);
+        log::line(&format!("{what}: the memory is kept; {remedy}"));
     }
 }

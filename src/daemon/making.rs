@@ -152,6 +152,13 @@ fn open_log(
     if let Some(text) = &abandoned {
         log::line(text);
     }
-    let accepted = volume.report().accepted.clone();
-    Ok(Made { accepted, ..Made::new(volume, abandoned.into_iter().collect()) })
+    let report = volume.report();
+    let accepted = report.accepted.clone();
+    let gone = !report.missing.is_empty() || report.unread > 0;
+    let lost = gone.then(|| format!("what was lost is given up: {report}"));
+    if log.accept_loss {
+        volume.note_loss()?;
+    }
+    let notes = abandoned.into_iter().chain(lost.filter(|_| log.accept_loss)).collect();
+    Ok(Made { accepted, ..Made::new(volume, notes) })
 }

@@ -26,6 +26,7 @@ mod spawn;
 pub mod state;
 pub mod survey;
 mod swapping;
+mod troubles;
 
 pub use running::{End, LOOKERS, Order, Ready, run};
 pub use serve::{Chosen, choose, planned};

@@ -7,6 +7,7 @@ use crate::config::Plan;
 use crate::control::NewLog;
 use crate::durable::Accepted;
 use crate::error::{Error, Result};
+use crate::remedy;
 use crate::volume::{Pair, Serving};
 use std::path::Path;
 
@@ -55,8 +56,5 @@ pub(super) fn refuse_lost(volume: &dyn Serving) -> Result<()> {
     Err(Error::would_lose(format!(
         "only the log knows which blocks are lost ({lost}), so it stays"
     ))
-    .mend(
-        "write them again (`ztier status` lists them), or take the volume down and give the log up \
-         by `ztier up` with --abandon-log and another --log",
-    ))
+    .mend(remedy::LOST_IN_LOG))
 }

@@ -6,6 +6,7 @@ use super::limiter::Limiter;
 use super::making::{self, Made};
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
+use super::troubles::Troubles;
 use super::{events, log, notify, opening, serve, swapping};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage};
@@ -17,7 +18,7 @@ use crate::volume::{Device, Serving};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -27,6 +28,8 @@ pub const LOOKERS: Duration = Duration::from_millis(300);
 pub(super) const BUSY: Duration = Duration::from_secs(2);
 /// How long a client that has hung up may take to be gone.
 const LEAVING: Duration = Duration::from_secs(1);
+/// Events that have not been looked at yet, at most: there is memory for them from the beginning.
+const EVENTS: usize = 64;
 /// How often a daemon that was asked to end looks whether its device is still held.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -43,6 +46,9 @@ pub struct Ready {
     pub removed: Vec<String>,
     /// What else whoever asked should know.
     pub notes: Vec<String>,
+    /// What of it is lost of which nobody has taken note.
+    #[serde(default)]
+    pub loss: Option<String>,
 }
 
 /// A volume that is up.
@@ -63,7 +69,7 @@ pub(super) struct Running {
     pub(super) export: Mutex<Option<Box<dyn Export>>>,
     pub(super) state: Mutex<State>,
     pub(super) files: VolumeFiles,
-    pub(super) events: Mutex<Sender<Event>>,
+    pub(super) events: Mutex<SyncSender<Event>>,
     keeper: Mutex<Option<Keeper>>,
     /// Where this machine keeps what it knows of backing stores.
     pub(super) records: PathBuf,
@@ -117,7 +123,7 @@ pub fn run(
     let unprepared = serve::prepare(&plan)?;
     paths.prepare()?;
     let files = paths.volume(&plan.name);
-    let (events, inbox) = mpsc::channel();
+    let (events, inbox) = mpsc::sync_channel(EVENTS);
     let Some(lock) = Lock::acquire_while(&files, patience, wanted)? else {
         return Err(already_up(paths, &plan.name));
     };
@@ -161,11 +167,11 @@ pub fn run(
     for what in &removed {
         log::line(&format!("removed {what}, left by an earlier daemon"));
     }
-    let endpoints = running.export.lock().as_ref().map(|e| e.endpoints()).unwrap_or_default();
-    let (pid, plan) = (std::process::id(), running.state.lock().plan.clone());
-    log::line(&format!("{name} is up: {}", endpoints.join(" ")));
-    notify::send(&format!("READY=1\nMAINPID={pid}\nSTATUS={}\n", endpoints.join(" ")));
-    let end = match ready(&Ready { endpoints, pid, plan, removed, notes }) {
+    let now = running.ready(removed, notes);
+    let endpoints = now.endpoints.join(" ");
+    log::line(&format!("{name} is up: {endpoints}"));
+    notify::send(&format!("READY=1\nMAINPID={}\nSTATUS={endpoints}\n", now.pid));
+    let end = match ready(&now) {
         Ok(()) => wait(&running, &inbox),
         Err(e) => {
             log::line(&e.to_string());
@@ -207,7 +213,7 @@ impl Bringing<'_> {
     fn up(
         self,
         heritage: Heritage,
-        events: Sender<Event>,
+        events: SyncSender<Event>,
         notes: &mut Vec<String>,
     ) -> Result<(Arc<Running>, Server)> {
         let Self { mut plan, paths, files, .. } = self;
@@ -273,14 +279,19 @@ impl Bringing<'_> {
 /// that can wait is left to the next daemon; any other is stopped once nobody holds it, or by a
 /// second signal whoever holds it.
 fn wait(running: &Running, inbox: &Receiver<Event>) -> End {
+    let mut troubles = Troubles::new();
+    running.volume.heed(&troubles.alarm(running.events.lock().clone()));
     let mut asked = false;
     loop {
-        let event = if asked {
-            inbox.recv_timeout(RETRY)
-        } else {
-            inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        troubles.look(|| running.stats());
+        let patience = [asked.then_some(RETRY), troubles.patience()].into_iter().flatten().min();
+        let event = match patience {
+            Some(patience) => inbox.recv_timeout(patience),
+            None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match event {
+            Ok(Event::Trouble) => troubles.hear(),
+            Err(RecvTimeoutError::Timeout) if !asked => {}
             Ok(Event::Down) => return End::Down,
             Ok(Event::Left) => return running.after_leaving(),
             // What waits for its next daemon is never taken from whoever has it open.
@@ -323,7 +334,7 @@ impl Running {
         export: Option<Box<dyn Export>>,
         state: State,
         (files, paths): (&VolumeFiles, &Paths),
-        (events, keeper): (Sender<Event>, Keeper),
+        (events, keeper): (SyncSender<Event>, Keeper),
         unsafe_for_swap: Option<String>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -343,6 +354,18 @@ impl Running {
             next: Mutex::new(None),
             draining: Mutex::new(0),
         })
+    }
+
+    /// What users may know now that the device is usable.
+    fn ready(&self, removed: Vec<String>, notes: Vec<String>) -> Ready {
+        Ready {
+            endpoints: self.export.lock().as_ref().map(|e| e.endpoints()).unwrap_or_default(),
+            pid: std::process::id(),
+            plan: self.state.lock().plan.clone(),
+            removed,
+            notes,
+            loss: self.stats().loss(),
+        }
     }
 
     /// The export, unless it is stopped, or being stopped or changed for longer than [`BUSY`].
@@ -410,7 +433,7 @@ impl Running {
     }
 
     /// Refuses what must not be done to a device that somebody holds.
-    pub(super) fn refuse_holders(&self, mend: &str) -> Result<()> {
+    pub(super) fn refuse_holders(&self, mend: impl Into<String>) -> Result<()> {
         let holders = self.holders_that_stay()?;
         if holders.is_empty() {
             return Ok(());

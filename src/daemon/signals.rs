@@ -7,7 +7,7 @@ use super::log;
 use crate::error::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 use std::thread;
 
 /// What wakes the daemon's main thread.
@@ -19,6 +19,8 @@ pub enum Event {
     Left,
     /// The volume was taken down through the control socket.
     Down,
+    /// A drive has failed a request, or blocks are lost.
+    Trouble,
     /// The `ztier run` that the volume is for has ended without a word.
     Abandoned,
 }
@@ -27,7 +29,7 @@ pub enum Event {
 ///
 /// # Errors
 /// When the signals can't be caught.
-pub fn watch(events: Sender<Event>) -> Result<()> {
+pub fn watch(events: SyncSender<Event>) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot catch signals")?;
     thread::Builder::new()
         .name("ztier-signals".into())

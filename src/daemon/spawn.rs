@@ -8,9 +8,7 @@ use super::running::{End, LOOKERS, Ready, run};
 use super::state::{self, Found, Lock};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan};
-use crate::control::{
-    Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive, receive_next, send,
-};
+use crate::control::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive_next, send};
 use crate::error::{Context, Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
@@ -198,9 +196,12 @@ pub fn detached_main() -> Result<()> {
     let input = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use the input")?;
     let mut parent = UnixStream::from(input);
     let deadline = Instant::now() + PATIENCE;
+    // A word may come right behind the order.
+    let mut rest = Vec::new();
     let Heard { plan, paths, patience_ms, follows } =
-        receive(&mut parent, LONGEST_REQUEST, deadline)
+        receive_next(&mut parent, &mut rest, LONGEST_REQUEST, deadline)
             .map_err(|e| e.mend("`ztier daemon` is started by `ztier up` alone"))?;
+    let rest = RefCell::new(rest);
     let parent = RefCell::new(parent);
     let tell = |word| {
         let message = Envelope::new(word);
@@ -216,9 +217,10 @@ pub fn detached_main() -> Result<()> {
     let parted = Cell::new(false);
     let wanted = || {
         // Whoever says no more than its end does not want it any more.
-        if !parted.get() && says_something(&parent.borrow()) {
-            let deadline = Instant::now() + PATIENCE;
-            let word = receive::<Stay>(&mut parent.borrow_mut(), LONGEST_REQUEST, deadline);
+        let mut rest = rest.borrow_mut();
+        if !parted.get() && (!rest.is_empty() || says_something(&parent.borrow())) {
+            let (mut parent, deadline) = (parent.borrow_mut(), Instant::now() + PATIENCE);
+            let word = receive_next::<Stay>(&mut parent, &mut rest, LONGEST_REQUEST, deadline);
             parted.set(word.is_ok());
             return word.is_ok();
         }

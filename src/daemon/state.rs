@@ -12,6 +12,7 @@ use crate::control::{Client, Request};
 use crate::error::{Context, Error, Result};
 use crate::export::usage::Tuned;
 use crate::export::{Leftover, usage};
+use crate::remedy;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -178,7 +179,7 @@ pub fn find(paths: &Paths, name: &str) -> Found {
                 "the memory of volume `{name}` is kept, but there is no {}",
                 files.state.display()
             ))
-            .mend(format!("give up what is in it with `ztier down {name} --discard`")),
+            .mend(remedy::KEPT_IN_VAIN.of(name)),
         ),
         Ok(None) => Found::Nothing,
         Err(_) if held => Found::Up(None),

@@ -15,10 +15,11 @@ use crate::error::{Error, Result};
 use crate::export::reclaim::make_present;
 use crate::export::usage::{self, PAGE_CLUSTER, Room, SWAPPINESS, Tuned};
 use crate::media::{Access, FileDrive, Signature};
+use crate::remedy;
 use crate::stats::Stats;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::path::Path;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 /// What a device that is no swap has in place of a priority.
@@ -151,10 +152,7 @@ impl Running {
             "the daemon of volume `{}` must not carry swap: {why}",
             self.name
         ))
-        .mend(
-            "run it as root with CAP_SYS_RESOURCE, CAP_IPC_LOCK and CAP_SYS_NICE, or add --force \
-             where the machine itself never runs short of memory",
-        ))
+        .mend(remedy::SWAP_UNSAFE))
     }
 
     /// Refuses a device that holds something.
@@ -170,8 +168,7 @@ impl Running {
             Some(found) => format!("holds {found}"),
             None => format!("holds {} of something unknown", human(bytes)),
         };
-        Err(Error::would_lose(format!("volume `{}` {what}", self.name))
-            .mend("use an empty volume, or give that up with --force"))
+        Err(Error::would_lose(format!("volume `{}` {what}", self.name)).mend(remedy::SWAP_HOLDS))
     }
 }
 
@@ -270,7 +267,7 @@ fn refuse_short(name: &str, used: u64, room: Room) -> Result<()> {
         human(room.memory),
         human(room.swap)
     ))
-    .mend("end some programs, or try all the same with --force"))
+    .mend(remedy::SWAP_FULL))
 }
 
 /// The error for a volume that a job needs.
@@ -280,7 +277,7 @@ pub(super) fn busy(name: &str, job: &Job) -> Error {
 }
 
 /// Has `events` told when the runner of the plan's job ends.
-pub(super) fn watch(plan: &Plan, events: Sender<Event>) {
+pub(super) fn watch(plan: &Plan, events: SyncSender<Event>) {
     let Some(job) = plan.job.clone() else { return };
     let wait = move || {
         if let Some(runner) = job.runner() {

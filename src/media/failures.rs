@@ -4,7 +4,7 @@
 //! allocates nothing and waits for nobody, because the drive may carry swap.
 
 use super::drive::{Action, DriveError};
-use crate::stats::drives::Failure;
+use crate::stats::drives::{Failure, Operation};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::fmt;
@@ -21,12 +21,22 @@ pub type Alarm = Box<dyn Fn() + Send + Sync>;
 /// See the module.
 pub struct Failures {
     path: PathBuf,
-    kinds: Mutex<[Option<Kind>; KINDS]>,
+    kinds: Mutex<Kinds>,
     alarm: OnceLock<Alarm>,
+}
+
+/// What was seen.
+#[derive(Clone, Copy, Default)]
+struct Kinds {
+    all: [Option<Kind>; KINDS],
+    /// How many requests have failed.
+    failed: u64,
 }
 
 #[derive(Clone, Copy)]
 struct Kind {
+    /// Which of all failures the last one was.
+    number: u64,
     last: DriveError,
     count: u64,
     first_unix_s: u64,
@@ -64,12 +74,14 @@ impl Failures {
     }
 
     fn note_at(&self, e: &DriveError, now: u64) {
-        let mut kinds = self.kinds.lock();
-        let known = kinds.iter().position(|kind| kind.is_some_and(|kind| kind.is_of(e)));
-        let oldest = || (0..KINDS).min_by_key(|i| kinds[*i].map_or(0, |kind| kind.last_unix_s));
+        let Kinds { all, failed } = &mut *self.kinds.lock();
+        *failed += 1;
+        let known = all.iter().position(|kind| kind.is_some_and(|kind| kind.is_of(e)));
+        let oldest = || (0..KINDS).min_by_key(|i| all[*i].map_or(0, |kind| kind.number));
         let at = known.or_else(oldest).unwrap_or(0);
-        let before = kinds[at].filter(|kind| kind.is_of(e));
-        kinds[at] = Some(Kind {
+        let before = all[at].filter(|kind| kind.is_of(e));
+        all[at] = Some(Kind {
+            number: *failed,
             last: *e,
             count: before.map_or(0, |kind| kind.count) + 1,
             first_unix_s: before.map_or(now, |kind| kind.first_unix_s),
@@ -79,10 +91,9 @@ impl Failures {
 
     /// What has failed so far, the latest first.
     pub fn seen(&self) -> Vec<Failure> {
-        let kinds = *self.kinds.lock();
-        let mut seen: Vec<Failure> = kinds.iter().flatten().map(told).collect();
-        seen.sort_by_key(|failure| std::cmp::Reverse(failure.last_unix_s));
-        seen
+        let Kinds { mut all, .. } = *self.kinds.lock();
+        all.sort_unstable_by_key(|kind| std::cmp::Reverse(kind.map(|kind| kind.number)));
+        all.iter().flatten().map(told).collect()
     }
 }
 
@@ -93,10 +104,10 @@ impl fmt::Debug for Failures {
 }
 
 fn told(kind: &Kind) -> Failure {
-    let Kind { last, count, first_unix_s, last_unix_s } = *kind;
+    let Kind { last, count, first_unix_s, last_unix_s, .. } = *kind;
     let DriveError { action, at, len, errno } = last;
     Failure {
-        operation: action.to_string(),
+        operation: operation(action),
         errno,
         reason: reason(errno),
         count,
@@ -104,6 +115,15 @@ fn told(kind: &Kind) -> Failure {
         bytes: len,
         first_unix_s,
         last_unix_s,
+    }
+}
+
+fn operation(action: Action) -> Operation {
+    match action {
+        Action::Read => Operation::Read,
+        Action::Write => Operation::Write,
+        Action::Zero => Operation::Zero,
+        Action::Flush => Operation::Flush,
     }
 }
 
@@ -148,15 +168,19 @@ mod tests {
         failures.note_at(&error(Action::Write, 8192, 28), 102);
         failures.note_at(&error(Action::Read, 4096, 5), 101);
         let seen = failures.seen();
+        // The one that was seen last comes first, whatever the clock says.
+        let seen = [&seen[1], &seen[0]];
         assert_eq!((seen[0].count, seen[0].offset, seen[0].first_unix_s), (2, 8192, 100));
         assert_eq!(seen[0].reason, "ENOSPC: No space left on device");
-        assert_eq!((seen[1].operation.as_str(), seen[1].errno), ("read", 5));
+        assert_eq!((seen[1].operation, seen[1].errno), (Operation::Read, 5));
         for errno in 0..KINDS as i32 {
             failures.note_at(&error(Action::Flush, 7, 60 + errno), 200);
         }
         let seen = failures.seen();
         assert_eq!(seen.len(), KINDS);
-        assert!(seen.iter().all(|failure| failure.operation == "flush" && failure.offset == 0));
+        assert!(
+            seen.iter().all(|failure| failure.operation == Operation::Flush && failure.offset == 0)
+        );
         assert!(reason(60).starts_with("errno 60: "), "{}", reason(60));
     }
 

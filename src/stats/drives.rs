@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// What a drive is to its volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// It has the log.
@@ -27,6 +27,32 @@ impl Role {
     }
 }
 
+/// What was asked of a drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Operation {
+    /// Bytes from it.
+    Read,
+    /// Bytes to it.
+    Write,
+    /// A range made to read as zeros.
+    Zero,
+    /// Its cache emptied.
+    Flush,
+}
+
+impl Operation {
+    /// In one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Zero => "zero",
+            Self::Flush => "flush",
+        }
+    }
+}
+
 /// A drive on which something has failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failing {
@@ -41,8 +67,8 @@ pub struct Failing {
 /// Requests of one kind that have failed for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// `read`, `write`, `zero` or `flush`.
-    pub operation: String,
+    /// What was asked.
+    pub operation: Operation,
     /// The system's number for the reason.
     pub errno: i32,
     /// Its name and words: `ENOSPC: No space left on device`.
@@ -60,6 +86,16 @@ pub struct Failure {
 }
 
 impl Failing {
+    /// What failed last, in one line.
+    pub fn last(&self) -> Option<String> {
+        self.failures.first().map(|failure| self.told(failure))
+    }
+
+    /// The drive and one of its failures, in one line.
+    pub fn told(&self, failure: &Failure) -> String {
+        format!("{} {}: {failure}", self.role.name(), self.path)
+    }
+
     /// When the last request failed, in seconds since 1970.
     pub fn last_unix_s(&self) -> u64 {
         self.failures.iter().map(|failure| failure.last_unix_s).max().unwrap_or(0)
@@ -72,7 +108,7 @@ impl Failing {
 }
 
 impl fmt::Display for Failing {
-    /// The drive and its last failure, in one line.
+    /// The drive and all its failures, in one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: ", self.role.name(), self.path)?;
         for (i, failure) in self.failures.iter().enumerate() {
@@ -85,8 +121,8 @@ impl fmt::Display for Failing {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operation, count, reason, .. } = self;
-        write!(f, "{operation} failed ({reason})")?;
+        let Self { count, reason, .. } = self;
+        write!(f, "{} failed ({reason})", self.operation.name())?;
         if self.bytes > 0 {
             write!(f, " at byte {}, {} bytes", self.offset, self.bytes)?;
         }
@@ -106,7 +142,7 @@ mod tests {
     #[test]
     fn a_failure_is_told_with_reason_drive_and_place() {
         let failure = Failure {
-            operation: "write".into(),
+            operation: Operation::Write,
             errno: 28,
             reason: "ENOSPC: No space left on device".into(),
             count: 1,
@@ -116,7 +152,7 @@ mod tests {
             last_unix_s: 1_700_000_000,
         };
         let flush = Failure {
-            operation: "flush".into(),
+            operation: Operation::Flush,
             errno: 5,
             reason: "EIO: Input/output error".into(),
             count: 3,

@@ -2,6 +2,7 @@
 //!
 //! Invariant: whatever says how a volume is (commands, the daemon's log, metrics) says it by this.
 
+use super::drives::{Failure, Operation, Role};
 use super::time::with;
 use super::{LogStats, Stats};
 use serde::{Deserialize, Serialize};
@@ -41,20 +42,33 @@ impl Health {
     }
 }
 
+/// What a trouble is about: of each there is one at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum About {
+    /// Blocks are lost.
+    Loss,
+    /// The log has failed.
+    Log,
+    /// The spill device takes nothing.
+    Spill,
+    /// A drive has failed requests of a kind, for a reason (an errno).
+    Drive(Role, Operation, i32),
+}
+
 /// Something that is wrong with a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
     /// How bad it is.
     pub health: Health,
-    /// What it is about, to tell one from another.
-    pub about: String,
+    /// What it is about.
+    pub about: About,
     /// What it is, in one line.
     pub text: String,
 }
 
 impl Trouble {
-    fn new(health: Health, about: impl Into<String>, text: impl Into<String>) -> Self {
-        Self { health, about: about.into(), text: text.into() }
+    fn new(health: Health, about: About, text: impl Into<String>) -> Self {
+        Self { health, about, text: text.into() }
     }
 }
 
@@ -62,23 +76,19 @@ impl Stats {
     /// What is wrong at a time, in seconds since 1970; the worst first.
     pub fn troubles(&self, now: u64) -> Vec<Trouble> {
         let mut all = Vec::new();
-        all.extend(self.loss().map(|text| Trouble::new(Health::Lost, "lost", text)));
+        all.extend(self.loss().map(|text| Trouble::new(Health::Lost, About::Loss, text)));
         all.extend(self.log.as_ref().and_then(failed_log));
-        if !self.log_unread_blocks.is_empty() {
-            let blocks = ranges(&self.log_unread_blocks);
-            let text = format!("the log could not be read where blocks {blocks} are");
-            all.push(Trouble::new(Health::Degraded, "unread", text));
-        }
         if self.spill_failed {
             let text = "the spill device does not take what it is given: memory has to hold it, and \
                         it is tried again in at most a minute";
-            all.push(Trouble::new(Health::Degraded, "spill", text));
+            all.push(Trouble::new(Health::Degraded, About::Spill, text));
         }
         for drive in &self.drives {
-            if drive.last_unix_s() + RECENT > now {
-                let about = format!("drive {}", drive.role.name());
-                all.push(Trouble::new(Health::Degraded, about, drive.to_string()));
-            }
+            let recent = |failure: &&Failure| failure.last_unix_s + RECENT > now;
+            all.extend(drive.failures.iter().filter(recent).map(|failure| {
+                let about = About::Drive(drive.role, failure.operation, failure.errno);
+                Trouble::new(Health::Degraded, about, drive.told(failure))
+            }));
         }
         all.sort_by_key(|trouble| std::cmp::Reverse(trouble.health));
         all
@@ -119,7 +129,7 @@ fn failed_log(log: &LogStats) -> Option<Trouble> {
         ),
         _ => (Health::Failed, format!("the log failed{failed}, and nothing more is taken")),
     };
-    Some(Trouble::new(health, "log", text))
+    Some(Trouble::new(health, About::Log, text))
 }
 
 /// Ranges of blocks, given as first block and count, in words; the first ones of many.
@@ -137,12 +147,12 @@ pub fn ranges(all: &[(u64, u64)]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::drives::{Failing, Failure, Role};
+    use super::super::drives::Failing;
     use super::*;
 
     fn failing(last_unix_s: u64) -> Failing {
         let failure = Failure {
-            operation: "read".into(),
+            operation: Operation::Read,
             errno: 5,
             reason: "EIO: Input/output error".into(),
             count: 1,

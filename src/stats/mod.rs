@@ -5,14 +5,14 @@
 
 mod distribution;
 pub mod drives;
-mod health;
+pub mod health;
 pub mod histogram;
 pub mod layout;
 pub mod time;
 
 pub use distribution::{Distribution, Latencies, Spent};
 
-pub use health::{Health, Trouble};
+pub use health::{About, Health, Trouble};
 
 use serde::{Deserialize, Serialize};
 
@@ -208,10 +208,6 @@ pub struct Stats {
     /// Whether somebody has taken note of all of those.
     #[serde(default)]
     pub log_loss_noted: bool,
-    /// Blocks that a log whose drive has failed could not read, and that are in it all the same, as
-    /// far as is known: first block and count.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub log_unread_blocks: Vec<(u64, u64)>,
     /// The copies of a backing store's blocks, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheStats>,

@@ -11,6 +11,7 @@ use super::RESERVE_SEGMENTS;
 use super::budget::{Budget, Taker};
 use crate::error::{Error, Result};
 use crate::media::{Arena, Memory};
+use crate::remedy;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
@@ -72,7 +73,7 @@ impl Frames {
             return Err(Error::would_lose(
                 "the memory that was kept names frames that are not there",
             )
-            .mend("give it up (`ztier down NAME --discard`)"));
+            .mend(remedy::KEPT_BROKEN));
         }
         let there: Vec<_> = self.arena.present().collect();
         let is_taken = |frame: usize| taken.binary_search(&(frame as u32)).is_ok();

@@ -19,6 +19,7 @@ use super::log::Reservation;
 use super::planted::{Bug, on};
 use crate::error::{Error, Result};
 use crate::media::{Memory, Words};
+use crate::remedy;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashSet;
@@ -438,7 +439,7 @@ impl Segments {
                     "the memory that was kept contradicts itself: segment {segment} has a {what} \
                      that cannot be"
                 ))
-                .mend("give it up (`ztier down NAME --discard`)"));
+                .mend(remedy::KEPT_BROKEN));
             }
             left.push(place.map(|place| Left { place, settled }));
         }

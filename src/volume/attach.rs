@@ -12,6 +12,7 @@ use crate::durable::format::Superblock;
 use crate::durable::{self, Accepted, Inspection, Kept, OpenError, Step};
 use crate::error::{Context, Error, Result};
 use crate::media::{Access, Drive, FileDrive, Identity, Match, Memory, Ring, StableId, witness};
+use crate::remedy;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -130,11 +131,8 @@ impl Pair {
     /// The log that holds what the backing store lacks is not there.
     fn lacks(&self, record: &Record, why: &str) -> Error {
         let (backing, log) = (self.backing.display(), record.log.display());
-        Error::would_lose(format!("{backing} lacks what its log on {log} holds: {why}")).mend(format!(
-            "bring that log back; or go on without what it holds by --abandon-log, with another \
-             --log if it is gone ({})",
-            record.state()
-        ))
+        Error::would_lose(format!("{backing} lacks what its log on {log} holds: {why}"))
+            .mend(format!("{} ({})", remedy::LOG_MISSED, record.state()))
     }
 
     /// Size of the volume in bytes: that of the backing store.
@@ -182,9 +180,7 @@ impl Pair {
         if let Some(record) = claimed.record.as_ref().filter(|r| r.dirty && !self.force) {
             let (backing, log) = (self.backing.display(), record.log.display());
             let text = format!("{backing} lacks what its log on {log} may hold");
-            return Err(Error::would_lose(text).mend(
-                "bring it over with `ztier up` and `ztier down --drain`, or give it up with --force",
-            ));
+            return Err(Error::would_lose(text).mend(remedy::LOG_HOLDS));
         }
         let uuid = self.make(&claimed)?;
         match &claimed.record {
@@ -192,7 +188,8 @@ impl Pair {
                 // What was given up must not come back, also when this log is drained one day.
                 let gave_up = old.gave_up || old.dirty;
                 let log = absolute(&self.log);
-                claimed.book.settle(&Record { uuid, log, gave_up, ..old.clone() })
+                let noted = Vec::new();
+                claimed.book.settle(&Record { uuid, log, gave_up, noted, ..old.clone() })
             }
             None => Ok(()),
         }
@@ -205,22 +202,21 @@ impl Pair {
                     "{} is a log that holds data of its volume",
                     self.log.display()
                 ))
-                .mend("bring it to the backing store with `ztier up` and `ztier down --drain`, or give it up with --force"));
+                .mend(remedy::LOG_HOLDS));
             }
             // A log of ours without data is nothing to lose.
             Ok(_) => return Ok(()),
             Err(OpenError::Drive(e)) => return Err(failed(&self.log, &e)),
             Err(e @ (OpenError::Version(_) | OpenError::Shrunk { .. })) if !self.force => {
                 let text = format!("{} holds a log: {e}", self.log.display());
-                return Err(Error::would_lose(text)
-                    .mend("bring it to its backing store where it can be used, or give it up with --force"));
+                return Err(Error::would_lose(text).mend(remedy::LOG_HOLDS_ELSEWHERE));
             }
             Err(_) => {}
         }
         match below::found_on(log)? {
             Some(found) if !self.wipe => {
                 Err(Error::would_lose(format!("{} holds {found}", self.log.display()))
-                    .mend("give another drive, or overwrite this one with --wipe"))
+                    .mend(remedy::DRIVE_HOLDS))
             }
             _ => Ok(()),
         }
@@ -270,6 +266,8 @@ impl Pair {
             kept.give_up();
         }
         let gave_up = abandoned.is_some() || claimed.record.as_ref().is_some_and(|r| r.gave_up);
+        let same = claimed.record.filter(|r| r.uuid == found.superblock.uuid);
+        let noted = same.map(|r| r.noted).unwrap_or_default();
         let Claimed { log, backing, identity, book, .. } = claimed;
         found.superblock.identity = identity.encode();
         let record = Record {
@@ -277,6 +275,7 @@ impl Pair {
             log: absolute(&self.log),
             uuid: found.superblock.uuid,
             gave_up,
+            noted,
             ..Record::default()
         };
         let (log, id, backing) = (Arc::new(log), StableId::of(&backing), Arc::new(backing));
@@ -391,9 +390,11 @@ impl Pair {
     /// A log that cannot be opened; the way on without it.
     fn unusable(&self, e: &OpenError, lacking: Option<&Record>) -> Error {
         let error = cannot_use(&self.log, e);
-        let state = lacking.map(|record| format!(" ({})", record.state())).unwrap_or_default();
-        Error::would_lose(error.to_string())
-            .mend(format!("or go on without what it holds by --abandon-log{state}"))
+        let state = lacking.map(|record| format!("what it held: {}", record.state()));
+        match (e, state) {
+            (OpenError::Damaged | OpenError::Shrunk { .. }, Some(state)) => error.and(state),
+            _ => error,
+        }
     }
 
     /// A log with data that this backing store has gone on without.
@@ -403,7 +404,7 @@ impl Pair {
             "{log} holds data that {backing} has gone on without (its log is that on {})",
             record.log.display()
         ))
-        .mend("give that log, or make this one anew with `ztier log format --force`")
+        .mend(remedy::LOG_STALE)
     }
 
     /// Whether a log has data of another backing store than this.
@@ -433,17 +434,13 @@ impl Pair {
         let (log, backing) = (self.log.display(), self.backing.display());
         let blocks = claimed.backing.size() / BLOCK_SIZE as u64;
         let stored = Identity::decode(&sb.identity).ok_or_else(|| {
-            Error::failure(format!("{log} does not say which backing store it has")).mend(
-                "its superblock is damaged: see `ztier log check`; `ztier log format --force` gives \
-                 up what it holds",
-            )
+            Error::failure(format!("{log} does not say which backing store it has"))
+                .mend(remedy::LOG_NAMELESS)
         })?;
         let refuse = |text: String| {
-            let mend = if dirty {
-                "give the backing store of that log; `ztier log check` says what it holds, and \
-                 --abandon-log gives it up if it is its own"
-            } else {
-                "the log is empty: make it anew with `ztier log format`"
+            let mend = match dirty {
+                true => String::from(remedy::LOG_OF_ANOTHER),
+                false => "the log is empty: make it anew with `ztier log format`".to_owned(),
             };
             let error = if dirty { Error::would_lose(text) } else { Error::failure(text) };
             Err(error.mend(mend))
@@ -455,7 +452,7 @@ impl Pair {
             Match::Moved if dirty && !self.moved => Err(Error::would_lose(format!(
                 "{log} holds data of another drive than {backing}, though of the same content"
             ))
-            .mend("give the right drive, or add --moved if this is a copy of it")),
+            .mend(remedy::LOG_MOVED)),
             Match::Changed { what } if dirty => refuse(format!(
                 "{backing} was changed while {log} held newer data of it (it differs in {what})"
             )),
@@ -494,6 +491,9 @@ pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
     let text = format!("{} can't be used as log: {e}", path.display());
     let error = match e {
         OpenError::Unread(_)
+        | OpenError::Damaged
+        | OpenError::Shrunk { .. }
+        | OpenError::Version(_)
         | OpenError::Lost { .. }
         | OpenError::OtherMemory
         | OpenError::GoneOn
@@ -501,26 +501,17 @@ pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
         _ => Error::failure(text),
     };
     match e {
-        OpenError::Drive(_) => error.mend("look into the kernel's log"),
+        OpenError::Drive(_) => error.mend(remedy::DRIVE_FAILS),
         OpenError::NoLog => error.mend("make one with `ztier log format`"),
-        OpenError::Damaged | OpenError::Shrunk { .. } => {
-            error.mend("look at it with `ztier log check`, or make it anew with `ztier log format`")
-        }
+        OpenError::Damaged => error.mend(remedy::LOG_BROKEN),
+        OpenError::Shrunk { .. } => error.mend(remedy::LOG_SHRUNK),
         OpenError::Version(_) => error.mend("use the ztier that made it"),
         OpenError::Segment(_) | OpenError::Memory(_) => error,
-        OpenError::OtherMemory => error.mend(
-            "give the log that the volume had; or give up what is in memory with \
-             `ztier down NAME --discard`",
-        ),
-        OpenError::GoneOn | OpenError::Forgotten { .. } => error.mend(
-            "give up what is in memory with `ztier down NAME --discard`, then bring the volume up",
-        ),
+        OpenError::OtherMemory => error.mend(remedy::MEMORY_OF_ANOTHER_LOG),
+        OpenError::GoneOn | OpenError::Forgotten { .. } => error.mend(remedy::MEMORY_OUTDATED),
         OpenError::Segments(_) => error.mend("give a larger drive, or another --segment"),
-        OpenError::Unread(_) => error
-            .mend("look into the kernel's log; --accept-loss goes on without what cannot be read"),
-        OpenError::Lost { .. } => error.mend(
-            "look at it with `ztier log check`; --accept-loss goes on without what is damaged",
-        ),
+        OpenError::Unread(_) => error.mend(remedy::LOG_UNREAD),
+        OpenError::Lost { .. } => error.mend(remedy::LOG_DAMAGED),
     }
 }
 

@@ -5,20 +5,22 @@
 //! contract allows.
 
 use super::counters::{Accounts, Counters, Kind, Outcome};
-use super::record::{Book, Record};
+use super::drives::{self, Alarm};
+use super::record::{Book, Record, common};
 use super::split::{Piece, each, each_mut};
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 use crate::BLOCK_SIZE;
 use crate::cache::Cached;
 use crate::durable::{self, Inspection, Kept, OpenError};
 use crate::error::{Context, Error, Result};
-use crate::media::{Drive, Identity, Memory, Ring, StableId};
+use crate::media::{Drive, Failures, Identity, Memory, Ring, StableId};
+use crate::stats::drives::Role;
 use crate::stats::{Latencies, LogStats, Stats};
 use crate::store::codec::Algorithm;
 use crate::sync::{Mutex, ready_to_wait};
 use crate::tiers::{Fault, LogHand, Logged, Policy, Shelf, Tending};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -61,7 +63,12 @@ pub struct LogVolume {
     /// Parts of requests that read and wrote less than a block.
     partial: [AtomicU64; 2],
     /// What this machine knows of the backing store, and where it keeps that.
-    record: Mutex<Option<(Book, Record)>>,
+    record: Mutex<Option<(Book, Arc<Mutex<Record>>)>>,
+    /// Lost blocks of which somebody has taken note, in order.
+    noted: Arc<Mutex<Vec<(u64, u64)>>>,
+    /// Called when blocks turn out to be lost.
+    alarm: Arc<OnceLock<Alarm>>,
+    drives: [(Role, Arc<dyn Drive>); 2],
     /// Says what is known of the backing store when it is let go.
     witness: Mutex<Option<Witness>>,
 }
@@ -126,6 +133,7 @@ impl LogVolume {
             cache = Some(cached);
         }
         let discards = backing.zeroes_quickly();
+        let drives = [(Role::Log, Arc::clone(&log)), (Role::Backing, Arc::clone(&backing))];
         Ok(Arc::new(Self {
             logged: Arc::new(Logged::new(core, log, backing)),
             cache,
@@ -137,6 +145,9 @@ impl LogVolume {
             report,
             partial: Default::default(),
             record: Mutex::new(None),
+            noted: Arc::default(),
+            alarm: Arc::default(),
+            drives,
             witness: Mutex::new(None),
         }))
     }
@@ -169,18 +180,41 @@ impl LogVolume {
         let (stats, lost) = self.standing();
         let first = record.after(&stats, !lost.is_empty());
         book.save(&first)?;
-        let last = Mutex::new(first.clone());
-        let listener = book.clone();
+        self.noted.lock().clone_from(&first.noted);
+        let record = Arc::new(Mutex::new(first));
+        let (listener, last) = (book.clone(), Arc::clone(&record));
+        let still_noted = self.watch_losses();
         self.logged.listen(Box::new(move |stats, lost| {
             let mut last = last.lock();
-            let now = last.after(stats, lost);
+            let now = Record { noted: still_noted(), ..last.after(stats, lost) };
             // A record that cannot be written says less than is true, as after a crash.
             if now != *last && listener.save(&now).is_ok() {
                 *last = now;
             }
         }));
-        *self.record.lock() = Some((book, first));
+        *self.record.lock() = Some((book, record));
         Ok(())
+    }
+
+    /// What calls the alarm when more blocks are lost than before, and says of which of them note
+    /// was taken. A block that was written since is no such block: it may be lost again.
+    fn watch_losses(&self) -> impl Fn() -> Vec<(u64, u64)> + Send + Sync + use<> {
+        let (logged, alarm) = (Arc::downgrade(&self.logged), Arc::clone(&self.alarm));
+        let noted = Arc::clone(&self.noted);
+        let known = AtomicU64::new(0);
+        move || {
+            let Some(logged) = logged.upgrade() else { return noted.lock().clone() };
+            let lost = logged.core().lost();
+            let count = lost.iter().map(|(_, count)| count).sum();
+            if count > known.swap(count, Ordering::Relaxed)
+                && let Some(alarm) = alarm.get()
+            {
+                alarm();
+            }
+            let mut noted = noted.lock();
+            *noted = common(&noted, &lost);
+            noted.clone()
+        }
     }
 
     /// What opening found.
@@ -205,12 +239,18 @@ impl LogVolume {
         let closed = tending.map_or(Ok(()), |tending| tending.close(&witness));
         if let Some((book, record)) = self.record.lock().take() {
             let (stats, lost) = self.standing();
-            let now = record.after(&stats, !lost.is_empty());
+            let noted = common(&self.noted.lock(), &lost);
+            let now = Record { noted, ..record.lock().after(&stats, !lost.is_empty()) };
             let is_over = stats.clean && lost.is_empty();
             // What stays is no less safe: it says that the log may hold something.
             let _ = if is_over { book.settle(&now) } else { book.save(&now) };
         }
         closed
+    }
+
+    /// What has failed on its drives.
+    fn failures(&self) -> impl Iterator<Item = (Role, &Failures)> {
+        self.drives.iter().filter_map(|(role, drive)| Some((*role, drive.failures()?)))
     }
 
     /// How the log stands, and which blocks are lost.
@@ -232,7 +272,9 @@ impl LogVolume {
             disk_size_bytes: self.blocks * BLOCK,
             corrupt_records: self.logged.damaged_reads(),
             log: Some(log),
+            log_loss_noted: !lost.is_empty() && common(&self.noted.lock(), &lost) == lost,
             log_lost_blocks: lost,
+            drives: self.failures().filter_map(|(role, f)| drives::failing(role, f)).collect(),
             ..self.accounts.totals().stats()
         }
         .with_cache(self.cache.as_ref().map(|cache| cache.stats()))
@@ -285,6 +327,26 @@ impl Device for LogVolume {
 }
 
 impl Serving for LogVolume {
+    fn heed(&self, alarm: &Alarm) {
+        self.failures().for_each(|(_, failures)| drives::heed(failures, alarm));
+        let _ = self.alarm.set(Arc::clone(alarm)); // the first one stays
+    }
+
+    fn note_loss(&self) -> Result<u64> {
+        let kept = self.record.lock();
+        // The listener leaves the note alone meanwhile.
+        let mut kept = kept.as_ref().map(|(book, record)| (book, record.lock()));
+        let (_, lost) = self.standing();
+        if let Some((book, record)) = &mut kept {
+            let now = Record { noted: lost.clone(), ..Record::clone(record) };
+            book.save(&now)?;
+            **record = now;
+        }
+        let count = lost.iter().map(|(_, count)| count).sum();
+        *self.noted.lock() = lost;
+        Ok(count)
+    }
+
     fn drain(&self, on: bool) -> Result<u64> {
         Ok(self.drain(on))
     }

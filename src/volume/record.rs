@@ -33,6 +33,9 @@ pub(super) struct Record {
     pub mixture_since_unix_s: u64,
     /// An earlier log was given up.
     pub gave_up: bool,
+    /// Lost blocks of which somebody has taken note, as first block and count, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub noted: Vec<(u64, u64)>,
 }
 
 impl Record {
@@ -51,6 +54,24 @@ impl Record {
     pub(super) fn state(&self) -> String {
         state(self.past_unix_s, self.mixture_since_unix_s)
     }
+}
+
+/// What is in both lists of ranges, given as first block and count, in order and joined.
+pub(super) fn common(some: &[(u64, u64)], others: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let (mut some, mut others) = (some.iter().peekable(), others.iter().peekable());
+    let mut both = Vec::new();
+    while let (Some(&&(a, n)), Some(&&(b, m))) = (some.peek(), others.peek()) {
+        let (from, to) = (a.max(b), (a + n).min(b + m));
+        if from < to {
+            both.push((from, to - from));
+        }
+        if a + n < b + m {
+            some.next()
+        } else {
+            others.next()
+        };
+    }
+    both
 }
 
 /// What a backing store alone is, in words.
@@ -140,6 +161,27 @@ impl Book {
                 Err(e).context(format!("cannot remove {}", self.path.display()))
             }
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::common;
+
+    #[test]
+    fn what_two_lists_of_ranges_have_in_common() {
+        let known = [(0, 4), (10, 10), (30, 1)];
+        for (ranges, both) in [
+            (&[][..], &[][..]),
+            (&[(0, 4)], &[(0, 4)]),
+            (&[(1, 2), (10, 1), (12, 8), (30, 1)], &[(1, 2), (10, 1), (12, 8), (30, 1)]),
+            (&[(3, 2)], &[(3, 1)]),
+            (&[(4, 6), (31, 1)], &[]),
+            (&[(2, 50)], &[(2, 2), (10, 10), (30, 1)]),
+        ] {
+            assert_eq!(common(&known, ranges), both, "{ranges:?}");
+            assert_eq!(common(ranges, &known), both, "{ranges:?}");
         }
     }
 }

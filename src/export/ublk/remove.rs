@@ -11,6 +11,7 @@ use crate::error::{Context, Error, Result};
 use crate::export::leftover::within;
 use crate::export::usage::{self, Usage};
 use crate::export::{holders, loopdev};
+use crate::remedy;
 use rustix::io::Errno;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -46,9 +47,7 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
     let held = holders::of_block_device(&shown);
     if let Some(holder) = held.iter().find(|h| !force && !h.starts_with("process")) {
         // Who waits for a daemon that never comes can't let go of it either.
-        return Err(loopdev::in_use(&shown, holder).mend(
-            "end that first, or, where that hangs, give it errors with `ztier down --force`",
-        ));
+        return Err(loopdev::in_use(&shown, holder).mend(remedy::HELD_UNSERVED));
     }
     if is_served(&info) {
         return Err(Error::busy(format!(
