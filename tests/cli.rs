@@ -7,7 +7,9 @@ mod support {
     pub mod sandbox;
 }
 
-use std::fs;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 use support::disk::Disk;
 use support::sandbox::{Sandbox, eventually, finish};
@@ -31,6 +33,24 @@ fn up(sandbox: &Sandbox, name: &str) {
 
 fn connect(sandbox: &Sandbox, name: &str) -> Disk {
     Disk::open(&sandbox.run_dir().join(format!("{name}.nbd")), name)
+}
+
+#[test]
+fn a_path_that_is_no_text_is_refused_by_name() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.path().join(OsStr::from_bytes(b"disk\xff"));
+    File::create(&path).unwrap().set_len(16 << 20).unwrap();
+    for flag in ["--backing", "--spill", "--socket"] {
+        let mut command = sandbox.command(&["up", "vol", "--export", "nbd"]);
+        if flag != "--backing" {
+            command.args(["--size", "64M"]);
+        }
+        let out = command.arg(flag).arg(&path).output().unwrap();
+        let err = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{err}");
+        assert!(err.contains("disk") && err.contains("is not UTF-8; rename it"), "{err}");
+    }
+    assert_eq!(sandbox.files(), [""; 0]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod support {
     pub mod sandbox;
 }
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -17,6 +17,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
 use std::time::Duration;
 use support::disk::Disk;
 use support::pty::Window;
@@ -226,7 +227,10 @@ fn a_signal_waits_for_those_who_hold_the_device_and_gives_no_data_up() {
     assert_eq!(wait(&mut daemon.0), 0);
     let said = fs::read_to_string(&log).unwrap();
     assert!(said.contains("4 KiB exist nowhere else: the memory is kept"), "{said}");
-    assert!(said.contains("`ztier down vol --discard` gives up what exists in memory only"), "{said}");
+    assert!(
+        said.contains("`ztier down vol --discard` gives up what exists in memory only"),
+        "{said}"
+    );
     goes_on_with(&sandbox, &[7; 4096]);
 }
 
@@ -317,9 +321,15 @@ fn a_daemon_that_nobody_waits_for_ends() {
     let sandbox = Sandbox::new();
     let plan = sandbox.ztier(&[&UP[..], &["--dry-run", "--json"]].concat()).json();
     let order = serde_json::json!({
-        "v": 1,
+        "v": 3,
         "plan": plan["plan"],
-        "paths": { "run": sandbox.run_dir(), "config": sandbox.config_dir() },
+        "paths": {
+            "run": sandbox.run_dir(),
+            "config": sandbox.config_dir(),
+            "state": sandbox.state_dir(),
+        },
+        "patience_ms": 1000,
+        "follows": false,
     });
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     let spawned = sandbox.command(&["daemon", "vol"]).stdin(OwnedFd::from(theirs)).spawn();
@@ -344,6 +354,32 @@ fn silent_clients_of_the_control_socket_keep_nobody_out() {
     let _ = over.read_to_end(&mut answer); // and reset what was not read
     drop(silent);
     eventually("there is room", || sandbox.ztier(&["down", "vol"]).status == 0);
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
+fn a_daemon_without_descriptors_says_so() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    let pid = sandbox.pid("vol");
+    let is_used =
+        |fd: u64| fs::symlink_metadata(format!("/proc/{}/fd/{fd}", pid.as_raw_nonzero())).is_ok();
+    // Below the limit everything is in use. A client that has just gone may still have one.
+    let looks = (0..20).map(|_| {
+        sleep(Duration::from_millis(10));
+        (0..).find(|fd| !is_used(*fd))
+    });
+    let lowest_free = looks.min().unwrap();
+    let limit = Rlimit { current: lowest_free, ..getrlimit(Resource::Nofile) };
+    let before = prlimit(Some(pid), Resource::Nofile, limit).unwrap();
+    let says = ["no file descriptor left", "ulimit -n"];
+    sandbox.ztier(&["status", "vol"]).refused(6, &says);
+    let list = sandbox.ztier(&["list"]);
+    assert_eq!(list.status, 6, "{list:?}");
+    assert!(list.err.contains(says[0]), "{list:?}");
+    sandbox.ztier(&["down", "vol", "--discard"]).refused(6, &says);
+    prlimit(Some(pid), Resource::Nofile, before).unwrap();
+    sandbox.ztier(&["down", "vol", "--discard", "--force"]).ok();
     assert_eq!(sandbox.files(), [""; 0]);
 }
 

@@ -3,11 +3,12 @@
 use super::drain::drain_most;
 use super::meter::Meter;
 use super::{PATIENCE, output, sound, unknown};
+use crate::config::paths::full;
 use crate::config::{Paths, Plan, Settings, name};
 use crate::control::{Client, NewLog, Request, Status};
 use crate::daemon::state::State;
 use crate::daemon::{self, Found};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use clap::Args;
 use serde_json::json;
 use std::cell::Cell;
@@ -149,8 +150,7 @@ impl Restart {
         if log.as_os_str() == "none" {
             return Ok(Some(NewLog::None));
         }
-        let path = std::path::absolute(log).context(format!("cannot use {}", log.display()))?;
-        Ok(Some(NewLog::On { path, wipe: self.wipe }))
+        Ok(Some(NewLog::On { path: full(log)?, wipe: self.wipe }))
     }
 
     fn has_left(&self, client: &Client) -> bool {

@@ -6,6 +6,7 @@ use super::asking::Asking;
 use super::protocol::{Envelope, Reply, Request, send};
 use crate::error::{Context, Error, Result};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
 use serde_json::value::RawValue;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
@@ -43,7 +44,7 @@ pub trait Handler: Send + Sync + 'static {
 /// A listening control socket. It lives until [`Server::stop`].
 pub struct Server {
     thread: thread::JoinHandle<()>,
-    stop: rustix::fd::OwnedFd,
+    stop: OwnedFd,
 }
 
 impl Server {
@@ -77,8 +78,9 @@ impl Server {
     }
 }
 
-fn accept(listener: &UnixListener, stopped: &rustix::fd::OwnedFd, handler: &Arc<dyn Handler>) {
+fn accept(listener: &UnixListener, stopped: &OwnedFd, handler: &Arc<dyn Handler>) {
     let callers = Arc::new(AtomicUsize::new(0));
+    let mut spare = Spare::new(listener);
     // Without room: who gives one away knows that it is served at once.
     let (usual, given) = sync_channel::<Caller>(0);
     let own = Arc::clone(handler);
@@ -97,6 +99,7 @@ fn accept(listener: &UnixListener, stopped: &rustix::fd::OwnedFd, handler: &Arc<
             Ok((stream, _)) => stream,
             Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
             Err(_) => {
+                spare.refuse(listener);
                 // Short of descriptors or memory, it would fail again at once.
                 thread::sleep(PAUSE);
                 continue;
@@ -112,6 +115,30 @@ fn accept(listener: &UnixListener, stopped: &rustix::fd::OwnedFd, handler: &Arc<
             // Without a thread it is closed as well.
             let _ = thread::Builder::new().name(CLIENT.into()).spawn(serve);
         }
+    }
+}
+
+/// A descriptor that is given up for a moment to refuse a client when there is no other.
+struct Spare(Option<UnixListener>);
+
+impl Spare {
+    /// Any descriptor will do.
+    fn new(listener: &UnixListener) -> Self {
+        Self(listener.try_clone().ok())
+    }
+
+    fn refuse(&mut self, listener: &UnixListener) {
+        if self.0.take().is_some()
+            && let Ok((mut stream, _)) = listener.accept()
+        {
+            let full = Error::degraded("the daemon has no file descriptor left")
+                .mend("end connections to it, or raise its limit (`ulimit -n`, LimitNOFILE)");
+            // One who is hung up on while it asks does not hear why.
+            let deadline = Instant::now() + PAUSE;
+            let _ = Asking::hear(&mut stream, deadline);
+            let _ = send(&mut stream, &Envelope::new(Reply::of(Err(full))), deadline + PAUSE);
+        }
+        *self = Self::new(listener);
     }
 }
 
