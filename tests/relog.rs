@@ -109,7 +109,7 @@ fn a_log_that_cannot_be_had_changes_nothing() {
     let used = another(&place, "used");
     let mkfs = Command::new("mkfs.ext4").args(["-q", "-F", &used]).status();
     if mkfs.is_ok_and(|status| status.success()) {
-        refused(&used, 1, &["holds ext4", "--wipe"]);
+        refused(&used, 5, &["holds ext4", "--wipe"]);
     } else {
         println!("skipped: no mkfs.ext4 here");
     }
@@ -144,7 +144,7 @@ fn lost_blocks_are_not_forgotten_with_the_log() {
     assert_eq!(place.connect().read(BLOCK, BLOCK as usize), content(1, 1));
     place.sandbox.ztier(&["down", "vol"]).ok();
     let bare = ["up", "vol", "--backing", &place.backing, "--export", "nbd"];
-    place.sandbox.ztier(&bare).refused(1, &["lacks what its log on"]);
+    place.sandbox.ztier(&bare).refused(5, &["lacks what its log on"]);
     place.sandbox.ztier(&place.up()).ok();
     assert_ne!(lost(), 0);
     place.connect().write(0, &content(0, 2));
@@ -161,7 +161,7 @@ fn a_backing_store_alone_is_a_volume() {
     // It lacks what its log holds.
     place.sandbox.ztier(&["down", "vol"]).ok();
     let bare = ["up", "vol", "--backing", &place.backing, "--export", "nbd"];
-    place.sandbox.ztier(&bare).refused(1, &["lacks what its log on", "--log"]);
+    place.sandbox.ztier(&bare).refused(5, &["lacks what its log on", "--log"]);
     place.sandbox.ztier(&place.up()).ok();
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
     place.sandbox.ztier(&[&bare[..], &["--size", "3G"]].concat()).refused(2, &["leave out size"]);

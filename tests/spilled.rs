@@ -100,17 +100,17 @@ fn what_cannot_be_spilled_to_is_refused_and_untouched() {
     let made = Command::new("mkswap").arg(&path).output().unwrap();
     assert!(made.status.success());
     let before = std::fs::read(&path).unwrap();
-    up(&sandbox, &path, &[]).refused(1, &["holds swap", "--wipe"]);
-    up(&sandbox, &path, &["--dry-run"]).refused(1, &["holds swap", "--wipe"]);
+    up(&sandbox, &path, &[]).refused(5, &["holds swap", "--wipe"]);
+    up(&sandbox, &path, &["--dry-run"]).refused(5, &["holds swap", "--wipe"]);
     assert!(std::fs::read(&path).unwrap() == before);
     up(&sandbox, &path, &["--wipe", "--dry-run"]).ok();
     assert!(std::fs::read(&path).unwrap() == before);
     up(&sandbox, &path, &["--wipe"]).ok();
     let shown = path.to_str().unwrap();
     let other = ["up", "two", "--size", "32M", "--export", "nbd", "--spill", shown];
-    sandbox.ztier(&other).refused(1, &["below is in use"]);
+    sandbox.ztier(&other).refused(4, &["below is in use"]);
     sandbox.kill_both("vol");
-    sandbox.ztier(&other).refused(1, &["holds what volume `vol` spilled", "--wipe"]);
+    sandbox.ztier(&other).refused(5, &["holds what volume `vol` spilled", "--wipe"]);
     up(&sandbox, &path, &[]).ok();
     let slow = sandbox.path().join("slow");
     File::create(&slow).unwrap().set_len(16 << 20).unwrap();
@@ -118,14 +118,14 @@ fn what_cannot_be_spilled_to_is_refused_and_untouched() {
     sandbox.kill("vol");
     let as_log = ["up", "two", "--backing", slow, "--log", shown, "--export", "nbd"];
     let spilled = ["holds what volume `vol` spilled", "--wipe"];
-    sandbox.ztier(&as_log).refused(1, &spilled);
-    sandbox.ztier(&["log", "format", shown, "--backing", slow]).refused(1, &spilled);
+    sandbox.ztier(&as_log).refused(5, &spilled);
+    sandbox.ztier(&["log", "format", shown, "--backing", slow]).refused(5, &spilled);
     sandbox.ztier(&["restart", "vol"]).ok();
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
     // A log that cannot be used here is one all the same.
     sandbox.ztier(&["log", "format", shown, "--backing", slow]).ok();
     File::options().write(true).open(&path).unwrap().set_len(12 << 20).unwrap();
-    up(&sandbox, &path, &["--wipe"]).refused(1, &["is a log of ztier", "another device"]);
+    up(&sandbox, &path, &["--wipe"]).refused(5, &["is a log of ztier", "another device"]);
     File::create(&path).unwrap().set_len(16 << 20).unwrap();
     up(&sandbox, &path, &[]).ok();
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
@@ -170,13 +170,13 @@ fn a_device_in_use_is_refused_and_its_user_named() {
     // --wipe is for what is on a device, not for who has it.
     let refused = |parts: &[&str]| {
         for more in [&["--wipe"][..], &["--wipe", "--dry-run"]] {
-            up(&sandbox, &device.0, more).refused(1, &[&[node], parts].concat());
+            up(&sandbox, &device.0, more).refused(4, &[&[node], parts].concat());
         }
     };
-    up(&sandbox, &path, &["--wipe"]).refused(1, &["below is in use: loop device", node]);
+    up(&sandbox, &path, &["--wipe"]).refused(4, &["below is in use: loop device", node]);
 
     ok(20, "mkfs.ext4", &["-q", "-F", node]);
-    up(&sandbox, &device.0, &[]).refused(1, &["holds ext4", "--wipe"]);
+    up(&sandbox, &device.0, &[]).refused(5, &["holds ext4", "--wipe"]);
     let point = sandbox.path().join("mnt");
     std::fs::create_dir(&point).unwrap();
     let point = point.to_str().unwrap();

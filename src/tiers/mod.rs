@@ -27,6 +27,7 @@ mod spill;
 mod stock;
 mod tending;
 mod waits;
+mod watched;
 
 pub use demote::Unread;
 pub use logged::{Fault, LogHand, Logged};

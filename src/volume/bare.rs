@@ -66,8 +66,10 @@ impl BareVolume {
             .mend("go on with that log, or give it up with `ztier down NAME --discard`"));
         }
         let drive = FileDrive::take(backing, memory.is_inherited())?;
-        match Book::of(state, &drive).load()? {
-            Some(record) if record.dirty => Err(Error::failure(format!(
+        let book = Book::of(state, &drive);
+        book.refuse_beside(backing)?;
+        match book.load()? {
+            Some(record) if record.dirty => Err(Error::would_lose(format!(
                 "{} lacks what its log on {} holds",
                 backing.display(),
                 record.log.display()

@@ -182,11 +182,11 @@ impl SpillDevice {
             // One that cannot be used here, too.
             Ok(_) | Err(_) => {
                 let text = format!("{path} is a log of ztier");
-                return Err(Error::failure(text).mend("give another device"));
+                return Err(Error::would_lose(text).mend("give another device"));
             }
         };
         match found {
-            Some(found) if !self.wipe => Err(Error::failure(format!("{path} holds {found}"))
+            Some(found) if !self.wipe => Err(Error::would_lose(format!("{path} holds {found}"))
                 .mend("give another device, or overwrite this one with --wipe")),
             found => Ok(found),
         }

@@ -12,7 +12,7 @@ use crate::BLOCK_SIZE;
 use crate::cache::Cached;
 use crate::durable::{self, Inspection, Kept, OpenError};
 use crate::error::{Context, Error, Result};
-use crate::media::{Drive, Identity, Memory, Ring, StableId};
+use crate::media::{self, Drive, Identity, Memory, Ring, StableId};
 use crate::stats::{Latencies, LogStats, Stats};
 use crate::store::codec::Algorithm;
 use crate::sync::{Mutex, ready_to_wait};
@@ -44,8 +44,8 @@ pub struct LogOptions {
     pub ram_limit_max: u64,
 }
 
-/// Says what is known of a backing store, as a number; 0: nothing.
-pub type Witness = Box<dyn Fn() -> u64 + Send>;
+/// Says what is known of a backing store.
+pub type Witness = Box<dyn Fn() -> media::Witness + Send>;
 
 /// A block device over a log and a backing store.
 pub struct LogVolume {
@@ -102,13 +102,14 @@ impl LogVolume {
     /// # Errors
     /// The drive fails.
     pub(super) fn open_found(
-        found: Inspection,
+        mut found: Inspection,
         (log, mut backing): (Arc<dyn Drive>, Arc<dyn Drive>),
         options: LogOptions,
         epoch: u64,
         kept: Kept,
     ) -> std::result::Result<Arc<Self>, OpenError> {
         let fitted = options.log.fitted(&found.superblock);
+        found.superblock.at_s = crate::stats::time::now();
         if found.superblock.spent {
             // What went past it is forgotten with that mark, and no flush of the log covers it.
             backing.flush()?;
@@ -160,8 +161,9 @@ impl LogVolume {
     }
 
     /// Says what the superblock has of the backing store's identity: from now on it is kept true.
-    pub(super) fn watch(&self, identity: Identity, id: StableId) {
-        self.logged.watch(identity, id);
+    /// `drive` is the backing store itself.
+    pub(super) fn watch(&self, identity: Identity, id: StableId, drive: Arc<dyn Drive>) {
+        self.logged.watch(identity, id, drive);
     }
 
     /// Keeps this machine's record of the backing store true from now on.
@@ -201,14 +203,21 @@ impl LogVolume {
     pub fn close(&self) -> std::result::Result<(), Fault> {
         let tending = self.tending.lock().take();
         let witness = self.witness.lock().take();
-        let witness = move || witness.as_ref().map_or(0, |witness| witness());
+        let witness = move || witness.as_ref().map(|witness| witness()).unwrap_or_default();
         let closed = tending.map_or(Ok(()), |tending| tending.close(&witness));
         if let Some((book, record)) = self.record.lock().take() {
             let (stats, lost) = self.standing();
-            let now = record.after(&stats, !lost.is_empty());
-            let is_over = stats.clean && lost.is_empty();
-            // What stays is no less safe: it says that the log may hold something.
-            let _ = if is_over { book.settle(&now) } else { book.save(&now) };
+            let mut now = record.after(&stats, !lost.is_empty());
+            now.dirty &= !(stats.clean && lost.is_empty());
+            let core = self.logged.core();
+            if core.is_closed() {
+                // That superblock is durable.
+                let sb = core.superblock();
+                (now.generation, now.at_unix_s) = (sb.generation, sb.at_s);
+            }
+            drop(core);
+            // What stays is no less safe: it says that the log may hold something, and is older.
+            let _ = book.save(&now);
         }
         closed
     }
