@@ -482,3 +482,35 @@ fn what_a_backing_store_lacks_is_known_whatever_way_it_is_given() {
     let whole = ["--backing", disk.path(), "--ram-limit", "0"];
     second(&place, &whole).refused(5, &[disk.path(), "has bytes of", part.path(), "lacks", log]);
 }
+
+/// A volume above another one's device, which is a loop device on a file of its FUSE file system.
+#[test]
+fn a_volume_may_be_above_another_and_lets_go_of_it() {
+    if let Err(why) = ztier::export::fuse::available(true) {
+        println!("skipped: {why}");
+        return;
+    }
+    if lacks_loops(&[]) {
+        return;
+    }
+    let place = Place::new();
+    let name = format!("lower{}", std::process::id());
+    let lower = ["up", &name, "--export", "fuse", "--backing", &place.backing];
+    let device = place.sandbox.ztier(&lower).ok();
+    let device = device.lines().next().unwrap();
+    let up = ["up", "vol", "--export", "nbd", "--backing", device, "--log", &place.log];
+    place.sandbox.ztier(&up).ok();
+    let mut disk = place.connect();
+    disk.write(0, &content(0, 1));
+    disk.flush();
+    drop(disk);
+    // Neither the device nor what is below the volume below it.
+    second(&place, &["--backing", device, "--ram-limit", "0"]).refused(4, &["volume `vol`"]);
+    let named = format!("volume `{name}`");
+    second(&place, &["--backing", &place.backing, "--ram-limit", "0"]).refused(4, &[&named]);
+    let down = place.sandbox.ztier(&["down", &name]);
+    assert!(down.status != 0 && down.err.contains("in use"), "{down:?}");
+    place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
+    place.sandbox.ztier(&["down", &name]).ok();
+    assert_eq!(fs::read(&place.backing).unwrap()[..BLOCK as usize], content(0, 1));
+}

@@ -5,7 +5,7 @@
 
 use super::swaps::Swapped;
 use crate::media::mounts::unescape;
-pub(super) use crate::media::mounts::{MountEntry, SOURCE, mounts, mounts_in};
+pub(super) use crate::media::mounts::{MountEntry, mounts, mounts_in};
 use std::path::{Path, PathBuf};
 
 /// Whether one of our FUSE file systems is what is mounted (last) on `point`.

@@ -276,7 +276,7 @@ fn is_record(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::{Channel, Device, LogOptions, LogVolume, Request};
+    use super::super::{Device, LogOptions, LogVolume, Request};
     use super::*;
     use crate::BLOCK_SIZE;
     use crate::durable::format::{IDENTITY, SUPER, SUPER_AT};
