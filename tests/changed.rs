@@ -1,6 +1,6 @@
-//! A backing store that was used by itself while its log held newer data: noticed by what the kernel
-//! counted, and after another boot or a kill by samples of each superblock, wherever that is. What is
-//! no change is none. And copies of a backing store that take its place.
+//! Backing stores that were used without their log, which had newer data: found by the kernel's
+//! counters, and after a reboot or a kill by samples of each superblock. What is no change is not
+//! refused. And copies that take the place of a backing store.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -104,7 +104,7 @@ impl Inside<'_> {
         ok(60, &program, &["-q", force, self.device().path()]);
     }
 
-    /// Does something in it, mounted by itself.
+    /// Mounts it without ztier, and works there.
     fn mounted(&self, options: &str, point: &Path, work: impl FnOnce(&Path)) {
         let device = self.device();
         fs::create_dir_all(point).unwrap();
@@ -225,7 +225,7 @@ fn a_file_system_that_was_used_by_itself_is_a_change_wherever_it_is() {
         let parts = [&says[..], &["it differs in", name, "--abandon-log"]].concat();
         let text = try_up(&place, &[]).refused(5, &parts);
         println!("{how} {kind}: {text}");
-        // It is the user who decides which of both counts.
+        // The user chooses.
         if how == "gpt" {
             let said = up(&place, &["--accept-changed-backing"]);
             assert!(said.contains("which was changed meanwhile"), "{said}");
@@ -238,7 +238,7 @@ fn a_file_system_that_was_used_by_itself_is_a_change_wherever_it_is() {
     }
 }
 
-/// What a window wrote is known again when it has ended, so that a kill finds it.
+/// Ranges that a window wrote have samples again when it has ended, so they count after a kill.
 #[test]
 fn samples_of_what_was_written_back_count_after_a_kill() {
     if lacks_loops(&["sfdisk", "mkfs.ext4"]) {
@@ -249,7 +249,7 @@ fn samples_of_what_was_written_back_count_after_a_kill() {
     let inside = Inside { file: &place.backing, at, size: 20 * MIB, kind: "ext4" };
     inside.make();
     up_dirty(&place, 1);
-    // All that an identity has samples of is written as it is.
+    // Writes every sampled range with its own content.
     let identity = Identity::decode(&superblock::read(&place.log).identity).unwrap();
     assert!(identity.is_whole());
     let mut disk = place.connect();
@@ -326,7 +326,7 @@ fn one_byte_is_counted_wherever_it_is() {
     file.write_all_at(&[7], 23 * MIB + 77).unwrap();
     up(&place, &[]);
     assert_eq!(place.connect().read(23 * MIB + 77, 1), [7]);
-    // After a kill it is not known, and `docs/durability.md` says so.
+    // After a kill it is not found: see `docs/durability.md`.
     write(&place, 2);
     die(&place);
     file.write_all_at(&[8], 23 * MIB + 77).unwrap();
@@ -335,7 +335,7 @@ fn one_byte_is_counted_wherever_it_is() {
     down(&place);
 }
 
-/// Others may write to other parts of a disk.
+/// Writes to other parts of a disk are no change.
 #[test]
 fn a_neighbour_on_the_disk_changes_nothing() {
     if lacks_loops(&[]) {
@@ -393,7 +393,7 @@ fn a_copy_of_which_no_sample_is_left_may_take_its_place() {
     let large = format!("{}.large", place.backing);
     File::create(&large).unwrap().set_len(32 * MIB).unwrap();
     with(&large, &["--moved"]).refused(5, &["log of another drive", "its size"]);
-    // And nothing that this machine knows may speak against it.
+    // No record may contradict it.
     let other = format!("{}.other", place.log);
     File::create(&other).unwrap().set_len(16 << 20).unwrap();
     let busy = ["up", "two", "--export", "nbd", "--backing", &copy, "--log", &other];
@@ -421,7 +421,7 @@ fn a_copy_of_which_no_sample_is_left_may_take_its_place() {
     assert_eq!(fs::read(&copy).unwrap()[(DIRTY * BLOCK) as usize..][..4096], content(DIRTY, 1));
 }
 
-/// The same by kills in the midst of windows, as they come: `ZTIER_KILLS` says how many.
+/// The same with kills in the midst of windows; `ZTIER_KILLS` sets how many.
 #[test]
 fn a_copy_may_take_the_place_whenever_the_daemon_was_killed() {
     let place = place(16 * MIB);

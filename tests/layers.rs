@@ -1,6 +1,6 @@
-//! A drive in use stays one when it is reached another way: loop devices, partitions of them, other
-//! names and nodes, in any order; for drives and for volumes. And what this machine knows of a
-//! backing store it knows whatever way that is given.
+//! A drive in use is refused by any other path to it: loop devices, partitions, other names and
+//! nodes, in any order, for drives and for volumes. The record of a backing store is found by any
+//! path.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -228,7 +228,7 @@ fn parts_that_are_apart_belong_to_several() {
     drop(mine);
 }
 
-/// What a mount or swap has below a drive is not ours, either.
+/// Mounts and swap on any layer count.
 #[test]
 fn a_mount_or_swap_on_a_layer_is_named() {
     if lacks_loops(&["mkfs.ext4", "mkswap", "swapon", "swapoff"]) {
@@ -368,7 +368,7 @@ fn one_thing_is_not_log_and_backing_store_at_once() {
     place.sandbox.ztier(&["down", "two", "--drain"]).ok();
 }
 
-/// Whichever of two comes first, the other one is refused.
+/// At most one of two comes up.
 #[test]
 fn of_two_that_come_at_once_by_two_ways_one_comes_up() {
     if lacks_loops(&[]) {
@@ -411,7 +411,7 @@ fn of_two_that_come_at_once_by_two_ways_one_comes_up() {
     }
 }
 
-/// Loop devices come and go between two: no order lets both in.
+/// A loop device appears between the two: no order lets both in.
 #[test]
 fn a_file_and_what_comes_above_it_meanwhile_meet_at_its_lock() {
     if lacks_loops(&[]) {

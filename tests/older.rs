@@ -1,6 +1,5 @@
-//! An older state of a log is not put over newer data: copies and snapshots that are put back, in
-//! every state that a log has. And what is no older state is never refused, whenever the daemon
-//! was killed.
+//! Older copies and snapshots of a log are refused, in each state that a log has. A log that is not
+//! older is never refused, whenever its daemon is killed.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -88,9 +87,9 @@ fn a_copy_from_before_a_drain_is_not_put_over_what_was_written_since() {
     copy(&old, &place.log);
     let says = [OLDER, "than this machine has seen (of 20", "was brought to", "log format --force"];
     refused(&place, &[], &says);
-    // Nor at a word that means something else.
+    // Other flags do not accept it.
     refused(&place, &["--accept-changed-backing", "--moved", "--accept-loss"], &[OLDER]);
-    // As a log of another name it is no other.
+    // The name does not matter.
     let other = format!("{}.other", place.log);
     copy(&old, &other);
     let args: Vec<_> = with(&place, &[])
@@ -98,12 +97,12 @@ fn a_copy_from_before_a_drain_is_not_put_over_what_was_written_since() {
         .map(|arg| if arg == place.log { &other } else { arg })
         .collect();
     place.sandbox.ztier(&args).refused(5, &[&other, OLDER]);
-    // Nor for a volume that is up.
+    // A volume that is up refuses it as well.
     place.sandbox.ztier(&bare).ok();
     place.sandbox.ztier(&["restart", "vol", "--log", &place.log]).refused(5, &["holds data"]);
     check(&place, 2);
     down(&place, &[]);
-    // What the message says to do loses nothing.
+    // The step that the message gives loses nothing.
     let format = ["log", "format", &place.log, "--backing", &place.backing, "--force"];
     place.sandbox.ztier(&format).ok();
     up(&place, &[]);
@@ -135,7 +134,7 @@ fn a_copy_from_before_more_was_written_is_not_the_log() {
     up(&place, &[]);
     check(&place, 2);
     down(&place, &[]);
-    // The older one at a word; then it is the newer one that must not come back.
+    // With the flag the older one is accepted. From then on the newer ones are refused.
     let newest = format!("{}.newest", place.log);
     copy(&place.log, &newest);
     copy(&old, &place.log);
@@ -191,7 +190,7 @@ fn a_copy_from_a_volume_at_work_is_an_older_state_as_well() {
     place.sandbox.kill_both("vol");
     place.sandbox.ztier(&["down", "vol", "--discard"]).ok();
     copy(&place.log, &dead);
-    // Nobody has gone on since.
+    // The volume has not come up since.
     copy(&hot, &place.log);
     up(&place, &[]);
     check(&place, 1);
@@ -268,8 +267,7 @@ fn a_log_may_move() {
     down(&place, &["--drain"]);
 }
 
-/// Both drives were put back to the state of one moment: nothing is wrong with them, and only the
-/// user can know.
+/// Both drives were put back to one moment. They are consistent, which only the user can know.
 #[test]
 fn a_pair_that_was_put_back_goes_on_at_a_word() {
     let place = Place::new();
@@ -285,7 +283,7 @@ fn a_pair_that_was_put_back_goes_on_at_a_word() {
     refused(&place, &[], &[OLDER, "only if", "was put back to that state, too"]);
     let said = place.sandbox.ztier(&with(&place, &["--accept-older-log"]));
     if said.err.contains("the kernel counted changes") {
-        // Whoever put it back has written to it.
+        // Putting it back was a write.
         up(&place, &["--accept-older-log", "--accept-changed-backing"]);
     } else {
         said.ok();
@@ -328,7 +326,7 @@ fn a_copy_of_both_drives_makes_neither_older() {
     place.sandbox.ztier(&["down", "three"]).ok();
 }
 
-/// What this machine does not know it cannot refuse: `docs/durability.md` says so.
+/// A machine without a record cannot refuse: see `docs/durability.md`.
 #[test]
 fn where_nothing_is_known_a_log_is_what_it_says() {
     let place = Place::new();
@@ -366,8 +364,8 @@ fn a_word_for_what_is_not_so_is_refused() {
     place.sandbox.ztier(&bare).refused(2, &["is for a volume with a log"]);
 }
 
-/// Whenever a daemon is killed: coming up, at work, draining, going down, or replaced. `ZTIER_KILLS`
-/// says how often.
+/// The daemon is killed while it comes up, works, drains, goes down or is replaced. `ZTIER_KILLS`
+/// sets how often.
 #[test]
 fn no_kill_makes_a_log_older_than_it_is() {
     let place = Place::new();
@@ -387,7 +385,7 @@ fn no_kill_makes_a_log_older_than_it_is() {
             _ => spawn(&["restart", "vol"]),
         };
         std::thread::sleep(Duration::from_micros(round * 3711 % 60_000));
-        // Whoever is left of daemons and keepers.
+        // Daemon and keeper, also the next ones.
         kill_all(&place);
         support::sandbox::wait(&mut command);
         kill_all(&place);

@@ -201,10 +201,10 @@ pub struct Superblock {
     pub written: Tail,
     /// Copies in segments before this count for nothing: the backing store may have changed since.
     pub void: u64,
-    /// When a superblock was written last, in seconds since 1970; 0 when nobody knows.
+    /// When a superblock was written last, in seconds since 1970; 0: unknown.
     pub at_s: u64,
-    /// What was known of the backing store when the log was closed, by which it is known whether
-    /// somebody has written to it since; nothing while a volume is at work.
+    /// The change counters of the backing store when the log was closed; zeros while a volume is at
+    /// work.
     pub witness: Witness,
     /// There may be copies from `written` on.
     pub copies: bool,

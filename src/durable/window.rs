@@ -736,7 +736,7 @@ impl Core {
         self.write_superblock(After::Close);
     }
 
-    /// Notes what identifies the backing store durably; the next superblock has it.
+    /// Notes what identifies the backing store, for the next superblock that is written.
     pub fn note_identity(&mut self, identity: [u8; IDENTITY]) {
         self.sb.identity = identity;
     }

@@ -1,15 +1,15 @@
-//! What a drive lies on is claimed with it, where the kernel does not see to that by itself.
+//! Claims on the layers below a drive, where the kernel makes none.
 //!
-//! Invariants: whoever has a drive has, until it is dropped or the process ends, every file below
-//! it locked, in the bytes that the drive can reach, and every block device that a loop device
-//! shows opened by `O_EXCL`. So two that mean to have the same bytes meet at the lowest layer that
-//! they share, whatever way each of them came, and in whatever order: one of them is refused. Locks
-//! are on inodes: names, links, and other mounts of the file system do not matter.
+//! Invariants: as long as a drive is open, each file below it is locked, in the bytes that the
+//! drive can reach, and each block device below a loop device is open with `O_EXCL`. Two openers of
+//! the same bytes meet at the lowest layer that they share, by any path and in any order, and one
+//! of them is refused. Locks are on inodes: names, links and other mounts do not matter. Locks and
+//! claims end with the process.
 //!
-//! Not known are: files that are seen through two file systems at once (an overlay and its upper
-//! directory, two network clients), and parts of a device that is made of several (two tables of
-//! the device mapper over the same sectors). A file whose name leads elsewhere by now, or is in
-//! another mount namespace, cannot be locked; there a lock that is seen in `/proc` counts.
+//! Not detected: a file that is reached through two file systems (an overlay and its upper
+//! directory, two network clients), and overlapping parts of a stacked device (two device-mapper
+//! tables over the same sectors). A file whose path leads elsewhere by now, or is in another mount
+//! namespace, cannot be locked; for it, locks that `/proc` shows count.
 
 use super::file_drive::Access;
 use super::holder;
@@ -23,23 +23,22 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-/// Block devices that this process has because drives of it lie on them: several may, each on a
-/// part of its own.
+/// Block devices below drives of this process. Several drives may lie on separate parts of one.
 static DEVICES: Mutex<Vec<(u64, Weak<OwnedFd>)>> = Mutex::new(Vec::new());
 
-/// What keeps others from what a drive lies on; dropping it lets go.
+/// Claims on the layers below a drive, released on drop.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     _files: Vec<OwnedFd>,
     _devices: Vec<Arc<OwnedFd>>,
 }
 
-/// Something below a drive, or the drive itself, is in use.
+/// A drive, or a layer below it, is in use.
 #[derive(Debug, Default)]
 pub(super) struct Busy {
-    /// What, if it is not the drive itself.
+    /// The layer; `None` for the drive itself.
     pub below: Option<PathBuf>,
-    /// By what: see [`holder`]. `None`: nobody can tell.
+    /// The holder in words, as [`holder`] gives it; `None` if it is not visible.
     pub holder: Option<String>,
 }
 
@@ -55,10 +54,10 @@ impl Busy {
 }
 
 impl Claims {
-    /// Claims what lies below the first of the layers, which the caller has.
+    /// Claims all layers but the first one, which the caller has opened.
     ///
     /// # Errors
-    /// Somebody else has bytes of it, or a loop device that is none of the layers shows some.
+    /// Bytes of a layer are claimed already, or a loop device outside of the layers shows some.
     pub fn below(layers: &[Layer], access: Access) -> Result<Self, Busy> {
         let (mut claims, mounts) = (Self::default(), mounts());
         for layer in layers.iter().skip(1) {
@@ -69,7 +68,7 @@ impl Claims {
                 (Base::Disk(_), Some(number)) if layer.shown => {
                     claims._devices.extend(claim_device(layer, number)?);
                 }
-                // The kernel has what is above a device claim it.
+                // The kernel claims it for the device above.
                 (Base::Disk(_), _) => {}
             }
         }
@@ -77,7 +76,7 @@ impl Claims {
     }
 }
 
-/// Whether a loop device that is none of the layers shows bytes of them.
+/// Whether a loop device outside of the layers shows bytes of them.
 pub(super) fn elsewhere(layers: &[Layer]) -> Option<Busy> {
     let (number, node, layer) = Tree::of_machine().shown_elsewhere(layers)?;
     let mut holder = format!("loop device {}", node.display());
@@ -88,16 +87,16 @@ pub(super) fn elsewhere(layers: &[Layer]) -> Option<Busy> {
     Some(if itself { Busy::itself(Some(holder)) } else { Busy::of(layer, Some(holder)) })
 }
 
-/// Locks the bytes of a file that a loop device shows; `None` if that cannot be done, and nobody is
-/// seen to have them.
+/// Locks the bytes of a file below a loop device; `None` if it cannot be locked and `/proc` shows
+/// no lock on them.
 fn lock_below(
     layer: &Layer,
     access: Access,
     mounts: &[MountEntry],
 ) -> Result<Option<OwnedFd>, Busy> {
     let Base::File(device, inode) = layer.base else { return Ok(None) };
-    // The file of a volume of ours: only its own loop device shows it, and its daemon looks for
-    // whoever has it open.
+    // The FUSE file of another volume: only its own loop device shows it, and an open descriptor
+    // would keep its daemon from unmounting.
     if mount_of(mounts, &layer.name).is_some_and(MountEntry::is_ours) {
         return Ok(None);
     }
@@ -111,7 +110,7 @@ fn lock_below(
         Some(Err(Errno::TXTBSY)) => {
             return Err(Busy::of(layer, holder::of_file(&layer.name, inode, &layer.bytes)));
         }
-        // Whoever may not write it can at least be told from those who do.
+        // A read lock still conflicts with writers.
         _ => open(OFlags::RDONLY).map(|file| (file, false)),
     };
     let is_it = |file: &OwnedFd| {
@@ -124,7 +123,7 @@ fn lock_below(
                 Err(Errno::AGAIN | Errno::ACCESS) => {
                     Err(Busy::of(layer, holder::of_file(&layer.name, inode, &layer.bytes)))
                 }
-                // A file system without locks.
+                // The file system has no locks.
                 Err(_) => Ok(None),
             }
         }
@@ -135,8 +134,8 @@ fn lock_below(
     }
 }
 
-/// Claims a device that a loop device shows. Where others may have other parts of it, only looks
-/// whether anybody has all of it.
+/// Claims a device below a loop device. A shared one is only probed: it must not be claimed as a
+/// whole.
 fn claim_device(layer: &Layer, number: u64) -> Result<Option<Arc<OwnedFd>>, Busy> {
     let mut devices = DEVICES.lock();
     devices.retain(|(_, held)| held.strong_count() > 0);
@@ -155,7 +154,7 @@ fn claim_device(layer: &Layer, number: u64) -> Result<Option<Arc<OwnedFd>>, Busy
             Ok(Some(node))
         }
         Err(Errno::BUSY) => Err(Busy::of(layer, holder::of_device(number))),
-        // No node of it is here.
+        // This mount namespace has no node of it.
         _ => Ok(None),
     }
 }
@@ -164,8 +163,8 @@ fn is_device(node: &OwnedFd, number: u64) -> bool {
     rustix::fs::fstat(node).is_ok_and(|stat| stat.st_rdev == number)
 }
 
-/// A lock on bytes of a file, held by its open description: on writing or on reading. On all of a
-/// file it also conflicts with the locks that virtual machines take on their images.
+/// Locks bytes of a file for its open description, for writing or for reading. A lock on the whole
+/// file also conflicts with the locks of virtual machines on their images.
 pub(super) fn lock(fd: BorrowedFd<'_>, writes: bool, bytes: &Range<u64>) -> rustix::io::Result<()> {
     let kind = if writes { libc::F_WRLCK } else { libc::F_RDLCK };
     // A length of 0 is up to the end, wherever that will be.

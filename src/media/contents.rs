@@ -1,38 +1,37 @@
-//! Where on a drive superblocks are: of partitions, logical volumes, what is encrypted or mirrored,
-//! and file systems that begin at a round place. Whoever uses one of these by itself changes bytes
-//! there: mount counts and times, generations, sequence numbers.
+//! Finds the superblocks on a drive: of partitions, logical volumes, encrypted and mirrored data,
+//! and file systems at round offsets. A mount for writing changes them: mount counts and times,
+//! generations, sequence numbers.
 //!
-//! Invariants: the drive is only read, at most [`REGIONS`] places of it are named and a few blocks
-//! read for each; what cannot be read or makes no sense names nothing; no length or place that the
-//! drive's content gives is believed beyond the drive's size.
+//! Invariants: the drive is only read; at most [`REGIONS`] places are found, with a few blocks read
+//! for each; unreadable or senseless bytes yield no place; offsets and lengths from the drive's
+//! content are clipped to the drive's size.
 //!
-//! Read by our own code and not by a library: only places are wanted, of tables that `gpt`,
-//! `mbrman` or `lvm` bindings would each give in part, from a drive that may hold anything; and not
-//! by `blkid`, which knows no logical volumes, because it is done whenever a window has ended.
+//! Our own parser: only offsets are needed, from tables that `gpt`, `mbrman` and bindings to LVM
+//! cover in part each, on a drive that may hold any bytes. `blkid` knows no logical volumes, and
+//! this runs after every window of writeback.
 
 use super::drive::{ALIGN, Drive};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Places that are named at most.
+/// Most places in an identity.
 pub(super) const REGIONS: usize = 47;
-/// Tables within tables that are followed.
+/// Levels of nested tables.
 const DEEP: u32 = 4;
-/// Bytes of a region's two pieces, and where the second one begins: what is known of begins in the
-/// first two blocks, or at 64 KiB (btrfs).
+/// The two pieces of a place, in bytes from its start: known superblocks are in the first two
+/// blocks, that of btrfs is at 64 KiB.
 const PIECES: [Range<u64>; 2] = [0..8192, 65_536..69_632];
-/// Bytes of a backup of a partition table: its entries and its header.
+/// Bytes of a backup GPT: entries and header.
 const TABLE: u64 = 20 << 10;
-/// Partitions that are looked at, in one table.
+/// Most partitions of one table.
 const ENTRIES: u64 = 256;
-/// Where a file system may begin without a table: behind the 63 sectors of old partitions, and at
-/// powers of two.
+/// Offsets at which a file system may begin without a table: 63 sectors, and powers of two.
 const ODD_START: u64 = 63 * 512;
 const ROUND_STARTS: Range<u32> = 15..42;
 /// The longest metadata of LVM that is read, in bytes.
 const TEXT_MAX: u64 = 1 << 20;
 
-/// What begins at a place. The numbers are stored.
+/// The content that begins at a place. The numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -40,11 +39,11 @@ pub(super) enum Kind {
     Partition = 1,
     /// A logical volume of LVM.
     Logical = 2,
-    /// What LUKS encrypts.
+    /// The data area of LUKS.
     Encrypted = 3,
     /// The data of a RAID 1.
     Mirrored = 4,
-    /// A file system that no table names.
+    /// A file system outside of any table.
     Lone = 5,
     /// The second copy of a GPT.
     Table = 6,
@@ -58,12 +57,12 @@ impl Kind {
         all.into_iter().find(|kind| *kind as u8 == number)
     }
 
-    /// What it is called, in words.
+    /// The name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Partition => "the superblock of the partition",
             Self::Logical => "the superblock of the logical volume",
-            Self::Encrypted => "what is encrypted",
+            Self::Encrypted => "the encrypted data",
             Self::Mirrored => "the superblock on the RAID 1",
             Self::Lone => "the superblock of the file system",
             Self::Table => "the second copy of the partition table",
@@ -80,7 +79,7 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// What is compared of it, in bytes of a drive of `size` bytes.
+    /// The ranges, in bytes, that are compared on a drive of `size` bytes.
     pub fn pieces(&self, size: u64) -> impl Iterator<Item = Range<u64>> + use<> {
         let pieces = if self.kind == Kind::Table { [0..TABLE, 0..0] } else { PIECES };
         let start = self.sector.saturating_mul(512);
@@ -91,7 +90,7 @@ impl Region {
     }
 }
 
-/// Any bytes of a drive; `None` where that cannot be read.
+/// Reads any bytes of a drive; `None` if it fails.
 pub(super) fn bytes(drive: &dyn Drive, range: Range<u64>) -> Option<Vec<u8>> {
     if range.start > range.end || range.end > drive.size() {
         return None;
@@ -103,8 +102,8 @@ pub(super) fn bytes(drive: &dyn Drive, range: Range<u64>) -> Option<Vec<u8>> {
     Some(whole[(range.start - from) as usize..(range.end - from) as usize].to_vec())
 }
 
-/// The places on a drive, the outer ones first: those that are `known` to begin without a table,
-/// or, if that was not looked for yet, all of them.
+/// The places on a drive, outer ones first. File systems outside of tables are searched for, or
+/// taken from `known`.
 pub(super) fn regions(drive: &dyn Drive, known: Option<&[Region]>) -> Vec<Region> {
     let mut search = Search { drive, found: Vec::new(), next: VecDeque::new() };
     let size = drive.size();
@@ -113,7 +112,7 @@ pub(super) fn regions(drive: &dyn Drive, known: Option<&[Region]>) -> Vec<Region
         None => search.look_at_round_places(),
         Some(known) => {
             for region in known.iter().filter(|region| region.kind == Kind::Lone) {
-                search.name(Kind::Lone, region.sector * 512, size, (&(0..size), 0));
+                search.add(Kind::Lone, region.sector * 512, size, (&(0..size), 0));
             }
         }
     }
@@ -126,13 +125,13 @@ pub(super) fn regions(drive: &dyn Drive, known: Option<&[Region]>) -> Vec<Region
 struct Search<'a> {
     drive: &'a dyn Drive,
     found: Vec<Region>,
-    /// Where to look for more: from which byte, how many, how deep.
+    /// Ranges to search: first byte, length, depth.
     next: VecDeque<(u64, u64, u32)>,
 }
 
 impl Search<'_> {
-    /// Names what begins at byte `at`, and has `len` bytes within those of `within`.
-    fn name(&mut self, kind: Kind, at: u64, len: u64, (within, depth): (&Range<u64>, u32)) {
+    /// Adds the place at byte `at`, with `len` bytes, if it is inside of `within`.
+    fn add(&mut self, kind: Kind, at: u64, len: u64, (within, depth): (&Range<u64>, u32)) {
         let region = Region { sector: at / 512, kind };
         let fits = at > within.start && at < within.end && at.is_multiple_of(512);
         let known = self.found.iter().any(|r| r.sector == region.sector);
@@ -145,7 +144,7 @@ impl Search<'_> {
         }
     }
 
-    /// Looks for what is known in `len` bytes from `at` on.
+    /// Searches `len` bytes from `at` on for tables and headers.
     fn look(&mut self, at: u64, len: u64, depth: u32) {
         let within = at..at.saturating_add(len).min(self.drive.size());
         let Some(head) = bytes(self.drive, at..within.end.min(at + 8192)) else { return };
@@ -166,7 +165,7 @@ impl Search<'_> {
             let far = at + PIECES[1].start;
             let far = bytes(self.drive, far.min(size)..(far + 4096).min(size)).unwrap_or_default();
             if is_known(&head, &far) {
-                self.name(Kind::Lone, at, size - at, (&(0..size), 0));
+                self.add(Kind::Lone, at, size - at, (&(0..size), 0));
             }
         }
     }
@@ -189,7 +188,7 @@ impl Search<'_> {
         let other = bytes(self.drive, other..other.saturating_add(sector));
         if let Some(other) = other.filter(|other| is_gpt(Some(other))) {
             let entries = within.start.saturating_add(le8(&other, 72).saturating_mul(sector));
-            self.name(Kind::Table, entries, TABLE, place);
+            self.add(Kind::Table, entries, TABLE, place);
         }
         true
     }
@@ -207,11 +206,11 @@ impl Search<'_> {
             let (first, last) = (le8(entry, 32), le8(entry, 40));
             let len = last.saturating_sub(first).saturating_add(1).saturating_mul(sector);
             let at = start.saturating_add(first.saturating_mul(sector));
-            self.name(Kind::Partition, at, len, place);
+            self.add(Kind::Partition, at, len, place);
         }
     }
 
-    /// Partitions of an MBR, whose sectors may be of 512 bytes or of 4096.
+    /// Partitions of an MBR, with sectors of 512 and of 4096 bytes.
     fn mbr(&mut self, head: &[u8], place: (&Range<u64>, u32)) {
         let start = place.0.start;
         for (kind, first, count) in mbr_entries(head) {
@@ -220,7 +219,7 @@ impl Search<'_> {
                 if [0x05, 0x0f, 0x85].contains(&kind) {
                     self.extended(at, sector, place);
                 } else {
-                    self.name(Kind::Partition, at, count.saturating_mul(sector), place);
+                    self.add(Kind::Partition, at, count.saturating_mul(sector), place);
                 }
             }
         }
@@ -234,7 +233,7 @@ impl Search<'_> {
             let mut entries = mbr_entries(&head);
             if let Some((_, first, count)) = entries.next() {
                 let from = at.saturating_add(first.saturating_mul(sector));
-                self.name(Kind::Partition, from, count.saturating_mul(sector), place);
+                self.add(Kind::Partition, from, count.saturating_mul(sector), place);
             }
             match entries.next() {
                 Some((_, first, _)) => at = base.saturating_add(first.saturating_mul(sector)),
@@ -254,11 +253,11 @@ impl Search<'_> {
             _ => None,
         };
         if let Some(offset) = offset {
-            self.name(Kind::Encrypted, start.saturating_add(offset), u64::MAX, place);
+            self.add(Kind::Encrypted, start.saturating_add(offset), u64::MAX, place);
         }
     }
 
-    /// Where the first segment of a LUKS 2 begins, as its JSON says.
+    /// The offset of the first segment in the JSON of LUKS 2.
     fn luks2_offset(&self, start: u64, header: u64) -> Option<u64> {
         let end = start.checked_add(header.min(4 << 20))?;
         let text = bytes(self.drive, start.checked_add(4096)?..end)?;
@@ -274,7 +273,7 @@ impl Search<'_> {
             let Some(sb) = head.get(at..at + 256) else { continue };
             if le4(sb, 0) == 0xa92b_4efc && le4(sb, 72) == 1 {
                 let offset = le8(sb, 128).saturating_mul(512);
-                self.name(Kind::Mirrored, place.0.start.saturating_add(offset), u64::MAX, place);
+                self.add(Kind::Mirrored, place.0.start.saturating_add(offset), u64::MAX, place);
             }
         }
     }
@@ -293,7 +292,7 @@ impl Search<'_> {
         let Some(text) = self.lvm_text(area) else { return };
         for sector in logical_volumes(&text, &uuid) {
             let at = start.saturating_add(sector.saturating_mul(512));
-            self.name(Kind::Logical, at, u64::MAX, place);
+            self.add(Kind::Logical, at, u64::MAX, place);
         }
     }
 
@@ -313,8 +312,7 @@ impl Search<'_> {
     }
 }
 
-/// Where the logical volumes of a text of LVM begin on the physical volume with this id, in
-/// sectors.
+/// The first sectors of the logical volumes in a text of LVM, on the physical volume with this id.
 fn logical_volumes(text: &str, uuid: &str) -> Vec<u64> {
     let (mut names, mut own, mut found) = (Vec::new(), None, Vec::new());
     let (mut extent, mut base, mut is_first) = (0u64, 0u64, false);
@@ -345,7 +343,7 @@ fn logical_volumes(text: &str, uuid: &str) -> Vec<u64> {
     found
 }
 
-/// Whether something known begins there; `far`: what is 64 KiB behind.
+/// Whether `head` is the start of known content; `far` is 64 KiB behind it.
 fn is_known(head: &[u8], far: &[u8]) -> bool {
     let at = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
     let ext = at(1080, &[0x53, 0xef]) && le4(head, 1024 + 24) <= 6;
@@ -678,7 +676,7 @@ stripes = [
             drive.put(at + 65_536 + 64, b"_BHRfS_M");
             assert!(drive.all(Kind::Lone).contains(&(at as u64)), "btrfs at {at}");
         }
-        // What was found once is looked at again where it is, and nowhere else.
+        // A later search keeps those that are known, and looks for no others.
         let mut drive = Image::new(64);
         drive.put(MIB, b"XFSB");
         let known = regions(&drive, None);

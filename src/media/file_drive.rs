@@ -3,7 +3,7 @@
 //! Invariants:
 //! - what was opened as [`Access::Exclusive`] is ours until it is dropped: a block device by
 //!   `O_EXCL`, which the kernel holds against mounts, swap and other claims; a file by a lock on
-//!   its open description, which ends with the process however that ends; what they lie on by
+//!   its open description, which ends with the process however that ends; the layers below by
 //!   [`super::claims`];
 //! - nothing outside of [`Drive::size`] is touched, so a file never grows;
 //! - I/O goes past the page cache wherever the file system can ([`FileDrive::is_direct`]); where it
@@ -79,7 +79,7 @@ enum Node {
 
 /// Why an attempt to open did not go well.
 enum Failure {
-    /// Somebody has it, or what it lies on.
+    /// It, or a layer below it, is in use.
     Busy(Busy),
     Other(Error),
 }
@@ -106,7 +106,7 @@ pub struct FileDrive {
     size: u64,
     direct: bool,
     flushes: Flushes,
-    /// Itself, and what it lies on.
+    /// Itself, and the layers below it.
     layers: Vec<Layer>,
     _claims: Claims,
 }
@@ -223,12 +223,12 @@ impl FileDrive {
         format!("/proc/self/fd/{}", self.fd.as_raw_fd())
     }
 
-    /// Itself, and what it lies on, from top to bottom.
+    /// Itself, and the layers below it, from top to bottom.
     pub(super) fn layers(&self) -> &[Layer] {
         &self.layers
     }
 
-    /// Makes it ours, with what it lies on; a block device itself already is, by `O_EXCL`.
+    /// Claims the drive and the layers below it; `O_EXCL` has claimed a block device already.
     fn claim(&mut self) -> Result<(), Failure> {
         match self.node {
             Node::File => self.lock_file()?,
@@ -488,7 +488,7 @@ pub(super) fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV)
 }
 
-/// What both drives lie on, if they have bytes in common; nothing that cannot be looked at.
+/// The layer in which both drives have bytes in common, if they have any and exist.
 pub fn common_layer(one: &Path, other: &Path) -> Option<PathBuf> {
     let layers = |path: &Path| {
         let stat = rustix::fs::stat(path).ok()?;
@@ -506,7 +506,7 @@ fn layers_of(node: Node, stat: &Stat, name: &Path) -> Vec<Layer> {
     }
 }
 
-/// What the kernel calls an open file now; else what it was opened by.
+/// The present name of an open file, or else the one that it was opened by.
 fn name_of(fd: &OwnedFd, path: &Path) -> PathBuf {
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     std::fs::read_link(link).unwrap_or_else(|_| path.into())

@@ -1,5 +1,5 @@
-//! Who keeps a drive from being opened: a mount, swap, a stacked device, a volume, a process. For
-//! error texts.
+//! The holder that keeps a drive from being opened: a mount, swap, a stacked device, a volume, a
+//! process. For error texts.
 //!
 //! Invariant: only `/proc`, `/sys` and device nodes are looked at, so that a dead file server can't
 //! stop the search. Best effort: other users' processes and other mount namespaces may stay unseen.
@@ -32,7 +32,7 @@ pub(super) fn of_device(number: u64) -> Option<String> {
     })
 }
 
-/// What holds bytes of a regular file, whose canonical name `file` is: swap, or a process.
+/// The holder of bytes of a regular file with the canonical name `file`: swap, or a process.
 pub(super) fn of_file(file: &Path, inode: u64, bytes: &Range<u64>) -> Option<String> {
     if is_swap(file) {
         return Some("swap".to_owned());
@@ -46,7 +46,7 @@ pub(super) fn is_swap(file: &Path) -> bool {
     swaps().iter().any(|s| s == file)
 }
 
-/// Who has a lock on bytes of a file, by whatever name he opened it.
+/// The process that has a lock on bytes of a file, under any name of it.
 pub(super) fn lock_on(file: &Path, inode: u64, bytes: &Range<u64>) -> Option<String> {
     let mounts = mounts();
     let (major, minor) = mount_of(&mounts, file)?.device;
@@ -63,7 +63,7 @@ pub(super) fn lock_on(file: &Path, inode: u64, bytes: &Range<u64>) -> Option<Str
     other.into_iter().next().or_else(twice)
 }
 
-/// What is said of a drive that this very process has already.
+/// The holder if that is this process.
 const TWICE: &str = "given twice to this command";
 
 /// Whether a line of `fdinfo` is a lock on bytes there: `lock: 1: OFDLCK ADVISORY WRITE -1
@@ -98,7 +98,7 @@ fn claim_on(number: u64, mounts: &[MountEntry]) -> Option<String> {
     }
     let mut disks = entries(Path::new("/sys/block"));
     let above = disks.find(|d| sysfs::loop_file(d).is_some_and(|f| f == node))?;
-    // What is above that is what counts.
+    // The user of that loop device says more.
     let further = sysfs::number_in(&above).and_then(of_device);
     further.or_else(|| Some(format!("loop device {}", sysfs::node_of(&above).display())))
 }

@@ -1,4 +1,4 @@
-//! What tells one backing drive from another, and from itself after somebody else wrote to it.
+//! Tells one backing drive from another, and from itself after a write by another program.
 //!
 //! An identity is the drive's own id, its size, and checksums of samples of its content. Eight are
 //! where they are on every drive: the first 128 KiB in four parts, where file systems keep their
@@ -13,10 +13,9 @@
 //!   what it does not understand, it refuses;
 //! - a sample that is not known on both sides is not compared.
 //!
-//! The samples are of the drive as it is. Whoever writes to a drive whose identity is stored calls
-//! [`Identity::forget`] for what it may have written before it writes, and [`Identity::renewed`]
-//! when that is on the drive. The superblocks have samples of their own, so that little is
-//! forgotten with them.
+//! The samples are of the drive as it is. Before ztier writes to a drive whose identity is stored,
+//! it calls [`Identity::forget`] for the range, and when the data is durable,
+//! [`Identity::renewed`]. Superblocks have samples of their own, so a write to one drops little.
 
 use super::buffer::Buffer;
 use super::contents::{self, Kind, REGIONS, Region};
@@ -75,7 +74,7 @@ pub enum Match {
         /// Samples that were compared; 0: only the size was.
         compared: usize,
     },
-    /// It is the same one, and somebody has written to it.
+    /// It is the same one, and another program has written to it.
     Changed {
         /// What is different, in words: `the end and its size (4096 bytes then, 8192 now)`.
         what: String,
@@ -104,8 +103,7 @@ impl Identity {
         Self { kind, id, size, sums: [None; SAMPLES], regions }.measured(drive)
     }
 
-    /// The same of a drive that is to be compared with this one: its samples are where this one's
-    /// are.
+    /// The identity of a drive with samples at the places of this one, to be compared with it.
     ///
     /// # Errors
     /// As [`Identity::of`].
@@ -115,8 +113,7 @@ impl Identity {
         Self { kind, id, size, sums: [None; SAMPLES], regions }.measured(drive)
     }
 
-    /// This identity with the samples of what was forgotten, and of superblocks that are new, as
-    /// the drive has them now.
+    /// This identity, with forgotten samples and new superblocks read from the drive.
     ///
     /// # Errors
     /// As [`Identity::of`].
@@ -128,7 +125,7 @@ impl Identity {
         Self { regions: regions.collect(), ..self.clone() }.measured(drive)
     }
 
-    /// With the samples that are not known, as the drive has them.
+    /// Reads the samples that are not known.
     fn measured(mut self, drive: &dyn Drive) -> Result<Self, DriveError> {
         let (mut buffer, mut unread) = (Buffer::new(64 << 10), None);
         for (sum, range) in self.sums.iter_mut().zip(Self::samples(self.size)) {
@@ -150,8 +147,7 @@ impl Identity {
         }
     }
 
-    /// The ranges, in bytes, of which a drive of `size` bytes always gives samples; `None` for
-    /// those that it is too small for.
+    /// The fixed ranges, in bytes, on a drive of `size` bytes; `None` where it is too small.
     fn samples(size: u64) -> [Option<Range<u64>>; SAMPLES] {
         let head = |from: u64, to: u64| (from < size).then(|| from..to.min(size));
         let inner = |quarters: u64| {
@@ -201,8 +197,8 @@ impl Identity {
         }
     }
 
-    /// How the drive with the identity `now` compares with this one, stored earlier. What `now` has
-    /// no sample of, because it was not made [`alike`](Self::alike), is not compared.
+    /// How the drive with the identity `now` compares with this one, stored earlier. A place at
+    /// which `now` has no sample, because it was not made [`alike`](Self::alike), does not count.
     pub fn compare(&self, now: &Self) -> Match {
         let (mut different, mut compared) = (Vec::new(), 0);
         if self.size == now.size {

@@ -1,16 +1,14 @@
-//! What a drive lies on: the disk of a partition, the file or device behind a loop device, the
-//! devices below one of the device mapper or of RAID; and which other loop device shows a part of
-//! the same.
+//! The layers below a drive: the disk of a partition, the file or device behind a loop device, the
+//! members of a device-mapper or RAID device; and other loop devices that show the same bytes.
 //!
-//! The kernel lets nobody have a disk and its partitions, or a device and what the device mapper or
-//! RAID made of it, at the same time. A loop device claims nothing of what it shows. So it is below
-//! loop devices that a drive in use could be had a second time, and [`super::claims`] claims there
-//! what is found here.
+//! The kernel excludes a disk from its partitions, and a member from the device above it. A loop
+//! device claims nothing of its backing file. So the same bytes could be opened twice below loop
+//! devices, and [`super::claims`] claims the layers that this module finds there.
 //!
-//! Invariants: nothing is written or claimed here. Each layer has the range of bytes that the drive
-//! can reach; below a device that is made of several (`slaves`) that is all of each, `shared`,
-//! because others may have other parts of it. No file system is asked for anything but the ones
-//! that the drive itself needs, and local ones, so that a dead server can't stop the search.
+//! Invariants: this module writes nothing and claims nothing. Each layer has the range of bytes
+//! that the drive can reach. Below a stacked device (`slaves`) that is all of each member, marked
+//! `shared`, because sibling devices use other parts of it. Only file systems are asked that the
+//! drive itself needs, and local ones: a dead file server cannot stop the search.
 
 use super::loops::LoopInfo;
 use super::mounts::{MountEntry, mount_of, mounts};
@@ -21,11 +19,11 @@ use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// More layers than any drive has; a tree that is no tree ends there.
+/// More layers than any drive has; ends the search in a tree with a cycle.
 const MOST: usize = 64;
 const SECTOR: u64 = 512;
 
-/// What a layer is a part of.
+/// The object that a layer is a part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Base {
     /// A block device that is no partition, by its number.
@@ -34,7 +32,7 @@ pub(super) enum Base {
     File(u64, u64),
 }
 
-/// The drive itself, or something that it lies on.
+/// The drive itself, or a layer below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layer {
     pub base: Base,
@@ -42,16 +40,16 @@ pub(super) struct Layer {
     pub bytes: Range<u64>,
     /// A device's node, or the file's name.
     pub name: PathBuf,
-    /// Of a block device; that of a partition is not its base's.
+    /// The block device's own number; for a partition, its base is the disk.
     pub number: Option<u64>,
-    /// A loop device shows it, which keeps nobody from it.
+    /// It is directly below a loop device, so the kernel does not claim it.
     pub shown: bool,
-    /// Others may have other parts of `bytes`.
+    /// It is below a stacked device: siblings may use other parts of `bytes`.
     pub shared: bool,
 }
 
 impl Layer {
-    /// Whether bytes of one are bytes of the other.
+    /// Whether both have bytes in common.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.base == other.base
             && self.bytes.start < other.bytes.end
@@ -59,8 +57,8 @@ impl Layer {
     }
 }
 
-/// Whether two drives have bytes in common: what both lie on. Not for parts of devices that are
-/// made of several, which are taken for different ones.
+/// The layer of `one` in which two drives have bytes in common. Siblings on a stacked device count
+/// as separate.
 pub(super) fn common<'a>(one: &'a [Layer], other: &[Layer]) -> Option<&'a Layer> {
     let meets = |a: &&Layer| other.iter().any(|b| a.overlaps(b) && !(a.shared && b.shared));
     one.iter().find(meets)
@@ -71,7 +69,7 @@ pub(super) struct Tree<'a> {
     sys: &'a Path,
 }
 
-/// What a loop device shows.
+/// The backing file of a loop device.
 struct Shown {
     name: PathBuf,
     offset: u64,
@@ -82,19 +80,19 @@ struct Shown {
 enum What {
     Device(u64),
     File(u64, u64),
-    /// It cannot be told.
+    /// It is not visible here.
     Hidden,
 }
 
 impl Tree<'static> {
-    /// That of the machine.
+    /// The kernel's own.
     pub fn of_machine() -> Self {
         Self { sys: Path::new(SYS) }
     }
 }
 
 impl Tree<'_> {
-    /// A block device and what it lies on, from top to bottom.
+    /// A block device and the layers below it, from top to bottom.
     pub fn device(&self, number: u64) -> Vec<Layer> {
         let mut found = Vec::new();
         let bytes = 0..self.extent(number);
@@ -102,7 +100,7 @@ impl Tree<'_> {
         found
     }
 
-    /// A regular file: it lies on a file system, which has its drive for itself.
+    /// A regular file. Its file system claims the layers below.
     pub fn file((device, inode): (u64, u64), name: &Path) -> Vec<Layer> {
         let base = Base::File(device, inode);
         let (bytes, name) = (0..u64::MAX, name.to_owned());
@@ -113,14 +111,14 @@ impl Tree<'_> {
         sysfs::dir_in(self.sys, number)
     }
 
-    /// Bytes of a partition; all that a disk has now or later.
+    /// The size of a partition; for a disk, which may grow, no limit.
     fn extent(&self, number: u64) -> u64 {
         let dir = self.dir(number).filter(|dir| is_partition(dir));
         let sectors = dir.and_then(|dir| sysfs::count(&dir.join("size")));
         sectors.map_or(u64::MAX, |sectors| sectors.saturating_mul(SECTOR))
     }
 
-    /// Adds the part `bytes` of a device, and what that lies on.
+    /// Adds the part `bytes` of a device and the layers below it.
     fn descend(
         &self,
         number: u64,
@@ -155,7 +153,7 @@ impl Tree<'_> {
         }
     }
 
-    /// Adds what a loop device shows in these of its bytes, and what that lies on.
+    /// Adds the backing file of a loop device for the part `bytes`, and the layers below it.
     fn descend_shown(
         &self,
         disk: &Path,
@@ -183,7 +181,7 @@ impl Tree<'_> {
         }
     }
 
-    /// What the loop device of a directory shows.
+    /// The backing file of the loop device of a directory.
     fn shown_by(&self, disk: &Path) -> Option<Shown> {
         let name = sysfs::loop_file(disk)?;
         let asked = (self.sys == Path::new(SYS)).then(|| ask(disk)).flatten();
@@ -201,14 +199,14 @@ impl Tree<'_> {
         Some(Shown { name, offset, limited: limit > 0, what })
     }
 
-    /// The number of a device whose node is not there.
+    /// The number of a device whose node does not exist here.
     fn numbered(&self, node: &Path) -> Option<u64> {
         let name = node.strip_prefix("/dev").ok()?.to_str()?.replace('/', "!");
         number_in(&self.sys.join("class/block").join(name))
     }
 
-    /// A loop device that none of the layers is, and that shows bytes of one of them: its number,
-    /// its node, and which of them.
+    /// A loop device outside of the layers that shows bytes of one of them: its number, its node,
+    /// and that layer.
     pub fn shown_elsewhere<'l>(&self, layers: &'l [Layer]) -> Option<(u64, PathBuf, &'l Layer)> {
         let is_own = |number| layers.iter().any(|layer| layer.base == Base::Disk(number));
         let mounts = mounts();
@@ -226,7 +224,7 @@ impl Tree<'_> {
     }
 }
 
-/// Whether it is worth asking, and safe to ask, which file a name is: it may be this layer.
+/// Whether the file of a name may be this layer, and can be asked for without waiting for a server.
 fn may_be(mounts: &[MountEntry], file: &Path, layer: &Layer) -> bool {
     if file == layer.name {
         return true;
@@ -234,14 +232,14 @@ fn may_be(mounts: &[MountEntry], file: &Path, layer: &Layer) -> bool {
     let Some(mount) = mount_of(mounts, file) else { return false };
     match layer.base {
         Base::Disk(_) => mount.is_local(),
-        // One of the same file system.
+        // It has to be on the same file system.
         Base::File(..) => {
             mount_of(mounts, &layer.name).is_some_and(|own| own.device == mount.device)
         }
     }
 }
 
-/// What the loop device of a directory says itself.
+/// The answer of the loop device of a directory.
 fn ask(disk: &Path) -> Option<LoopInfo> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let node = rustix::fs::open(node_of(disk), flags, Mode::empty()).ok()?;
@@ -262,7 +260,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A tree like the kernel's, and files that loop devices in it show.
+    /// A tree like the kernel's, and backing files of its loop devices.
     struct Fake(tempfile::TempDir);
 
     impl Fake {
@@ -424,7 +422,7 @@ mod tests {
         let [one, two] = [one, two].map(|number| fake.tree().device(number));
         assert!(one.iter().any(|layer| layer.base == Base::Disk(makedev(8, 0)) && layer.shared));
         assert_eq!(common(&one, &two), None, "volumes of one group");
-        // What is below them by itself.
+        // The file below both.
         let file = Tree::file(number_of(&path), &path);
         assert!(common(&one, &file).is_some() && common(&file, &two).is_some());
     }
@@ -441,7 +439,7 @@ mod tests {
         assert_eq!(elsewhere(&file), None);
         let first = fake.show(0, &path, 0, 8 * MIB);
         assert_eq!(elsewhere(&file), Some((first, "loop0".into())));
-        // Not by itself.
+        // It is its own layer.
         assert_eq!(elsewhere(&tree.device(first)), None);
         let second = fake.show(1, &path, 8 * MIB, 8 * MIB);
         assert_eq!(elsewhere(&tree.device(first)), None, "it shows other bytes");
@@ -462,7 +460,7 @@ mod tests {
         let one = fake.stack("dm-0", 0, &["dm-1"]);
         fake.stack("dm-1", 1, &["dm-0"]);
         assert_eq!(fake.layers(one).len(), MOST);
-        // A device of which nothing is known.
+        // An unknown device.
         assert_eq!(fake.layers(makedev(8, 9)), [layer("8:9", 0..u64::MAX, false)]);
     }
 }

@@ -1,9 +1,7 @@
-//! What the kernel says of a loop device when it is asked by the device itself:
-//! `LOOP_GET_STATUS64`.
+//! The status of a loop device: `LOOP_GET_STATUS64`.
 //!
-//! `/sys` names the file behind a loop device by a path, which another mount namespace reads
-//! otherwise and which another file may have taken over. The answer here has the file's device and
-//! inode.
+//! `/sys` gives the path of the backing file, which may lead to another file by now or in this
+//! mount namespace. The status has the file's device and inode.
 
 use rustix::fd::AsFd;
 use rustix::ioctl::{Opcode, Updater, ioctl};
@@ -26,7 +24,7 @@ pub struct LoopInfo {
     encrypt_key_size: u32,
     /// `LO_FLAGS_…`.
     pub flags: u32,
-    /// The name that whoever attached it gave.
+    /// The name given when it was attached.
     pub file_name: [u8; 64],
     crypt_name: [u8; 64],
     encrypt_key: [u8; 32],
@@ -36,7 +34,7 @@ pub struct LoopInfo {
 const _: () = assert!(size_of::<LoopInfo>() == 232);
 
 impl LoopInfo {
-    /// Nothing.
+    /// All zeros.
     pub const ZERO: Self = Self {
         device: 0,
         inode: 0,
@@ -53,7 +51,7 @@ impl LoopInfo {
         init: [0; 2],
     };
 
-    /// What the loop device `node` shows.
+    /// The status of the loop device `node`.
     ///
     /// # Errors
     /// The system's: no file is attached to it, or it is no loop device.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// What our FUSE mounts name as their source, in the mount table and in `df`.
 pub const SOURCE: &str = "ztier";
 
-/// File systems of this machine's own drives or memory, which answer.
+/// File systems on local drives or in memory: no server has to answer.
 const LOCAL: [&str; 17] = [
     "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "devtmpfs", "ramfs", "overlay",
     "vfat", "exfat", "ntfs3", "zfs", "bcachefs", "squashfs", "erofs",
@@ -35,7 +35,7 @@ impl MountEntry {
         (self.kind == "fuse" || self.kind.starts_with("fuse.")) && self.source == Path::new(SOURCE)
     }
 
-    /// Whether it is asked without waiting for a server.
+    /// Whether a request to it waits for no server.
     pub(super) fn is_local(&self) -> bool {
         LOCAL.contains(&self.kind.as_str())
     }

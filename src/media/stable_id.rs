@@ -1,8 +1,8 @@
 //! What a drive is called by itself, whatever name or number the system gives it today.
 //!
-//! Invariants: the same drive has the same id after a restart and on another port, and by whatever
-//! way it is reached: a loop device on all of a file has the file's id, a partition of that device
-//! has the id of that part of the file. The id is read from `/sys` and from the file's own
+//! Invariants: the same drive has the same id after a restart, on another port, and by each path to
+//! it: a loop device on a whole file has the file's id, a partition of that device the id of that
+//! part of the file. The id is read from `/sys` and from the file's own
 //! attributes, never from the drive's content, which [`super::Identity`] adds. A drive that has no
 //! such name (a virtual disk without a serial number) has the id [`IdKind::Unknown`], which says
 //! nothing.
@@ -83,7 +83,7 @@ impl StableId {
     }
 }
 
-/// Which bytes of what a drive is, so that one can be told from another that has some of the same.
+/// The bytes of a disk or file that a drive is, to find overlaps between drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The id of a disk or file, as a number.
@@ -95,7 +95,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// That of a drive, if the disk or file that it is on has an id.
+    /// The place of a drive, if its disk or file has an id.
     pub fn of(drive: &FileDrive) -> Option<Self> {
         let lowest = lowest(drive)?;
         let of = crc_fast::crc64_nvme(base_id(drive, lowest)?.as_bytes());
@@ -108,12 +108,12 @@ impl Place {
     }
 }
 
-/// What a drive is in the end, as far as all of that is the drive.
+/// The lowest layer that is the drive and nothing else.
 fn lowest(drive: &FileDrive) -> Option<&Layer> {
     drive.layers().iter().take_while(|layer| !layer.shared).last()
 }
 
-/// The id of what a layer is a part of.
+/// The id of a layer's base.
 fn base_id(drive: &FileDrive, layer: &Layer) -> Option<String> {
     match layer.base {
         Base::File(_, inode) if drive.device_number().is_none() => {

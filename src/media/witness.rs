@@ -1,18 +1,17 @@
-//! What shows whether somebody has written to a drive since we let go of it.
+//! Change counters: whether a drive was written to since the last volume on it went down.
 //!
-//! The content of a drive can't be compared without reading it. But within one boot the kernel
-//! counts what is written to a block device, and notes when a file was changed. A witness has both
-//! answers that follow from that, which are not each other's opposite:
+//! Comparing the content would mean to read all of it. But within one boot the kernel counts the
+//! sectors that are written to a block device, and notes when a file was changed. A witness gives
+//! two answers, and neither is the negation of the other:
 //!
-//! - *sure*: nothing was written, also not past the device or through memory. Where something is
-//!   not known for certain this is never said; so not of drives that are not known to be this
-//!   machine's alone, nor of files on file systems that do not tell all changes.
-//! - *changed*: something was written to this drive. Said only of what cannot mean anything else:
-//!   of a device that is a part of others its own counters; of a file when its content was changed,
-//!   not its name, mode or owner.
+//! - *sure*: nothing was written, also not past the device or through mapped memory. Given only
+//!   where that is certain: not for drives that other machines may write to, nor for files on file
+//!   systems that do not note every change.
+//! - *changed*: this drive was written to. Given only where nothing else explains it: a stacked
+//!   device goes by its own counters, a file by the time of its content, not of its inode.
 //!
-//! Invariant: across a boot, and where the drive is another one, neither is said, because what was
-//! noted before a crash may have been lost while what was written was not.
+//! Invariant: after a reboot, or on another drive, it gives neither answer: a crash may lose a
+//! time stamp and keep the write.
 
 use super::buffer::Buffer;
 use super::drive::{ALIGN, Drive};
@@ -28,7 +27,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// File systems that note each change of a file at once, also one through mapped memory: ext2 to 4,
 /// XFS, btrfs and F2FS, by their numbers.
 const NOTING: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
-/// Others of this machine alone, on which a file that has another time of change was changed:
+/// Other local file systems, on which a changed time means a write, but not every write changes it:
 /// tmpfs, overlayfs.
 const TELLING: [u64; 2] = [0x0102_1994, 0x794c_7630];
 /// A file that was changed less than this ago could be changed again without that being noted: the
@@ -42,20 +41,19 @@ const DEEP: u32 = 8;
 /// Times that counters are read, until they stand still.
 const TRIES: u32 = 5;
 
-/// What was known of a drive that had nothing to write any more. Each number stands for a text; 0:
-/// that is not known.
+/// The change counters of a drive at one moment, each as a checksum of a text; 0: unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Witness {
-    /// The boot, and what is counted there.
+    /// The boot, and the object whose changes are counted.
     pub scope: u64,
-    /// Counters and times that are the same only if nothing was written.
+    /// Equal only if nothing was written.
     pub sure: u64,
-    /// Those that are different only if something was written.
+    /// Different, in the same scope, only if something was written.
     pub written: u64,
 }
 
 impl Witness {
-    /// That of a drive. Waits a moment if the drive was changed just now.
+    /// The counters of a drive. Waits up to 50 ms if the drive was changed just now.
     #[must_use]
     pub fn of(drive: &FileDrive) -> Self {
         let Some(boot) = sysfs::line(Path::new("/proc/sys/kernel/random/boot_id")) else {
@@ -89,7 +87,7 @@ fn number(boot: &str, text: Option<String>) -> u64 {
     text.map_or(0, |text| crc_fast::crc64_nvme(format!("{boot} {text}").as_bytes()).max(1))
 }
 
-/// What is the same later only if nothing was written to a drive.
+/// The text behind [`Witness::sure`].
 fn sure(drive: &FileDrive) -> Option<String> {
     let Some(number) = drive.device_number() else {
         return of_file(&fs::File::from(drive.reopen().ok()?));
@@ -101,8 +99,7 @@ fn sure(drive: &FileDrive) -> Option<String> {
     of_device(&dir, DEEP)
 }
 
-/// What it is of which changes are counted, and what is different later only if something was
-/// written to it.
+/// The texts behind [`Witness::scope`] and [`Witness::written`].
 fn changes(drive: &FileDrive) -> Option<(String, String)> {
     let lowest = drive.layers().last()?;
     let is_file = matches!(lowest.base, Base::File(..)) && lowest.bytes == (0..u64::MAX);
@@ -113,7 +110,7 @@ fn changes(drive: &FileDrive) -> Option<(String, String)> {
         };
         return file_changes(&file, lowest.base);
     }
-    // Others may write to other parts of a file, of a disk, or of what a device lies on.
+    // Other programs may write to other parts of a file, a disk, or a member of a stacked device.
     device_changes(&sysfs::dir_of(drive.device_number()?)?)
 }
 
@@ -137,8 +134,8 @@ fn device_changes(dir: &Path) -> Option<(String, String)> {
     Some((format!("device {} {}", dir.display(), life(dir)?), own_changes(dir)?))
 }
 
-/// What is another one when counters begin anew: the disk in this place, the partition, and others
-/// of its disk. `None` if they do not count all.
+/// Changes when counters start again at 0: with the disk, the partition, or its neighbours. `None`
+/// if the counters do not cover every change.
 fn life(dir: &Path) -> Option<String> {
     let disk = disk_of(dir);
     let zoned = sysfs::line(&disk.join("queue/zoned"));
@@ -157,7 +154,7 @@ fn life(dir: &Path) -> Option<String> {
     Some(text)
 }
 
-/// What was written to a device, and past it if it is a partition.
+/// The counters of a device; for a partition, also of the rest of its disk.
 fn own_changes(dir: &Path) -> Option<String> {
     let mut text = format!("{:?}", written(dir)?);
     if disk_of(dir) != dir {
@@ -166,7 +163,7 @@ fn own_changes(dir: &Path) -> Option<String> {
     Some(text)
 }
 
-/// Waits until a change of a file has another time than the last one.
+/// Waits until the next change of a file will have a later time than the last one.
 fn settle(seconds: i64, nanoseconds: i64) -> Option<()> {
     let changed = Duration::new(seconds as u64, nanoseconds as u32);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
@@ -372,7 +369,7 @@ mod tests {
             assert!(first.is_changed(&second) && !first.is_sure(&second));
             file.set_len(12288).unwrap();
             assert!(second.is_changed(&of(&path)));
-            // Another file in its place is another one.
+            // A copy is another file.
             fs::copy(&other, dir.path().join("c")).unwrap();
             assert!(!second.is_changed(&of(&dir.path().join("c"))));
         }
@@ -393,7 +390,7 @@ mod tests {
             }
         };
         let before = of(&above);
-        // Another one above the same disk was written to.
+        // A write to a sibling on the same disk.
         device(&below, [0, 8, 0]);
         assert!(!before.is_changed(&of(&above)));
         counted(&above, [9, 5, 0]);
@@ -402,7 +399,7 @@ mod tests {
             counted(&above, changed);
             assert!(before.is_changed(&of(&above)), "{changed:?}");
         }
-        // Nor do those of a partition that was taken away and is back.
+        // A partition that was removed and added again starts at 0.
         let (disk, part) = (root.path().join("vda"), root.path().join("vda/vda1"));
         device(&disk, [0, 30, 0]);
         let make = |written: u64| {
@@ -416,7 +413,7 @@ mod tests {
         let again = make(0);
         fs::remove_dir_all(disk.join("away")).unwrap();
         assert!(!one.is_changed(&again));
-        // Made anew its counters say nothing of what was before.
+        // A device with the same name is another one.
         fs::write(above.join("diskseq"), "10\n").unwrap();
         assert!(!before.is_changed(&of(&above)));
         fs::write(above.join("queue/iostats"), "0\n").unwrap();

@@ -248,8 +248,8 @@ impl Logged {
         self.identify(self.watched.forget(changes))
     }
 
-    /// After the backing store has changed, durably: the superblock that says so has samples of
-    /// what was forgotten as well.
+    /// After a change of the backing store is durable: the superblock that moves the tail has the
+    /// dropped samples again.
     pub(super) fn remember(&self) {
         if let Some(identity) = self.watched.remember() {
             self.core.lock().note_identity(identity);

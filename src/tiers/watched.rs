@@ -1,8 +1,9 @@
-//! What the log's superblock has of the backing store's identity.
+//! The identity of the backing store in the log's superblock, kept true while windows change the
+//! backing store.
 //!
-//! Invariants: before a window changes what the identity has a sample of, a superblock without that
-//! sample is durable; a sample is noted again only of what the backing store has durably. So
-//! whatever the superblock has is true, at whatever moment power goes.
+//! Invariants: before a window writes to a range that has a sample, a superblock without that
+//! sample is durable; a sample comes back only when the backing store has its content durably. So
+//! each sample in a superblock is true at any power cut.
 
 use crate::BLOCK_SIZE;
 use crate::durable::format::IDENTITY;
@@ -27,20 +28,20 @@ struct Inner {
 }
 
 impl Watched {
-    /// From now on it is kept.
+    /// Keeps this identity from now on.
     pub fn begin(&self, identity: Identity, id: StableId, drive: Arc<dyn Drive>) {
         *self.0.lock() = Some(Inner { identity, id, drive });
     }
 
-    /// The parts of the backing store that there are samples of, as blocks.
+    /// The ranges with samples, in blocks.
     pub fn samples(&self) -> Vec<Range<u64>> {
         let inner = self.0.lock();
         let ranges = inner.iter().flat_map(|inner| inner.identity.ranges());
         ranges.map(|bytes| blocks_of(&bytes)).collect()
     }
 
-    /// The backing store will change where `changes` says: what a superblock has to say before, if
-    /// a sample goes by that.
+    /// Drops the samples of ranges that `changes` says will change. Returns the identity that has
+    /// to be durable before, if a sample was dropped.
     pub fn forget(&self, changes: impl Fn(&Range<u64>) -> bool) -> Option<Stored> {
         let mut inner = self.0.lock();
         let identity = &mut inner.as_mut()?.identity;
@@ -49,17 +50,17 @@ impl Watched {
         (*identity != before).then(|| identity.encode())
     }
 
-    /// The backing store has changed, durably: what the next superblock may say, if samples were
-    /// forgotten.
+    /// Reads dropped samples again, after a change is durable. Returns the identity for the next
+    /// superblock, if there is a new one.
     pub fn remember(&self) -> Option<Stored> {
         let mut inner = self.0.lock();
         let Inner { identity, drive, .. } = inner.as_mut().filter(|i| !i.identity.is_whole())?;
-        // What cannot be read stays unknown.
+        // Unreadable samples stay unknown.
         *identity = identity.renewed(&**drive).ok()?;
         Some(identity.encode())
     }
 
-    /// Nothing will be written to the backing store any more: what the last superblock says.
+    /// Reads all samples again, after the last write. Returns the identity for the last superblock.
     ///
     /// # Errors
     /// The drive fails.

@@ -2,8 +2,8 @@
 //!
 //! Invariant: nothing is written before every check has passed. A log is only ever made on a drive
 //! that holds nothing known, or that its owner gave up; it serves only the backing store that it
-//! was made for, in the state in which it was left, and only the newest state of it that this
-//! machine has seen. What loses something is done only at a word of its own.
+//! was made for, in the state in which it was left, and only in the newest state that this machine
+//! has seen. Each exception that may lose data has a flag of its own.
 
 use super::below;
 use super::claimed::{Claimed, holds_data};
@@ -49,21 +49,21 @@ pub struct Pair {
     pub state: PathBuf,
 }
 
-/// What of a log and its backing store is so only at somebody's word.
+/// Exceptions that were made because of a flag.
 #[derive(Default)]
 struct Granted {
     changed: bool,
     older: bool,
-    /// What there is to say of it.
+    /// Notes for the user.
     notes: Vec<String>,
 }
 
 /// The log to open.
 struct Settled {
     found: Inspection,
-    /// One was given up for it: which, if that is known.
+    /// `Some` if a log was given up for it: which one, if that is known.
     given_up: Option<Option<Seen>>,
-    /// What there is to say of it.
+    /// Notes for the user.
     notes: Vec<String>,
 }
 
@@ -71,12 +71,12 @@ struct Settled {
 pub struct Opened {
     /// The volume.
     pub volume: Arc<LogVolume>,
-    /// What was given up or risked.
+    /// Notes for the user: data that was given up or put at risk.
     pub notes: Vec<String>,
 }
 
 impl Pair {
-    /// These drives, with which nothing is done that loses something.
+    /// These drives, without any flag that may lose data.
     pub fn new(log: PathBuf, backing: PathBuf, segment: u32, state: PathBuf) -> Self {
         Self {
             log,
@@ -118,7 +118,7 @@ impl Pair {
         Ok(Claimed { log, backing, book, record })
     }
 
-    /// Looks at the log, of which no more may be gone than was accepted, unless all is.
+    /// Reads the log. Only accepted losses may be in it.
     fn look(
         &self,
         claimed: &Claimed,
@@ -126,8 +126,8 @@ impl Pair {
         told: &dyn Fn(Step),
     ) -> std::result::Result<Inspection, OpenError> {
         let read = |accept_loss| {
-            // What it says of blocks that the backing store has counts only where it is certain
-            // that nobody has written to that since the log was closed.
+            // Its copies of the backing store's blocks count only if that certainly was not
+            // written to since the log was closed.
             if options.log.keep_percent > 0 && claimed.is_untouched() {
                 return durable::inspect_warm(&claimed.log, accept_loss, told);
             }
@@ -137,7 +137,7 @@ impl Pair {
         if options.accept_loss || found.lacks_only(&self.accepted) {
             return Ok(found);
         }
-        // Says what is gone.
+        // Fails, and says what is missing.
         read(false)
     }
 
@@ -206,14 +206,14 @@ impl Pair {
         claimed.book.save(&Record { dirty: false, ..record })
     }
 
-    /// The log on the drive, if it has data.
+    /// The log on the drive, if it holds data.
     fn overwritten(&self, claimed: &Claimed) -> Option<Seen> {
         let found = durable::inspect(&claimed.log, true, false).ok()?;
         holds_data(&found).then(|| Seen::of(&found.superblock))
     }
 
-    /// What is known of the backing store with a log that is made or opened. What was given up must
-    /// not come back, also when that log is drained one day.
+    /// The record with a log that is made or opened. A log that is given up stays in it, so that it
+    /// is refused later.
     fn next_record(&self, claimed: &Claimed, log: Seen, given_up: Option<Seen>) -> Record {
         let mut record = claimed.record.clone().unwrap_or_default();
         for gone in given_up.into_iter().chain(record.lacked(log.uuid)) {
@@ -300,7 +300,7 @@ impl Pair {
         }
         let sb = &mut found.superblock;
         sb.identity = claimed.identity()?.encode();
-        // Of an older log that was accepted, and a newer one that may turn up, this is the newer.
+        // An older log that was accepted becomes the newest.
         let newer = claimed.newer(sb).map_or(0, |seen| seen.generation);
         sb.generation = sb.generation.max(newer);
         let log = Seen::once_open(sb);
@@ -398,7 +398,7 @@ impl Pair {
         }
     }
 
-    /// Refuses words for what is not so: one that stays in a script would count the day it is.
+    /// Refuses flags that accept nothing: left in a script, they would take effect unnoticed later.
     fn refuse_vain(&self, granted: &Granted) -> Result<()> {
         let (log, backing) = (self.log.display(), self.backing.display());
         if self.accept_changed && !granted.changed {
@@ -440,7 +440,7 @@ impl Pair {
         }
     }
 
-    /// Whether a log is that of the backing store, as both are now.
+    /// Checks that a log is the one of the backing store, as both are now.
     fn suits(&self, claimed: &Claimed, kept: &Kept, found: &Inspection) -> Result<Granted> {
         let (sb, dirty) = (&found.superblock, found.holds_changes() || !kept.is_empty());
         let compared = self.belongs(claimed, sb, dirty)?;
@@ -452,7 +452,7 @@ impl Pair {
         Ok(granted)
     }
 
-    /// Whether a log is the newest that this machine has seen of the backing store.
+    /// Checks that a log is not older than this machine has seen it.
     fn is_newest(
         &self,
         claimed: &Claimed,
@@ -489,7 +489,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Whether a backing store, of which the log has newer data, is as it was left.
+    /// Checks that the backing store is as it was left. The log holds newer data of it.
     fn is_as_left(
         &self,
         claimed: &Claimed,
@@ -580,7 +580,7 @@ impl Pair {
         })
     }
 
-    /// A log with data of a drive with another id than this one.
+    /// A log with data of a drive that has another id.
     fn moved(&self, compared: usize) -> Error {
         let (log, backing) = (self.log.display(), self.backing.display());
         let (why, mend) = match compared {
@@ -614,7 +614,7 @@ impl Pair {
         )
     }
 
-    /// Whether a log is one of this backing store at all. How that compares with what it was.
+    /// Checks that a log was made for this backing store. Returns how that compares with then.
     fn belongs(&self, claimed: &Claimed, sb: &Superblock, dirty: bool) -> Result<Match> {
         let (log, backing) = (self.log.display(), self.backing.display());
         let blocks = claimed.backing.size() / BLOCK_SIZE as u64;

@@ -1,8 +1,8 @@
-//! A log's drive and a backing store that are ours, and what can be told of them: whether they
-//! belong together, whether somebody has written to the backing store since, and whether the log is
-//! as new as this machine has seen it.
+//! A log's drive and a backing store that are open for this volume alone, and three questions about
+//! them: do they belong together, was the backing store written to since the log was closed, is the
+//! log as new as this machine has seen it?
 //!
-//! Invariant: nothing is written here.
+//! Invariant: this module writes nothing.
 
 use super::attach::failed;
 use super::record::{Book, Record, Seen};
@@ -11,7 +11,7 @@ use crate::durable::{self, Inspection};
 use crate::error::Result;
 use crate::media::{Drive, FileDrive, Identity, Match, StableId, Witness};
 
-/// Drives that are ours, and what is known of them.
+/// Both drives, and this machine's record of the backing store.
 pub(super) struct Claimed {
     pub log: FileDrive,
     pub backing: FileDrive,
@@ -26,7 +26,7 @@ impl Claimed {
             .map_err(|e| failed(self.backing.path(), &e))
     }
 
-    /// How the backing store compares with the one that a log has; `None` if that does not say.
+    /// Compares the backing store with the identity in a log; `None` if that is damaged.
     ///
     /// # Errors
     /// The backing store cannot be read.
@@ -42,33 +42,32 @@ impl Claimed {
         !matches!(compared, Some(Match::Same | Match::Changed { .. }))
     }
 
-    /// What is known of the backing store now, to be compared with what a log that was closed in
-    /// order has.
+    /// The change counters now, if the log was closed in order and has some to compare.
     fn witness(&self, sb: &Superblock) -> Option<Witness> {
-        // What somebody still has in the page cache is not counted before it is written.
+        // Dirty pages of other programs are not counted before they are written.
         let known = !sb.open && sb.witness != Witness::default() && self.backing.flush().is_ok();
         known.then(|| Witness::of(&self.backing))
     }
 
-    /// Whether nobody has written to the backing store since its log was closed, for certain.
+    /// Whether the backing store certainly was not written to since its log was closed.
     pub fn is_untouched(&self) -> bool {
         let Ok((sb, ..)) = durable::read_superblock(&self.log) else { return false };
         let same = matches!(self.compare(&sb), Ok(Some(Match::Same)));
         same && self.witness(&sb).is_some_and(|now| sb.witness.is_sure(&now))
     }
 
-    /// Whether the kernel has counted changes of the backing store since the log was closed.
+    /// Whether the kernel counted writes to the backing store since the log was closed.
     pub fn is_written_to(&self, sb: &Superblock) -> bool {
         self.witness(sb).is_some_and(|now| sb.witness.is_changed(&now))
     }
 
-    /// The log as this machine has seen it, if that was newer.
+    /// The log as this machine saw it last, if it was newer than this superblock.
     pub fn newer(&self, sb: &Superblock) -> Option<Seen> {
         self.book.seen(self.record.as_ref(), sb.uuid).filter(|seen| seen.is_after(sb))
     }
 }
 
-/// Whether a log has something that would be missed.
+/// Whether a log holds data, or has lost some.
 pub(super) fn holds_data(found: &Inspection) -> bool {
     let report = &found.report;
     let whole = report.missing.is_empty() && report.unread == 0;

@@ -1,17 +1,16 @@
-//! What this machine knows of a backing store and of the logs that it had.
+//! This machine's record of a backing store and its logs.
 //!
-//! A small file for each backing store, by the drive's own id, below the state directory: which log
-//! it has, how old that log was when it was seen last, whether it holds anything, and from when the
-//! backing store's own state is. It is no part of what makes data durable: without it, a log is
-//! known by its superblock alone.
+//! A small file for each backing store, named by the drive's own id, in the state directory: the
+//! log, its last known generation, whether it holds data, and the age of the backing store's own
+//! state. Durability does not depend on it: without it, a log is judged by its superblock alone.
 //!
-//! Invariants: it is written before a volume comes up, before a window changes the backing store,
-//! and when the volume has gone down. It stays when the log holds nothing any more, because a copy
-//! of the log from before may come back. **The generation in it is never ahead of what is durable
-//! in the log**, or a crash would leave a log that is refused: it is that of a superblock of which
-//! both copies were flushed (the one of the opening, before there is anything to write; the one of
-//! a close in order). So it may lag behind: it is not written with each superblock. A copy of a log
-//! is told from the log once that was opened, or closed in order, after the copy was taken.
+//! Invariants: the record is written before a volume comes up, before a window changes the backing
+//! store, and when the volume has gone down. It stays when the log is drained, because an older
+//! copy of the log may be put back. **Its generation is never ahead of the log's durable
+//! superblock**: else a crash would leave a log that is refused. It is the generation of a
+//! superblock of which both copies were flushed, at the opening (before anything else is written)
+//! or at a close in order. So it may lag behind, and a copy of a log is recognised once the log was
+//! opened, or closed in order, after the copy was made.
 
 use crate::durable::format::Superblock;
 use crate::error::{Context, Error, Result};
@@ -30,7 +29,7 @@ const EARLIER: usize = 64;
 pub(super) struct Record {
     /// Where the backing store was.
     pub backing: PathBuf,
-    /// Which bytes of what it is, if that is known.
+    /// The bytes of the disk or file that it is, if known.
     #[serde(default)]
     pub place: Option<Place>,
     /// Where its log was.
@@ -50,35 +49,35 @@ pub(super) struct Record {
     pub past_unix_s: u64,
     /// See [`LogStats::mixture_since_unix_s`].
     pub mixture_since_unix_s: u64,
-    /// A log was given up of which not even the UUID is known.
+    /// A log with an unknown UUID was given up.
     pub gave_up: bool,
     /// Logs that it had before.
     #[serde(default)]
     pub earlier: Vec<Seen>,
 }
 
-/// A log as it was seen last: see [`Record`].
+/// A log at its last known generation: see [`Record`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Seen {
     pub uuid: [u8; 16],
     pub generation: u64,
     pub at_unix_s: u64,
-    /// It was given up: whatever it holds is older than the backing store.
+    /// It was given up: its data is older than the backing store.
     pub gave_up: bool,
 }
 
 impl Seen {
-    /// A log whose superblock is durable.
+    /// The log of a durable superblock.
     pub fn of(sb: &Superblock) -> Self {
         Self { uuid: sb.uuid, generation: sb.generation, at_unix_s: sb.at_s, gave_up: false }
     }
 
-    /// A log with this superblock once it is open: opening writes the next one.
+    /// The log of a durable superblock after it was opened, which writes the next generation.
     pub fn once_open(sb: &Superblock) -> Self {
         Self { generation: sb.generation + 1, at_unix_s: now(), ..Self::of(sb) }
     }
 
-    /// Whether a log with this superblock is older than it was.
+    /// Whether this superblock is of the same log, and older.
     pub fn is_after(&self, sb: &Superblock) -> bool {
         self.uuid == sb.uuid && (self.gave_up || self.generation > sb.generation)
     }
@@ -102,7 +101,7 @@ impl Record {
         Seen { uuid, generation, at_unix_s, gave_up: false }
     }
 
-    /// The same with this log from now on, at this place.
+    /// The same with another current log.
     pub(super) fn with_log(mut self, log: PathBuf, seen: Seen) -> Self {
         let before = self.seen();
         if before.uuid != [0; 16] {
@@ -113,13 +112,13 @@ impl Record {
         Self { log, uuid, generation, at_unix_s, ..self }
     }
 
-    /// The same, in which a log was given up.
+    /// The same after a log was given up.
     pub(super) fn without(mut self, log: Seen) -> Self {
         self.remember(Seen { gave_up: true, ..log });
         self
     }
 
-    /// Notes a log that it had; one that was given up stays so.
+    /// Adds an earlier log. One that was given up stays given up.
     fn remember(&mut self, log: Seen) {
         let known = self.earlier.iter().any(|one| one.uuid == log.uuid && one.gave_up);
         self.earlier.retain(|one| one.uuid != log.uuid);
@@ -127,7 +126,7 @@ impl Record {
         self.earlier.drain(..self.earlier.len().saturating_sub(EARLIER));
     }
 
-    /// The log, if it holds what the backing store lacks and another one takes its place.
+    /// The current log, if it holds data and is another one than `next`.
     pub(super) fn lacked(&self, next: [u8; 16]) -> Option<Seen> {
         (self.dirty && self.uuid != next).then(|| self.seen())
     }
@@ -181,7 +180,7 @@ impl Book {
         Self { path, place: Place::of(backing) }
     }
 
-    /// Which bytes of what the backing store is.
+    /// The bytes of the disk or file that the backing store is.
     pub(super) fn place(&self) -> Option<Place> {
         self.place
     }
@@ -201,8 +200,7 @@ impl Book {
         }
     }
 
-    /// What is known of other backing stores. A file that cannot be understood is theirs to
-    /// complain of.
+    /// The records of other backing stores. A damaged one fails with its own volume, not here.
     fn others(&self) -> impl Iterator<Item = Record> {
         let dir = self.path.parent().map(std::fs::read_dir);
         let files = dir.into_iter().flatten().flatten().flatten().map(|entry| entry.path());
@@ -210,11 +208,11 @@ impl Book {
         records.filter_map(|path| serde_json::from_slice(&std::fs::read(path).ok()?).ok())
     }
 
-    /// Refuses a drive that has bytes in common with a backing store that lacks what its log holds:
-    /// a disk with one of its partitions, for example.
+    /// Refuses a drive that overlaps with another backing store whose log holds data: a disk and a
+    /// partition of it, for example.
     ///
     /// # Errors
-    /// It has.
+    /// There is an overlap.
     pub(super) fn refuse_beside(&self, drive: &Path) -> Result<()> {
         let Some(own) = self.place else { return Ok(()) };
         let overlaps = |other: &Record| other.place.is_some_and(|place| place.overlaps(&own));
@@ -232,9 +230,9 @@ impl Book {
         )))
     }
 
-    /// The log `uuid` as this machine has seen it last with this backing store, whose record is
-    /// `own`; else with another, of which this one may be a copy. (If both were used since, they
-    /// have gone separate ways.)
+    /// The last known generation of the log `uuid`: from `own`, the record of this backing store,
+    /// or else from the records of others. A pair of drives and its copy go separate ways, so the
+    /// own record comes first.
     pub(super) fn seen(&self, own: Option<&Record>, uuid: [u8; 16]) -> Option<Seen> {
         let newest = |records: &mut dyn Iterator<Item = Record>| {
             let logs = records.flat_map(|r| r.earlier.clone().into_iter().chain([r.seen()]));
@@ -290,8 +288,8 @@ mod tests {
     const BLOCK: u64 = BLOCK_SIZE as u64;
     const BLOCKS: u64 = 256;
 
-    /// A log's drive that may lose whatever was not flushed; at each operation the record is
-    /// compared with what it would have after a loss of power.
+    /// A log's drive that loses unflushed writes at a power cut. At each operation the record is
+    /// compared with the state after a cut.
     struct Log {
         now: Mutex<Vec<u8>>,
         durable: Mutex<Vec<u8>>,
@@ -302,7 +300,7 @@ mod tests {
     }
 
     impl Log {
-        /// What power would leave.
+        /// The generation after a power cut.
         fn generation(&self) -> u64 {
             let durable = self.durable.lock();
             let copies = SUPER_AT.map(|at| {
@@ -406,7 +404,7 @@ mod tests {
         volume
     }
 
-    /// At every operation on the log's drive, and whatever fails or ends there.
+    /// Checked at every operation on the log's drive, with failing superblocks, kills and cuts.
     #[test]
     fn a_record_is_never_ahead_of_what_is_durable() {
         let dir = tempfile::tempdir().unwrap();
@@ -433,7 +431,7 @@ mod tests {
                     std::thread::yield_now();
                 }
             }
-            // One of them may be repeated, all of them not.
+            // A few failures are retried, many are not.
             log.fails.store([0, 0, 1, 2, 100][(round % 5) as usize], Ordering::Relaxed);
             if round % 4 < 2 {
                 let closed = volume.close();
@@ -464,13 +462,13 @@ mod tests {
         let known = |record: &Record, uuid| book.seen(Some(record), [uuid; 16]);
         assert_eq!(known(&record, 1), Some(seen(1, 6)));
         assert_eq!((known(&record, 2), known(&record, 3)), (Some(seen(2, 1)), None));
-        // Given up it stays, until it is the log again.
+        // It stays given up until it is opened again.
         let gone = record.clone().without(seen(1, 6)).with_log("c".into(), seen(3, 1));
         let gone = gone.with_log("b".into(), seen(2, 4));
         assert!(known(&gone, 1).is_some_and(|seen| seen.gave_up));
         let back = gone.with_log("a".into(), seen(1, 7));
         assert_eq!(known(&back, 1), Some(seen(1, 7)));
-        // As many as there is room for, and no fewer.
+        // The newest ones are kept.
         let many = (0..200u8).fold(back, |record, n| record.with_log("x".into(), seen(n, 1)));
         assert_eq!(many.earlier.len(), EARLIER);
         assert!(known(&many, 198).is_some() && known(&many, 3).is_none());
@@ -494,7 +492,7 @@ mod tests {
         assert_eq!(book(9).seen(None, [2; 16]), None);
     }
 
-    /// What an earlier version wrote, which knew of no generations.
+    /// As an earlier version wrote it, without generations.
     #[test]
     fn records_of_before_are_read() {
         let old = r#"{"backing":"/dev/sdb","log":"/dev/sda3","uuid":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],

@@ -27,7 +27,7 @@ pub fn edit(log: &str, change: impl Fn(&mut Superblock)) {
     }
 }
 
-/// The machine was booted since the log was closed: what the kernel counted then says nothing now.
+/// As after a reboot since the log was closed: the change counters have another scope.
 pub fn reboot(log: &str) {
     edit(log, |sb| {
         sb.witness.scope ^= 1;
@@ -36,7 +36,7 @@ pub fn reboot(log: &str) {
     });
 }
 
-/// A window was at work that wrote wherever there is a sample.
+/// As within a window that writes to every sampled range.
 pub fn forget_samples(log: &str) {
     edit(log, |sb| {
         let mut identity = Identity::decode(&sb.identity).unwrap();
