@@ -140,7 +140,9 @@ fn volume_of(line: &str) -> Option<&str> {
     let program = Path::new(words.next()?).file_name()?;
     let (command, name) = (words.next()?, words.next()?);
     let daemon = program == "ztier" && ["daemon", "up"].contains(&command);
-    (daemon && !name.is_empty() && !name.starts_with('-')).then_some(name)
+    // Other processes choose their command lines freely.
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    (daemon && !name.starts_with('-') && !name.is_empty() && name.chars().all(plain)).then_some(name)
 }
 
 #[cfg(test)]
@@ -151,7 +153,8 @@ mod tests {
     fn a_daemon_is_called_by_its_volume() {
         assert_eq!(volume_of("ztier\0daemon\0data\0"), Some("data"));
         assert_eq!(volume_of("/usr/bin/ztier\0up\0data\0--foreground\0"), Some("data"));
-        for line in ["", "ztier\0", "ztier\0up\0--size\x001G\0", "fio\0daemon\0data\0"] {
+        let others = ["ztier\0up\0--size\x001G\0", "fio\0daemon\0data\0", "ztier\0daemon\0\x1b[2J\0"];
+        for line in ["", "ztier\0"].into_iter().chain(others) {
             assert_eq!(volume_of(line), None, "{line:?}");
         }
     }
