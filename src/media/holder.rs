@@ -142,7 +142,8 @@ fn volume_of(line: &str) -> Option<&str> {
     let daemon = program == "ztier" && ["daemon", "up"].contains(&command);
     // Other processes choose their command lines freely.
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    (daemon && !name.starts_with('-') && !name.is_empty() && name.chars().all(plain)).then_some(name)
+    (daemon && !name.starts_with('-') && !name.is_empty() && name.chars().all(plain))
+        .then_some(name)
 }
 
 #[cfg(test)]
@@ -153,7 +154,8 @@ mod tests {
     fn a_daemon_is_called_by_its_volume() {
         assert_eq!(volume_of("ztier\0daemon\0data\0"), Some("data"));
         assert_eq!(volume_of("/usr/bin/ztier\0up\0data\0--foreground\0"), Some("data"));
-        let others = ["ztier\0up\0--size\x001G\0", "fio\0daemon\0data\0", "ztier\0daemon\0\x1b[2J\0"];
+        let others =
+            ["ztier\0up\0--size\x001G\0", "fio\0daemon\0data\0", "ztier\0daemon\0\x1b[2J\0"];
         for line in ["", "ztier\0"].into_iter().chain(others) {
             assert_eq!(volume_of(line), None, "{line:?}");
         }
