@@ -87,8 +87,19 @@ impl LogHand {
     }
 }
 
-/// Hears what a log has become, and whether blocks of it are lost.
-pub type Listener = Box<dyn Fn(&LogStats, bool) + Send + Sync>;
+/// What a log means for its backing store.
+pub struct Standing {
+    /// Its counters.
+    pub stats: LogStats,
+    /// Blocks that cannot be read any more, as first block and count.
+    pub lost: Vec<(u64, u64)>,
+    /// The backing store's identity, if the superblock of a failed log could not take it before
+    /// the backing store was changed.
+    pub unmarked: Option<[u8; IDENTITY]>,
+}
+
+/// Hears how a log stands.
+pub type Listener = Box<dyn Fn(&Standing) + Send + Sync>;
 
 /// A log, its backing store, and their state.
 pub struct Logged {
@@ -199,16 +210,16 @@ impl Logged {
         let _ = self.listener.set(listener);
     }
 
-    /// Tells the listener how the backing store stands.
+    /// How the log stands now.
+    pub fn standing(&self) -> Standing {
+        let core = self.core.lock();
+        Standing { stats: core.stats(), lost: core.lost(), unmarked: self.watched.unmarked() }
+    }
+
+    /// Tells the listener how the log stands.
     pub(super) fn note_backing(&self) {
         if let Some(listener) = self.listener.get() {
-            let (stats, lost) = {
-                let core = self.core.lock();
-                let stats = core.stats();
-                // Whom that could hurt is who reads the backing store alone.
-                (stats, stats.through && !core.lost().is_empty())
-            };
-            listener(&stats, lost);
+            listener(&self.standing());
         }
     }
 
@@ -245,7 +256,14 @@ impl Logged {
     /// # Errors
     /// The log has failed.
     pub(super) fn forget(&self, changes: impl Fn(&Range<u64>) -> bool) -> Result<(), Fault> {
-        self.identify(self.watched.forget(changes))
+        let identity = self.watched.forget(changes);
+        let identified = self.identify(identity);
+        if identity.is_some() && self.core.lock().is_failed() {
+            // The superblock may not have it. This machine's record then does.
+            self.watched.set_unmarked();
+            self.note_backing();
+        }
+        identified
     }
 
     /// After a change of the backing store is durable: the superblock that moves the tail has the

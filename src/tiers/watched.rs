@@ -3,7 +3,8 @@
 //!
 //! Invariants: before a window writes to a range that has a sample, a superblock without that
 //! sample is durable; a sample comes back only when the backing store has its content durably. So
-//! each sample in a superblock is true at any power cut.
+//! each sample in a superblock is true at any power cut. If the drive of a failed log takes no
+//! superblock, this machine's record of the backing store holds the identity instead.
 
 use crate::BLOCK_SIZE;
 use crate::durable::format::IDENTITY;
@@ -22,6 +23,8 @@ pub(super) struct Watched(Mutex<Option<Inner>>);
 struct Inner {
     /// As the superblock has it, or will have it with the next window that ends.
     identity: Identity,
+    /// What the superblock of a failed log may lack.
+    unmarked: Option<Stored>,
     id: StableId,
     /// The drive itself, without copies.
     drive: Arc<dyn Drive>,
@@ -30,7 +33,7 @@ struct Inner {
 impl Watched {
     /// Keeps this identity from now on.
     pub fn begin(&self, identity: Identity, id: StableId, drive: Arc<dyn Drive>) {
-        *self.0.lock() = Some(Inner { identity, id, drive });
+        *self.0.lock() = Some(Inner { identity, unmarked: None, id, drive });
     }
 
     /// The ranges with samples, in blocks.
@@ -50,14 +53,28 @@ impl Watched {
         (*identity != before).then(|| identity.encode())
     }
 
+    /// The superblock may lack the identity, because the log has failed.
+    pub fn set_unmarked(&self) {
+        if let Some(inner) = self.0.lock().as_mut() {
+            inner.unmarked = Some(inner.identity.encode());
+        }
+    }
+
+    /// The identity that the superblock may lack.
+    pub fn unmarked(&self) -> Option<Stored> {
+        self.0.lock().as_ref()?.unmarked
+    }
+
     /// Reads dropped samples again, after a change is durable. Returns the identity for the next
     /// superblock, if there is a new one.
     pub fn remember(&self) -> Option<Stored> {
         let mut inner = self.0.lock();
-        let Inner { identity, drive, .. } = inner.as_mut().filter(|i| !i.identity.is_whole())?;
+        let inner = inner.as_mut().filter(|i| !i.identity.is_whole())?;
         // Unreadable samples stay unknown.
-        *identity = identity.renewed(&**drive).ok()?;
-        Some(identity.encode())
+        inner.identity = inner.identity.renewed(&*inner.drive).ok()?;
+        let stored = inner.identity.encode();
+        inner.unmarked = inner.unmarked.map(|_| stored);
+        Some(stored)
     }
 
     /// Reads all samples again, after the last write. Returns the identity for the last superblock.
@@ -66,7 +83,7 @@ impl Watched {
     /// The drive fails.
     pub fn renew(&self) -> Result<Option<Stored>, DriveError> {
         let mut inner = self.0.lock();
-        let Some(Inner { identity, id, drive }) = inner.as_mut() else { return Ok(None) };
+        let Some(Inner { identity, id, drive, .. }) = inner.as_mut() else { return Ok(None) };
         *identity = Identity::of(&**drive, id)?;
         Ok(Some(identity.encode()))
     }

@@ -26,12 +26,16 @@ impl Claimed {
             .map_err(|e| failed(self.backing.path(), &e))
     }
 
-    /// Compares the backing store with the identity in a log; `None` if that is damaged.
+    /// Compares the backing store with the identity in a log, or the newer one in this machine's
+    /// record; `None` if it is damaged.
     ///
     /// # Errors
     /// The backing store cannot be read.
     pub fn compare(&self, sb: &Superblock) -> Result<Option<Match>> {
-        let Some(stored) = Identity::decode(&sb.identity) else { return Ok(None) };
+        let unmarked = self.record.as_ref().and_then(|record| record.unmarked(sb));
+        let Some(stored) = unmarked.or_else(|| Identity::decode(&sb.identity)) else {
+            return Ok(None);
+        };
         let now = stored.alike(&self.backing, &StableId::of(&self.backing));
         Ok(Some(stored.compare(&now.map_err(|e| failed(self.backing.path(), &e))?)))
     }

@@ -16,7 +16,7 @@ use crate::media::{self, Drive, Identity, Memory, Ring, StableId};
 use crate::stats::{Latencies, LogStats, Stats};
 use crate::store::codec::Algorithm;
 use crate::sync::{Mutex, ready_to_wait};
-use crate::tiers::{Fault, LogHand, Logged, Policy, Shelf, Tending};
+use crate::tiers::{Fault, LogHand, Logged, Policy, Shelf, Standing, Tending};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -168,14 +168,13 @@ impl LogVolume {
 
     /// Keeps this machine's record of the backing store true from now on.
     pub(super) fn keep(&self, book: Book, record: Record) -> Result<()> {
-        let (stats, lost) = self.standing();
-        let first = record.after(&stats, !lost.is_empty());
+        let first = record.after(&self.logged.standing());
         book.save(&first)?;
         let last = Mutex::new(first.clone());
         let listener = book.clone();
-        self.logged.listen(Box::new(move |stats, lost| {
+        self.logged.listen(Box::new(move |standing| {
             let mut last = last.lock();
-            let now = last.after(stats, lost);
+            let now = last.after(standing);
             // A record that cannot be written says less than is true, as after a crash.
             if now != *last && listener.save(&now).is_ok() {
                 *last = now;
@@ -206,9 +205,9 @@ impl LogVolume {
         let witness = move || witness.as_ref().map(|witness| witness()).unwrap_or_default();
         let closed = tending.map_or(Ok(()), |tending| tending.close(&witness));
         if let Some((book, record)) = self.record.lock().take() {
-            let (stats, lost) = self.standing();
-            let mut now = record.after(&stats, !lost.is_empty());
-            now.dirty &= !(stats.clean && lost.is_empty());
+            let standing = self.logged.standing();
+            let mut now = record.after(&standing);
+            now.dirty &= !(standing.stats.clean && standing.lost.is_empty());
             let core = self.logged.core();
             if core.is_closed() {
                 // That superblock is durable.
@@ -222,15 +221,9 @@ impl LogVolume {
         closed
     }
 
-    /// How the log stands, and which blocks are lost.
-    fn standing(&self) -> (LogStats, Vec<(u64, u64)>) {
-        let core = self.logged.core();
-        (core.stats(), core.lost())
-    }
-
     /// All counters, now. What only a store in memory has is 0.
     pub fn stats(&self) -> Stats {
-        let (log, lost) = self.standing();
+        let Standing { stats: log, lost, .. } = self.logged.standing();
         let log = LogStats {
             reads_partial: self.partial[0].load(Ordering::Relaxed),
             writes_partial: self.partial[1].load(Ordering::Relaxed),

@@ -14,9 +14,9 @@
 
 use crate::durable::format::Superblock;
 use crate::error::{Context, Error, Result};
-use crate::media::{FileDrive, Place, StableId};
-use crate::stats::LogStats;
+use crate::media::{FileDrive, Identity, Place, StableId};
 use crate::stats::time::{now, rfc3339};
+use crate::tiers::Standing;
 use serde::{Deserialize, Serialize};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -49,6 +49,10 @@ pub(super) struct Record {
     pub past_unix_s: u64,
     /// See [`LogStats::mixture_since_unix_s`].
     pub mixture_since_unix_s: u64,
+    /// The backing store's identity, if the superblock of the log could not take it before the
+    /// volume itself changed the backing store: the log had failed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unmarked: Vec<u8>,
     /// A log with an unknown UUID was given up.
     pub gave_up: bool,
     /// Logs that it had before.
@@ -84,15 +88,23 @@ impl Seen {
 }
 
 impl Record {
-    /// The same after a volume's log has gone on; `lost`: blocks were, and without the log nobody
-    /// would know.
-    pub(super) fn after(&self, log: &LogStats, lost: bool) -> Self {
+    /// The same after a volume's log has gone on. Lost blocks keep it dirty: nothing else knows of
+    /// them.
+    pub(super) fn after(&self, standing: &Standing) -> Self {
+        let Standing { stats, lost, unmarked } = standing;
         Self {
-            dirty: !log.through || lost,
-            past_unix_s: log.past_unix_s,
-            mixture_since_unix_s: log.mixture_since_unix_s,
+            dirty: !stats.through || !lost.is_empty(),
+            past_unix_s: stats.past_unix_s,
+            mixture_since_unix_s: stats.mixture_since_unix_s,
+            unmarked: unmarked.map(Vec::from).unwrap_or_default(),
             ..self.clone()
         }
+    }
+
+    /// The identity that this log could not take: see [`Self::unmarked`].
+    pub(super) fn unmarked(&self, sb: &Superblock) -> Option<Identity> {
+        let stored = (self.uuid == sb.uuid).then_some(&self.unmarked)?;
+        Identity::decode(stored.as_slice().try_into().ok()?)
     }
 
     /// The log, as it was seen last.

@@ -3,6 +3,7 @@
 
 use super::shell::{missing, ok, run, text};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// A loop device, detached when dropped.
 pub struct Loop(pub PathBuf);
@@ -91,6 +92,12 @@ impl Drop for Loop {
         let out = run(20, "losetup", &["-d", self.path()]);
         if !out.status.success() {
             eprintln!("{} was left: {}", self.path(), text(&out));
+        }
+        // The kernel detaches it when the last program that looks at all devices has closed it.
+        let shown = Path::new("/sys/block").join(self.0.file_name().unwrap()).join("loop");
+        let until = Instant::now() + Duration::from_secs(10);
+        while shown.exists() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
