@@ -17,6 +17,8 @@ pub enum Loses {
     Log,
     /// Parts of the log that can't be read any more.
     Damaged,
+    /// What was written after an older state of the log.
+    Newer,
     /// What is on a drive.
     Drive,
     /// The requests of whoever holds the device.
@@ -240,7 +242,28 @@ remedies! {
     LOG_STALE = Remedy::or(
         "give that log",
         "give that log, or make this one anew, without what it held: `ztier log format DEV \
-         --backing DEV --force`",
+         --backing DEV --force`; --accept-older-log puts what it held over newer data",
+        Loses::Log,
+    );
+    /// A log that this machine has seen newer.
+    LOG_OLDER = Remedy::or(
+        "give the newer log",
+        "give the newer log; only if it is gone for good, --accept-older-log goes on with this one, \
+         without what was written since",
+        Loses::Newer,
+    );
+    /// The same, and the backing store lacks nothing of the newer one.
+    LOG_OLDER_THAN_BACKING = Remedy::last(
+        "make it anew, the backing store has what it held: `ztier log format DEV --backing DEV \
+         --force`; only if the backing store was put back to that state, too, --accept-older-log goes \
+         on with both",
+        Loses::Log,
+    );
+    /// A backing store that was changed while its log held newer data.
+    LOG_BEHIND = Remedy::or(
+        "copy both drives first",
+        "copy both drives first; then give up the log and what it held with --abandon-log, or what was \
+         changed on the backing store with --accept-changed-backing (then check the file system)",
         Loses::Log,
     );
     /// A log that does not say whose it is.
@@ -258,6 +281,11 @@ remedies! {
     );
     /// A log of another drive of the same content.
     LOG_MOVED = Remedy::safe("give the right drive, or add --moved if this is a copy of it");
+    /// The same, if only the size could be compared.
+    LOG_MOVED_UNSEEN = Remedy::safe(
+        "give the right drive, or add --moved if you are certain that this is a copy of it as it was, \
+         or the same drive under another id",
+    );
     /// Memory of a log that is another one.
     MEMORY_OF_ANOTHER_LOG = Remedy::or(
         "give the log that the volume had",
@@ -318,6 +346,7 @@ mod tests {
             }
             Loses::Log => &["what it held"],
             Loses::Damaged => &["what is damaged"],
+            Loses::Newer => &["what was written since"],
             Loses::Drive => &["overwrite what is on the drive"],
             Loses::Requests => &["requests"],
         }
@@ -325,7 +354,15 @@ mod tests {
 
     #[test]
     fn what_loses_data_says_so_and_comes_last() {
-        let lossy = ["--abandon-log", "--discard", "--wipe", "--accept-loss", "log format"];
+        let lossy = [
+            "--abandon-log",
+            "--accept-changed-backing",
+            "--accept-loss",
+            "--accept-older-log",
+            "--discard",
+            "--wipe",
+            "log format",
+        ];
         for (name, remedy) in ALL {
             let Remedy { text, loses, instead } = *remedy;
             assert!(!text.contains('\n') && !text.contains("  "), "{name}: {text}");

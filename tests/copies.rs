@@ -165,7 +165,7 @@ fn limits_that_cannot_be_are_refused() {
     assert_eq!(cache(&place.sandbox)["limit_bytes"], 2 << 20);
     // Nobody else may have the backing store meanwhile.
     let again = ["up", "two", "--export", "nbd", "--backing", &place.backing, "--ram-limit", "2M"];
-    place.sandbox.ztier(&again).refused(4, &["is in use"]);
+    place.sandbox.ztier(&again).refused(4, &["is in use", "volume `vol`"]);
     place.sandbox.ztier(&["down", "vol"]).ok();
 }
 

@@ -87,7 +87,15 @@ fn messages_that_are_explained_exist() {
 /// Flags that give data up are advised in one place, where tests look at what the advice says.
 #[test]
 fn advice_that_loses_data_is_in_one_table() {
-    let lossy = ["--abandon-log", "--accept-loss", "--discard", "--force", "--wipe"];
+    let lossy = [
+        "--abandon-log",
+        "--accept-changed-backing",
+        "--accept-loss",
+        "--accept-older-log",
+        "--discard",
+        "--force",
+        "--wipe",
+    ];
     // What other programs are told, and what is said of a flag that was given in vain.
     let others = ["--force", "--discard"];
     let of_flags = |text: &str| {

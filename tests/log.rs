@@ -32,7 +32,8 @@ fn the_backing_store_is_the_volume_before_and_after() {
     drop(disk);
     assert_eq!(place.log_of("vol")["clean"], false);
     // A log at work cannot be verified: it would be another one at the end than at the begin.
-    place.sandbox.ztier(&["log", "check", &place.log]).refused(4, &["fast", "is in use", "ztier"]);
+    let check = place.sandbox.ztier(&["log", "check", &place.log]);
+    check.refused(4, &["fast", "is in use", "volume `vol`"]);
     let out = place.sandbox.ztier(&["drain", "vol"]).ok();
     assert!(out.contains("all is in the backing store"), "{out}");
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
@@ -192,7 +193,7 @@ fn a_log_serves_only_its_own_backing_store_as_it_left_it() {
     place
         .sandbox
         .ztier(&["up", "two", "--export", "nbd", "--backing", backing, "--log", log])
-        .refused(4, &["is in use"]);
+        .refused(4, &["is in use", "volume `vol`"]);
     let mut disk = place.connect();
     disk.write(0, &content(0, 1));
     disk.flush();
@@ -218,9 +219,19 @@ fn a_log_serves_only_its_own_backing_store_as_it_left_it() {
     // Somebody writes to the backing store meanwhile.
     let file = File::options().write(true).open(backing).unwrap();
     file.write_at(&[1; 16], 5).unwrap();
-    up(&["--backing", backing, "--log", log]).refused(5, &["was changed", "newer data"]);
+    let drives = ["--backing", backing, "--log", log];
+    up(&drives).refused(5, &["was changed", "newer data", "superblock of ext4"]);
+    // The bytes are as they were, and still somebody has written.
     file.write_at(&[0; 16], 5).unwrap();
-    up(&["--backing", backing, "--log", log]).ok();
+    let changed = up(&drives);
+    if changed.status == 0 {
+        println!("skipped: this file system tells nothing of changes");
+    } else {
+        changed.refused(5, &["was changed", "counted", "--accept-changed-backing"]);
+        let said = up(&[&drives[..], &["--accept-changed-backing"]].concat());
+        assert!(said.err.contains("which was changed meanwhile"), "{said:?}");
+        said.ok();
+    }
     assert_eq!(place.connect().read(0, 4096), content(0, 1));
     let drained = place.sandbox.ztier(&["down", "vol", "--drain"]);
     assert!(!drained.err.contains("only"), "{drained:?}");
@@ -458,20 +469,25 @@ fn a_log_with_damaged_superblocks_can_be_given_up_in_place() {
 }
 
 #[test]
-fn a_drained_log_leaves_no_record_behind() {
+fn a_record_says_whether_the_log_holds_anything() {
     let place = Place::new();
-    place.sandbox.ztier(&place.up()).ok();
-    let records = || fs::read_dir(place.sandbox.state_dir()).map_or(0, |dir| dir.count());
-    assert_eq!(records(), 1);
-    let mut disk = place.connect();
-    disk.write(0, &content(0, 1));
-    disk.flush();
-    drop(disk);
+    let records = || {
+        let files = fs::read_dir(place.sandbox.state_dir()).into_iter().flatten().flatten();
+        let read = |file: fs::DirEntry| fs::read(file.path()).unwrap();
+        let all = files.map(|file| serde_json::from_slice(&read(file)).unwrap());
+        all.map(|record: serde_json::Value| record["dirty"].as_bool().unwrap()).collect::<Vec<_>>()
+    };
+    drop(place.up_with_a_write());
+    assert_eq!(records(), [true]);
     place.sandbox.ztier(&["down", "vol"]).ok();
-    assert_eq!(records(), 1);
+    assert_eq!(records(), [true]);
     place.sandbox.ztier(&place.up()).ok();
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
-    assert_eq!(records(), 0);
+    assert_eq!(records(), [false]);
+    // Then the backing store is free.
+    let bare = ["up", "vol", "--backing", &place.backing, "--export", "nbd"];
+    place.sandbox.ztier(&bare).ok();
+    place.sandbox.ztier(&["down", "vol"]).ok();
 }
 
 #[test]

@@ -163,7 +163,8 @@ fn a_log_that_cannot_even_be_marked_takes_nothing_more() {
         assert!(now == content(block, 1), "block {block} of the backing store");
     }
     drop(backing);
-    // The log does not know that the backing store went on, and may not come back.
+    // The limit is one of all files: neither the superblock nor this machine's record says that the
+    // volume itself changed the backing store.
     place.sandbox.ztier(&place.up()).refused(5, &["was changed", "--abandon-log"]);
     place.sandbox.ztier(&[&place.up()[..], &["--abandon-log"]].concat()).ok();
     worn.holds(1);

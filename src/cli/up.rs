@@ -68,6 +68,14 @@ pub struct Up {
     /// With a log: go on although parts of it are damaged; what they held is lost
     #[arg(long)]
     accept_loss: bool,
+    /// With a log that holds data: put it over a backing store that was changed by itself since;
+    /// what was changed there is lost or mixed with it
+    #[arg(long)]
+    accept_changed_backing: bool,
+    /// With a log that is older than this machine has seen it (a copy, a snapshot): go on with it;
+    /// what was written since is lost
+    #[arg(long)]
+    accept_older_log: bool,
     /// With a log that is gone or damaged: go on from the backing store's own state, which `up`
     /// then tells; what only that log held is lost
     #[arg(long)]
@@ -172,6 +180,8 @@ impl Up {
         if let Some(log) = &mut plan.log {
             (log.wipe, log.moved, log.accept_loss) = (self.wipe, self.moved, self.accept_loss);
             log.abandon = self.abandon_log;
+            log.accept_changed = self.accept_changed_backing;
+            log.accept_older = self.accept_older_log;
         }
         if let Some(spill) = &mut plan.spill {
             spill.wipe = self.wipe;
@@ -217,6 +227,8 @@ impl Up {
             ("--moved", self.moved),
             ("--accept-loss", self.accept_loss),
             ("--abandon-log", self.abandon_log),
+            ("--accept-changed-backing", self.accept_changed_backing),
+            ("--accept-older-log", self.accept_older_log),
         ];
         let vain = of_log.iter().find(|(_, given)| *given && plan.log.is_none());
         if let Some((flag, _)) = vain {

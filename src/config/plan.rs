@@ -337,17 +337,7 @@ impl Plan {
         refuse_of_spill(settings)?;
         let plan = LogPlan::of(settings, log.clone(), backing.clone())?;
         let segment_bytes = check_segment(settings)?;
-        let pair = volume::Pair {
-            log,
-            backing,
-            segment: segment_bytes,
-            wipe: false,
-            moved: false,
-            force: false,
-            abandon: false,
-            accepted: Accepted::default(),
-            state: paths.state.clone(),
-        };
+        let pair = volume::Pair::new(log, backing, segment_bytes, paths.state.clone());
         let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
         Ok(Self {
             name: volume.to_owned(),

@@ -5,7 +5,6 @@
 
 use crate::config::Plan;
 use crate::control::NewLog;
-use crate::durable::Accepted;
 use crate::error::{Error, Result};
 use crate::remedy;
 use crate::volume::{Pair, Serving};
@@ -28,17 +27,8 @@ pub(super) fn plan(now: &Plan, log: &NewLog, records: &Path) -> Result<Plan> {
             Error::busy(format!("{} is its log already", path.display())).mend("leave out --log")
         );
     };
-    let pair = Pair {
-        log: path,
-        backing,
-        segment: next.segment_bytes,
-        wipe: *wipe,
-        moved: false,
-        force: false,
-        abandon: false,
-        accepted: Accepted::default(),
-        state: records.to_owned(),
-    };
+    let pair =
+        Pair { wipe: *wipe, ..Pair::new(path, backing, next.segment_bytes, records.to_owned()) };
     pair.check_log()?;
     Ok(next)
 }

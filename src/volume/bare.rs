@@ -69,7 +69,9 @@ impl BareVolume {
             .mend(remedy::MEMORY_OF_LOG));
         }
         let drive = FileDrive::take(backing, memory.is_inherited())?;
-        match Book::of(state, &drive).load()? {
+        let book = Book::of(state, &drive);
+        book.refuse_beside(backing)?;
+        match book.load()? {
             Some(record) if record.dirty => Err(Error::would_lose(format!(
                 "{} lacks what its log on {} holds",
                 backing.display(),

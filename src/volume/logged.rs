@@ -13,12 +13,12 @@ use crate::BLOCK_SIZE;
 use crate::cache::Cached;
 use crate::durable::{self, Inspection, Kept, OpenError};
 use crate::error::{Context, Error, Result};
-use crate::media::{Drive, Failures, Identity, Memory, Ring, StableId};
+use crate::media::{self, Drive, Failures, Identity, Memory, Ring, StableId};
 use crate::stats::drives::Role;
 use crate::stats::{Latencies, LogStats, Stats};
 use crate::store::codec::Algorithm;
 use crate::sync::{Mutex, ready_to_wait};
-use crate::tiers::{Fault, LogHand, Logged, Policy, Shelf, Tending};
+use crate::tiers::{Fault, LogHand, Logged, Policy, Shelf, Standing, Tending};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -46,8 +46,8 @@ pub struct LogOptions {
     pub ram_limit_max: u64,
 }
 
-/// Says what is known of a backing store, as a number; 0: nothing.
-pub type Witness = Box<dyn Fn() -> u64 + Send>;
+/// Says what is known of a backing store.
+pub type Witness = Box<dyn Fn() -> media::Witness + Send>;
 
 /// A block device over a log and a backing store.
 pub struct LogVolume {
@@ -109,13 +109,14 @@ impl LogVolume {
     /// # Errors
     /// The drive fails.
     pub(super) fn open_found(
-        found: Inspection,
+        mut found: Inspection,
         (log, mut backing): (Arc<dyn Drive>, Arc<dyn Drive>),
         options: LogOptions,
         epoch: u64,
         kept: Kept,
     ) -> std::result::Result<Arc<Self>, OpenError> {
         let fitted = options.log.fitted(&found.superblock);
+        found.superblock.at_s = crate::stats::time::now();
         if found.superblock.spent {
             // What went past it is forgotten with that mark, and no flush of the log covers it.
             backing.flush()?;
@@ -171,22 +172,22 @@ impl LogVolume {
     }
 
     /// Says what the superblock has of the backing store's identity: from now on it is kept true.
-    pub(super) fn watch(&self, identity: Identity, id: StableId) {
-        self.logged.watch(identity, id);
+    /// `drive` is the backing store itself.
+    pub(super) fn watch(&self, identity: Identity, id: StableId, drive: Arc<dyn Drive>) {
+        self.logged.watch(identity, id, drive);
     }
 
     /// Keeps this machine's record of the backing store true from now on.
     pub(super) fn keep(&self, book: Book, record: Record) -> Result<()> {
-        let (stats, lost) = self.standing();
-        let first = record.after(&stats, !lost.is_empty());
+        let first = record.after(&self.logged.standing());
         book.save(&first)?;
         self.noted.lock().clone_from(&first.noted);
         let record = Arc::new(Mutex::new(first));
         let (listener, last) = (book.clone(), Arc::clone(&record));
         let still_noted = self.watch_losses();
-        self.logged.listen(Box::new(move |stats, lost| {
+        self.logged.listen(Box::new(move |standing| {
             let mut last = last.lock();
-            let now = Record { noted: still_noted(), ..last.after(stats, lost) };
+            let now = Record { noted: still_noted(&standing.lost), ..last.after(standing) };
             // A record that cannot be written says less than is true, as after a crash.
             if now != *last && listener.save(&now).is_ok() {
                 *last = now;
@@ -196,15 +197,12 @@ impl LogVolume {
         Ok(())
     }
 
-    /// What calls the alarm when more blocks are lost than before, and says of which of them note
+    /// What, given the lost blocks, calls the alarm when more blocks are lost than before, and says of which of them note
     /// was taken. A block that was written since is no such block: it may be lost again.
-    fn watch_losses(&self) -> impl Fn() -> Vec<(u64, u64)> + Send + Sync + use<> {
-        let (logged, alarm) = (Arc::downgrade(&self.logged), Arc::clone(&self.alarm));
-        let noted = Arc::clone(&self.noted);
+    fn watch_losses(&self) -> impl Fn(&[(u64, u64)]) -> Vec<(u64, u64)> + Send + Sync + use<> {
+        let (noted, alarm) = (Arc::clone(&self.noted), Arc::clone(&self.alarm));
         let known = AtomicU64::new(0);
-        move || {
-            let Some(logged) = logged.upgrade() else { return noted.lock().clone() };
-            let lost = logged.core().lost();
+        move |lost| {
             let count = lost.iter().map(|(_, count)| count).sum();
             if count > known.swap(count, Ordering::Relaxed)
                 && let Some(alarm) = alarm.get()
@@ -212,7 +210,7 @@ impl LogVolume {
                 alarm();
             }
             let mut noted = noted.lock();
-            *noted = common(&noted, &lost);
+            *noted = common(&noted, lost);
             noted.clone()
         }
     }
@@ -235,15 +233,22 @@ impl LogVolume {
     pub fn close(&self) -> std::result::Result<(), Fault> {
         let tending = self.tending.lock().take();
         let witness = self.witness.lock().take();
-        let witness = move || witness.as_ref().map_or(0, |witness| witness());
+        let witness = move || witness.as_ref().map(|witness| witness()).unwrap_or_default();
         let closed = tending.map_or(Ok(()), |tending| tending.close(&witness));
         if let Some((book, record)) = self.record.lock().take() {
-            let (stats, lost) = self.standing();
-            let noted = common(&self.noted.lock(), &lost);
-            let now = Record { noted, ..record.lock().after(&stats, !lost.is_empty()) };
-            let is_over = stats.clean && lost.is_empty();
-            // What stays is no less safe: it says that the log may hold something.
-            let _ = if is_over { book.settle(&now) } else { book.save(&now) };
+            let standing = self.logged.standing();
+            let noted = common(&self.noted.lock(), &standing.lost);
+            let mut now = Record { noted, ..record.lock().after(&standing) };
+            now.dirty &= !(standing.stats.clean && standing.lost.is_empty());
+            let core = self.logged.core();
+            if core.is_closed() {
+                // That superblock is durable.
+                let sb = core.superblock();
+                (now.generation, now.at_unix_s) = (sb.generation, sb.at_s);
+            }
+            drop(core);
+            // What stays is no less safe: it says that the log may hold something, and is older.
+            let _ = book.save(&now);
         }
         closed
     }
@@ -253,15 +258,9 @@ impl LogVolume {
         self.drives.iter().filter_map(|(role, drive)| Some((*role, drive.failures()?)))
     }
 
-    /// How the log stands, and which blocks are lost.
-    fn standing(&self) -> (LogStats, Vec<(u64, u64)>) {
-        let core = self.logged.core();
-        (core.stats(), core.lost())
-    }
-
     /// All counters, now. What only a store in memory has is 0.
     pub fn stats(&self) -> Stats {
-        let (log, lost) = self.standing();
+        let Standing { stats: log, lost, .. } = self.logged.standing();
         let log = LogStats {
             reads_partial: self.partial[0].load(Ordering::Relaxed),
             writes_partial: self.partial[1].load(Ordering::Relaxed),
@@ -336,7 +335,7 @@ impl Serving for LogVolume {
         let kept = self.record.lock();
         // The listener leaves the note alone meanwhile.
         let mut kept = kept.as_ref().map(|(book, record)| (book, record.lock()));
-        let (_, lost) = self.standing();
+        let lost = self.logged.standing().lost;
         if let Some((book, record)) = &mut kept {
             let now = Record { noted: lost.clone(), ..Record::clone(record) };
             book.save(&now)?;

@@ -7,6 +7,7 @@ mod attach;
 mod bare;
 mod below;
 mod channel;
+mod claimed;
 mod counters;
 mod crew;
 mod device;

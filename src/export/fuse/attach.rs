@@ -3,7 +3,8 @@
 //! Invariants: the device has direct I/O or is not made at all; no descriptor of it is kept.
 
 use crate::error::{Context, Error, Result};
-use crate::export::loopdev::{LoopInfo, detach, open, require_backing, sys};
+use crate::export::loopdev::{detach, open, require_backing, sys};
+use crate::media::LoopInfo;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
