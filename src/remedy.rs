@@ -194,6 +194,13 @@ remedies! {
          log is gone for good, go on without what it held: any new file as --log, and --abandon-log",
         Loses::Log,
     );
+    /// A drive that overlaps with a backing store whose log holds data.
+    OVERLAP_LACKS_LOG = Remedy::or(
+        "bring that backing store up with its log and take it down with --drain",
+        "bring that backing store up with its log and take it down with --drain; only if that log is \
+         gone for good, go on without what it held by --abandon-log",
+        Loses::Log,
+    );
     /// A log whose superblocks are damaged.
     LOG_BROKEN = Remedy::last(
         "look at it with `ztier log check DEV`; where nothing else helps, go on without what it \
@@ -248,15 +255,15 @@ remedies! {
     /// A log that this machine has seen newer.
     LOG_OLDER = Remedy::or(
         "give the newer log",
-        "give the newer log; only if it is gone for good, --accept-older-log goes on with this one, \
-         without what was written since",
+        "give the newer log; only if it is gone for good, --accept-older-log goes on with this \
+         one, without what was written since",
         Loses::Newer,
     );
     /// The same, and the backing store lacks nothing of the newer one.
     LOG_OLDER_THAN_BACKING = Remedy::last(
         "make it anew, the backing store has what it held: `ztier log format DEV --backing DEV \
-         --force`; only if the backing store was put back to that state, too, --accept-older-log goes \
-         on with both",
+         --force`; only if the backing store was put back to that state, too, --accept-older-log \
+         goes on with both",
         Loses::Log,
     );
     /// A backing store that was changed while its log held newer data.

@@ -85,7 +85,12 @@ fn a_copy_from_before_a_drain_is_not_put_over_what_was_written_since() {
     let drained = format!("{}.drained", place.log);
     copy(&place.log, &drained);
     copy(&old, &place.log);
-    let says = [OLDER, "than this machine has seen (of 20", "was brought to", "log format --force"];
+    let says = [
+        OLDER,
+        "than this machine has seen (of 20",
+        "has what it held",
+        "ztier log format DEV --backing DEV --force",
+    ];
     refused(&place, &[], &says);
     // Other flags do not accept it.
     refused(&place, &["--accept-changed-backing", "--moved", "--accept-loss"], &[OLDER]);
@@ -128,7 +133,7 @@ fn a_copy_from_before_more_was_written_is_not_the_log() {
     down(&place, &[]);
     copy(&place.log, &new);
     copy(&old, &place.log);
-    refused(&place, &[], &[OLDER, "give the newer one", &place.log, "--accept-older-log"]);
+    refused(&place, &[], &[OLDER, "give the newer log", &place.log, "--accept-older-log"]);
     // The newer one is as good as ever, also in another place.
     copy(&new, &place.log);
     up(&place, &[]);
@@ -172,7 +177,7 @@ fn an_empty_copy_does_not_hide_what_the_log_holds() {
     let new = format!("{}.new", place.log);
     copy(&place.log, &new);
     copy(&old, &place.log);
-    refused(&place, &[], &[OLDER, "give the newer one"]);
+    refused(&place, &[], &[OLDER, "give the newer log"]);
     copy(&new, &place.log);
     up(&place, &[]);
     check(&place, 2);
@@ -233,7 +238,7 @@ fn each_log_that_a_backing_store_had_is_remembered() {
     copy(&place.log, &drained);
     for stale in [&old, &old_second] {
         copy(stale, &place.log);
-        refused(&place, &[], &[OLDER, "was brought to"]);
+        refused(&place, &[], &[OLDER, "has what it held"]);
     }
     copy(&drained, &place.log);
     up(&place, &[]);
@@ -261,7 +266,7 @@ fn a_log_may_move() {
     write(&place, 2);
     down(&place, &[]);
     // What stayed behind is the older one now.
-    refused(&place, &[], &[&place.log, OLDER, "give the newer one, last seen on", &other]);
+    refused(&place, &[], &[&place.log, OLDER, "give the newer log", "last on", &other]);
     place.sandbox.ztier(&moved).ok();
     check(&place, 2);
     down(&place, &["--drain"]);

@@ -548,16 +548,16 @@ impl Pair {
     /// A log that this machine has seen newer. `lacking`: what that held, the backing store lacks.
     fn older(&self, sb: &Superblock, seen: Seen, lacking: Option<&Record>) -> Error {
         let (log, backing) = (self.log.display(), self.backing.display());
-        let place = lacking.map(|record| format!(", last on {}", record.log.display()));
-        let error = Error::would_lose(format!(
+        let text = format!(
             "{log} holds the log of {backing} in an older state ({}, generation {}) than this machine \
-             has seen ({}, generation {}{})",
+             has seen ({}, generation {})",
             moment(sb.at_s),
             sb.generation,
             moment(seen.at_unix_s),
-            seen.generation,
-            place.unwrap_or_default()
-        ));
+            seen.generation
+        );
+        let place = lacking.map(|record| format!(", last on {}", record.log.display()));
+        let error = Error::would_lose(text + &place.unwrap_or_default());
         error.mend(match lacking {
             Some(_) => remedy::LOG_OLDER,
             None => remedy::LOG_OLDER_THAN_BACKING,

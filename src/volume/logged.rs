@@ -197,8 +197,8 @@ impl LogVolume {
         Ok(())
     }
 
-    /// What, given the lost blocks, calls the alarm when more blocks are lost than before, and says of which of them note
-    /// was taken. A block that was written since is no such block: it may be lost again.
+    /// What, given the lost blocks, calls the alarm when they are more than before, and says which
+    /// of them are noted. A block that was written since is not: it may be lost again.
     fn watch_losses(&self) -> impl Fn(&[(u64, u64)]) -> Vec<(u64, u64)> + Send + Sync + use<> {
         let (noted, alarm) = (Arc::clone(&self.noted), Arc::clone(&self.alarm));
         let known = AtomicU64::new(0);

@@ -15,6 +15,7 @@
 use crate::durable::format::Superblock;
 use crate::error::{Context, Error, Result};
 use crate::media::{FileDrive, Identity, Place, StableId};
+use crate::remedy;
 use crate::stats::time::{now, rfc3339};
 use crate::tiers::Standing;
 use serde::{Deserialize, Serialize};
@@ -260,10 +261,7 @@ impl Book {
             "{} has bytes of {backing}, which lacks what its log on {log} holds",
             drive.display()
         ))
-        .mend(format!(
-            "bring {backing} up with that log and take it down with --drain, or with --abandon-log if \
-             the log is gone"
-        )))
+        .mend(remedy::OVERLAP_LACKS_LOG))
     }
 
     /// The last known generation of the log `uuid`: from `own`, the record of this backing store,
