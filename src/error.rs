@@ -4,8 +4,10 @@
 //! (a terminal, a log, a control reply) stays one line an error. Errors of single requests are
 //! [`crate::volume::IoError`]; they carry an errno and no text.
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use std::fmt;
+use std::any::Any;
+use std::{fmt, io};
 
 /// The exit status of a command that did not end with 0 («done»). The only table of them;
 /// documented in `docs/control.md`.
@@ -23,7 +25,7 @@ pub enum Status {
     Busy = 4,
     /// Refused, because data would be lost.
     WouldLose = 5,
-    /// Done as far as possible: the volume is degraded, or data is lost.
+    /// Done as far as possible: the volume is degraded, its daemon is gone, or data is lost.
     Degraded = 6,
 }
 
@@ -81,6 +83,27 @@ impl Error {
         self
     }
 
+    /// Adds a clause to what failed.
+    #[must_use]
+    pub fn but(mut self, clause: impl fmt::Display) -> Self {
+        self.text = one_line(format!("{}, and {clause}", self.text));
+        self
+    }
+
+    /// Adds a further thing to do.
+    #[must_use]
+    pub fn and(self, further: impl fmt::Display) -> Self {
+        let mend = self.mend.as_ref().map_or(String::new(), |mend| format!("{mend}; "));
+        self.mend(format!("{mend}{further}"))
+    }
+
+    /// The same error with `before` before its text.
+    #[must_use]
+    pub fn after(mut self, before: impl fmt::Display) -> Self {
+        self.text = one_line(format!("{before}{}", self.text));
+        self
+    }
+
     /// What kind of failure it is.
     pub fn status(&self) -> Status {
         self.status
@@ -116,21 +139,39 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Adds «doing what, on what» to the operating system's own errors.
+/// Adds «doing what, on what» to an error.
 pub trait Context<T> {
-    /// Turns an error into a failure that begins with `what`, for example
-    /// `cannot attach /dev/loop3: Device or resource busy`.
+    /// Turns an error into one that begins with `what`, for example
+    /// `cannot attach /dev/loop3: Device or resource busy`. An [`Error`] keeps its status and what
+    /// to do about it; `EBUSY` is [`Status::Busy`], and any other becomes a failure.
     fn context(self, what: impl fmt::Display) -> Result<T>;
 }
 
-impl<T, E: fmt::Display> Context<T> for std::result::Result<T, E> {
+impl<T, E: fmt::Display + 'static> Context<T> for std::result::Result<T, E> {
     fn context(self, what: impl fmt::Display) -> Result<T> {
-        self.map_err(|e| Error::failure(format!("{what}: {e}")))
+        self.map_err(|e| {
+            let mut slot = Some(e);
+            let ours = (&mut slot as &mut dyn Any).downcast_mut::<Option<Error>>();
+            if let Some(error) = ours.and_then(Option::take) {
+                return error.after(format_args!("{what}: "));
+            }
+            let Some(e) = slot else { return Error::failure(what.to_string()) };
+            let status = if is_busy(&e) { Status::Busy } else { Status::Failed };
+            Error::new(status, format!("{what}: {e}"))
+        })
     }
+}
+
+/// Whether the system says that something is in use.
+fn is_busy(e: &dyn Any) -> bool {
+    let code = e.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+    let code = code.or_else(|| e.downcast_ref::<Errno>().map(|e| e.raw_os_error()));
+    code == Some(Errno::BUSY.raw_os_error())
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]
@@ -138,5 +179,26 @@ mod tests {
         let e = Error::usage("size is\n  zero\r\n").mend("give at least 4096");
         assert_eq!(e.to_string(), "size is zero; give at least 4096");
         assert_eq!(e.exit_status(), 2);
+    }
+
+    #[test]
+    fn what_the_system_calls_busy_is_busy() {
+        let busy = io::Error::from_raw_os_error(Errno::BUSY.raw_os_error());
+        assert_eq!(Err::<(), _>(busy).context("x").unwrap_err().status(), Status::Busy);
+        assert_eq!(Err::<(), _>(Errno::BUSY).context("x").unwrap_err().status(), Status::Busy);
+        assert_eq!(Err::<(), _>(Errno::IO).context("x").unwrap_err().status(), Status::Failed);
+    }
+
+    #[test]
+    fn context_keeps_the_status_and_the_mend() {
+        let refused = || Err::<(), _>(Error::would_lose("it holds ext4").mend("add --wipe"));
+        let e = refused().context("cannot use /dev/x").unwrap_err();
+        assert_eq!(e.to_string(), "cannot use /dev/x: it holds ext4; add --wipe");
+        assert_eq!(e.status(), Status::WouldLose);
+        let e = "x".parse::<u8>().context("odd").unwrap_err();
+        assert_eq!(
+            (e.to_string().as_str(), e.exit_status()),
+            ("odd: invalid digit found in string", 1)
+        );
     }
 }

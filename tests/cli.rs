@@ -7,7 +7,9 @@ mod support {
     pub mod sandbox;
 }
 
-use std::fs;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 use support::disk::Disk;
 use support::sandbox::{Sandbox, eventually, finish};
@@ -31,6 +33,24 @@ fn up(sandbox: &Sandbox, name: &str) {
 
 fn connect(sandbox: &Sandbox, name: &str) -> Disk {
     Disk::open(&sandbox.run_dir().join(format!("{name}.nbd")), name)
+}
+
+#[test]
+fn a_path_that_is_no_text_is_refused_by_name() {
+    let sandbox = Sandbox::new();
+    let path = sandbox.path().join(OsStr::from_bytes(b"disk\xff"));
+    File::create(&path).unwrap().set_len(16 << 20).unwrap();
+    for flag in ["--backing", "--spill", "--socket"] {
+        let mut command = sandbox.command(&["up", "vol", "--export", "nbd"]);
+        if flag != "--backing" {
+            command.args(["--size", "64M"]);
+        }
+        let out = command.arg(flag).arg(&path).output().unwrap();
+        let err = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(2), "{err}");
+        assert!(err.contains("disk") && err.contains("is not UTF-8; rename it"), "{err}");
+    }
+    assert_eq!(sandbox.files(), [""; 0]);
 }
 
 #[test]
@@ -126,7 +146,7 @@ fn a_volume_from_up_to_down() {
     let text = sandbox.ztier(&["status", "vol"]).ok();
     assert!(text.contains("400 KiB (") && text.contains("NBD"), "{text}");
     let list = sandbox.ztier(&["list"]).ok();
-    assert!(list.lines().nth(1).unwrap().starts_with("vol   up     nbd"), "{list}");
+    assert!(list.lines().nth(1).unwrap().starts_with("vol   ok     nbd"), "{list}");
 
     let stats = sandbox.ztier(&["stats", "vol", "--format", "json"]).json();
     assert_eq!(stats["write"]["requests"], 1);
@@ -141,10 +161,10 @@ fn a_volume_from_up_to_down() {
     assert!(sandbox.ztier(&["stats", "vol"]).ok().contains("blocks stored"));
 
     // Held: refused. Released, but with data: refused. Given up: gone, without a trace.
-    sandbox.ztier(&["down", "vol", "--discard"]).refused(1, &["`vol` is in use", "NBD", "--force"]);
+    sandbox.ztier(&["down", "vol", "--discard"]).refused(4, &["`vol` is in use", "NBD", "--force"]);
     drop(client);
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
-    sandbox.ztier(&["down", "vol"]).refused(1, &["400 KiB", "nowhere else", "--discard"]);
+    sandbox.ztier(&["down", "vol"]).refused(5, &["400 KiB", "nowhere else", "--discard"]);
     assert_eq!(connect(&sandbox, "vol").read(4096, data.len()), data);
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
     assert_eq!(sandbox.ztier(&["down", "vol", "--discard"]).ok(), "vol is down\n");

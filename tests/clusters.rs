@@ -12,7 +12,7 @@ use ram_drive::RamDrive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use ztier::durable::format::{CLUSTER, data_at};
+use ztier::durable::format::{CLUSTER, IDENTITY, data_at};
 use ztier::durable::{self, Options};
 use ztier::media::Drive;
 use ztier::stats::LogStats;
@@ -181,7 +181,7 @@ fn lz4_gives_way_to_clusters_only_where_the_drive_is_slow() {
     assert!(clustered(Algorithm::Zstd, 0) > BLOCKS * 9 / 10);
 }
 
-const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v1-clusters.img");
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v3-clusters.img");
 const GOLDEN_BYTES: u64 = 448 << 10;
 
 /// What the golden image holds.
@@ -196,7 +196,7 @@ fn golden() -> Vec<u8> {
 fn write_golden() {
     let log = Arc::new(RamDrive::new(GOLDEN_BYTES));
     let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
-    durable::format(&*log, [1; 16], [2; 64], BLOCKS, 32 << 10).unwrap();
+    durable::format(&*log, [1; 16], [2; IDENTITY], BLOCKS, 32 << 10).unwrap();
     let policy = Policy { enabled: false, ..Policy::default() };
     let checkpoint = Options { checkpoint: 1, ..Options::default() };
     let (algorithm, log_options) = (Algorithm::Zstd, checkpoint);

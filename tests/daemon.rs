@@ -4,10 +4,11 @@
 mod support {
     pub mod disk;
     pub mod nbd;
+    pub mod pty;
     pub mod sandbox;
 }
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -16,7 +17,10 @@ use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
 use support::disk::Disk;
+use support::pty::Window;
 use support::sandbox::{Guard, PATIENCE, Sandbox, eventually, finish, wait};
 
 const UP: [&str; 6] = ["up", "vol", "--size", "64M", "--export", "nbd"];
@@ -49,11 +53,15 @@ fn a_killed_daemon_is_listed_and_cleaned_up() {
     let list = sandbox.ztier(&["list"]);
     assert!(list.out.lines().nth(1).unwrap().starts_with("vol   dead"), "{list:?}");
     assert!(list.err.contains("vol.nbd") && list.err.contains("ztier restart vol"), "{list:?}");
-    sandbox.ztier(&["status", "vol"]).refused(1, &["is gone", "ztier down vol"]);
-    sandbox.ztier(&["set", "vol", "size=1G"]).refused(1, &["is gone"]);
-    let left = sandbox.ztier(&["list", "--json"]).json();
+    sandbox.ztier(&["status", "vol"]).refused(6, &["is gone", "ztier down vol"]);
+    sandbox.ztier(&["set", "vol", "size=1G"]).refused(6, &["is gone"]);
+    // What is dead is loud.
+    assert_eq!(list.status, 6);
+    sandbox.ztier(&["status"]).refused(6, &["the daemon of volume `vol` is gone", "restart vol"]);
+    let left = sandbox.ztier(&["list", "--json"]).looked();
+    let left: serde_json::Value = serde_json::from_str(&left).unwrap();
     assert_eq!(left[0]["left"].as_array().unwrap().len(), 2, "{left}");
-    sandbox.ztier(&["down", "vol"]).refused(1, &["in memory is kept", "restart", "--discard"]);
+    sandbox.ztier(&["down", "vol"]).refused(5, &["in memory is kept", "restart", "--discard"]);
     let out = sandbox.ztier(&["down", "vol", "--discard"]).ok();
     assert!(out.contains("removed: socket") && out.contains("vol.nbd"), "{out}");
     assert!(out.contains("the memory that was kept"), "{out}");
@@ -81,8 +89,8 @@ fn a_broken_state_file_is_told_and_removed() {
     sandbox.kill("vol");
     fs::write(sandbox.run_dir().join("vol.json"), "{\"pid\": tru").unwrap();
     let list = sandbox.ztier(&["list"]);
-    assert!(list.err.contains("cannot read") && list.status == 0, "{list:?}");
-    sandbox.ztier(&UP).refused(1, &["can't be used", "cannot read", "--discard"]);
+    list.refused(6, &["volume `vol`", "cannot read"]);
+    sandbox.ztier(&UP).refused(5, &["can't be used", "cannot read", "--discard"]);
     let out = sandbox.ztier(&["down", "vol", "--discard"]).ok();
     assert!(out.contains("unreadable state file"), "{out}");
     assert!(out.contains("vol.nbd"), "known by the name of the volume: {out}");
@@ -120,7 +128,7 @@ fn an_up_that_fails_leaves_nothing() {
     let taken = sandbox.path().join("taken");
     let _listener = UnixListener::bind(&taken).unwrap();
     let taken_by_us = taken.display().to_string();
-    sandbox.ztier(&[&UP[..], &["--socket", &taken_by_us]].concat()).refused(1, &["taken"]);
+    sandbox.ztier(&[&UP[..], &["--socket", &taken_by_us]].concat()).refused(4, &["taken"]);
     assert!(taken.exists());
     assert_eq!(sandbox.files(), [""; 0]);
 }
@@ -185,13 +193,25 @@ fn sockets_of_the_service_manager_are_served() {
     assert!(!sandbox.files().contains(&"vol.nbd".into()), "only what was handed over is served");
     drop(disk);
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
-    signal(&daemon.0, Signal::TERM);
+    eventually("it is down", || sandbox.ztier(&["down", "vol", "--discard"]).status == 0);
     assert_eq!(wait(&mut daemon.0), 0);
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
+/// The data of a volume whose daemon was told to end: kept, and still there for the next one.
+fn goes_on_with(sandbox: &Sandbox, data: &[u8]) {
+    assert!(sandbox.files().contains(&"vol.keep".into()), "{:?}", sandbox.files());
+    let list = sandbox.ztier(&["list"]);
+    assert!(list.err.contains("`ztier restart vol` goes on with its data"), "{list:?}");
+    sandbox.ztier(&["down", "vol"]).refused(5, &["in memory is kept", "--discard"]);
+    sandbox.ztier(&["restart", "vol"]).ok();
+    assert_eq!(connect(sandbox).read(0, data.len()), data);
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
 #[test]
-fn a_signal_waits_for_those_who_hold_the_device() {
+fn a_signal_waits_for_those_who_hold_the_device_and_gives_no_data_up() {
     let sandbox = Sandbox::new();
     let log = sandbox.path().join("log");
     let mut command = sandbox.command(&UP);
@@ -205,24 +225,95 @@ fn a_signal_waits_for_those_who_hold_the_device() {
     assert_eq!(client.read(0, 4096), [7; 4096], "still served");
     drop(client);
     assert_eq!(wait(&mut daemon.0), 0);
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(said.contains("4 KiB exist nowhere else: the memory is kept"), "{said}");
+    assert!(
+        said.contains("`ztier down vol --discard` gives up what exists in memory only"),
+        "{said}"
+    );
+    goes_on_with(&sandbox, &[7; 4096]);
+}
+
+#[test]
+fn a_second_signal_does_not_wait_and_gives_no_data_up() {
+    for data in [&[][..], &[7; 4096]] {
+        let sandbox = Sandbox::new();
+        let log = sandbox.path().join("log");
+        let mut command = sandbox.command(&UP);
+        let mut daemon = foreground(command.stderr(fs::File::create(&log).unwrap()));
+        let mut client = connect(&sandbox);
+        if !data.is_empty() {
+            client.write(0, data);
+        }
+        signal(&daemon.0, Signal::TERM);
+        eventually("the holder is named", || {
+            fs::read_to_string(&log).unwrap().contains("asked to end, but")
+        });
+        signal(&daemon.0, Signal::INT);
+        assert_eq!(wait(&mut daemon.0), 0);
+        assert!(client.is_closed());
+        match data {
+            // What holds nothing leaves nothing.
+            [] => assert_eq!(sandbox.files(), [""; 0]),
+            data => goes_on_with(&sandbox, data),
+        }
+    }
+}
+
+/// Starts a daemon in the foreground of a terminal, and writes into its volume.
+fn in_a_window(sandbox: &Sandbox, window: &Window) -> Guard {
+    let daemon = Guard(window.spawn(&sandbox.command(&[&UP[..], &["--foreground"]].concat())));
+    let socket = sandbox.run_dir().join("vol.sock");
+    eventually("it is up", || socket.exists() && sandbox.ztier(&["status", "vol"]).status == 0);
+    connect(sandbox).write(0, &[7; 4096]);
+    eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
+    daemon
+}
+
+#[test]
+fn a_terminal_that_is_closed_takes_no_volume_with_it() {
+    let sandbox = Sandbox::new();
+    let window = Window::new();
+    let mut daemon = in_a_window(&sandbox, &window);
+    let before = sandbox.pid("vol");
+    window.close();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(sandbox.pid("vol"), before, "another daemon");
+    signal(&daemon.0, Signal::HUP);
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(connect(&sandbox).read(0, 4096), [7; 4096]);
+    eventually("it is down", || sandbox.ztier(&["down", "vol", "--discard"]).status == 0);
+    assert_eq!(wait(&mut daemon.0), 0);
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
 #[test]
-fn a_second_signal_does_not_wait() {
+fn ctrl_c_ends_a_volume_in_the_foreground_and_gives_no_data_up() {
     let sandbox = Sandbox::new();
-    let log = sandbox.path().join("log");
-    let mut command = sandbox.command(&UP);
-    let mut daemon = foreground(command.stderr(fs::File::create(&log).unwrap()));
-    let mut client = connect(&sandbox);
-    signal(&daemon.0, Signal::TERM);
-    eventually("the holder is named", || {
-        fs::read_to_string(&log).unwrap().contains("asked to end, but")
-    });
-    signal(&daemon.0, Signal::INT);
+    let mut window = Window::new();
+    let mut daemon = in_a_window(&sandbox, &window);
+    window.press(b"\x03");
     assert_eq!(wait(&mut daemon.0), 0);
-    assert!(client.is_closed());
-    assert_eq!(sandbox.files(), [""; 0]);
+    goes_on_with(&sandbox, &[7; 4096]);
+}
+
+/// A log is made durable and closed in order, as a shutdown needs it.
+#[test]
+fn a_signal_closes_a_log_in_order() {
+    let sandbox = Sandbox::new();
+    let drive = |name: &str| {
+        let path = sandbox.path().join(name);
+        fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+        path.into_os_string().into_string().unwrap()
+    };
+    let (log, backing) = (drive("fast"), drive("slow"));
+    let up = ["up", "vol", "--export", "nbd", "--log", &log, "--backing", &backing];
+    sandbox.ztier(&[&up[..], &["--writeback", "off"]].concat()).ok();
+    connect(&sandbox).write(0, &[7; 4096]);
+    kill_process(sandbox.pid("vol"), Signal::TERM).unwrap();
+    eventually("it is down", || sandbox.files().is_empty());
+    let check = sandbox.ztier(&["log", "check", &log]).ok();
+    assert!(check.contains("log closed in order: 1 changes"), "{check}");
 }
 
 #[test]
@@ -230,9 +321,15 @@ fn a_daemon_that_nobody_waits_for_ends() {
     let sandbox = Sandbox::new();
     let plan = sandbox.ztier(&[&UP[..], &["--dry-run", "--json"]].concat()).json();
     let order = serde_json::json!({
-        "v": 1,
+        "v": 3,
         "plan": plan["plan"],
-        "paths": { "run": sandbox.run_dir(), "config": sandbox.config_dir() },
+        "paths": {
+            "run": sandbox.run_dir(),
+            "config": sandbox.config_dir(),
+            "state": sandbox.state_dir(),
+        },
+        "patience_ms": 1000,
+        "follows": false,
     });
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     let spawned = sandbox.command(&["daemon", "vol"]).stdin(OwnedFd::from(theirs)).spawn();
@@ -257,6 +354,32 @@ fn silent_clients_of_the_control_socket_keep_nobody_out() {
     let _ = over.read_to_end(&mut answer); // and reset what was not read
     drop(silent);
     eventually("there is room", || sandbox.ztier(&["down", "vol"]).status == 0);
+    assert_eq!(sandbox.files(), [""; 0]);
+}
+
+#[test]
+fn a_daemon_without_descriptors_says_so() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    let pid = sandbox.pid("vol");
+    let is_used =
+        |fd: u64| fs::symlink_metadata(format!("/proc/{}/fd/{fd}", pid.as_raw_nonzero())).is_ok();
+    // Below the limit everything is in use. A client that has just gone may still have one.
+    let looks = (0..20).map(|_| {
+        sleep(Duration::from_millis(10));
+        (0..).find(|fd| !is_used(*fd))
+    });
+    let lowest_free = looks.min().unwrap();
+    let limit = Rlimit { current: lowest_free, ..getrlimit(Resource::Nofile) };
+    let before = prlimit(Some(pid), Resource::Nofile, limit).unwrap();
+    let says = ["no file descriptor left", "ulimit -n"];
+    sandbox.ztier(&["status", "vol"]).refused(6, &says);
+    let list = sandbox.ztier(&["list"]);
+    assert_eq!(list.status, 6, "{list:?}");
+    assert!(list.err.contains(says[0]), "{list:?}");
+    sandbox.ztier(&["down", "vol", "--discard"]).refused(6, &says);
+    prlimit(Some(pid), Resource::Nofile, before).unwrap();
+    sandbox.ztier(&["down", "vol", "--discard", "--force"]).ok();
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
@@ -354,9 +477,9 @@ fn a_killed_block_device_is_cleaned_up_completely() {
     sandbox.ztier(&["set", &name, "size=128M"]).ok();
     assert_eq!(fs::read(&device).unwrap().len(), 128 << 20);
     let open = fs::File::open(&device).unwrap();
-    sandbox.ztier(&["down", &name, "--discard"]).refused(1, &["in use", "process"]);
+    sandbox.ztier(&["down", &name, "--discard"]).refused(4, &["in use", "process"]);
     drop(open);
-    sandbox.ztier(&["down", &name]).refused(1, &["nowhere else"]);
+    sandbox.ztier(&["down", &name]).refused(5, &["nowhere else"]);
 
     sandbox.kill(&name);
     let list = sandbox.ztier(&["list"]);

@@ -84,6 +84,44 @@ fn messages_that_are_explained_exist() {
     assert!(!is_known("volume `…` has gone fishing"));
 }
 
+/// Flags that give data up are advised in one place, where tests look at what the advice says.
+#[test]
+fn advice_that_loses_data_is_in_one_table() {
+    let lossy = [
+        "--abandon-log",
+        "--accept-changed-backing",
+        "--accept-loss",
+        "--accept-older-log",
+        "--discard",
+        "--force",
+        "--wipe",
+    ];
+    // What other programs are told, and what is said of a flag that was given in vain.
+    let others = ["--force", "--discard"];
+    let of_flags = |text: &str| {
+        ["leave out --", "is for ", "--log needs", "--export "]
+            .iter()
+            .any(|words| text.contains(words))
+            || lossy.contains(&text)
+    };
+    let mut wrong = Vec::new();
+    for path in sources(&project().join("src")) {
+        if path.ends_with("src/remedy.rs") {
+            continue;
+        }
+        let source = fs::read_to_string(&path).unwrap();
+        let code = source.split("#[cfg(test)]").next().unwrap();
+        let code: Vec<_> = code.lines().filter(|l| !l.trim_start().starts_with("//")).collect();
+        for text in texts(&code.join("\n")) {
+            let names = lossy.iter().any(|flag| text.contains(flag));
+            if names && !of_flags(&text) && !others.contains(&text.as_str()) {
+                wrong.push(format!("{}: {text}", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "advice that is not in src/remedy.rs: {wrong:#?}");
+}
+
 #[test]
 fn texts_are_found_in_sources() {
     let source = "f(\"one {a:?} two \\\n    three\", '\"', \"a \\\"b\\\"\")";

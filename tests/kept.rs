@@ -12,7 +12,7 @@ use pair::{BLOCK, BLOCKS, Pair, SEGMENT};
 use ram_drive::RamDrive;
 use std::sync::Arc;
 use std::time::Instant;
-use ztier::durable::format::{Kind, crc};
+use ztier::durable::format::{IDENTITY, Kind, crc};
 use ztier::durable::{self, Core, Fills, Kept, OpenError, Options};
 use ztier::media::{Drive, Memory};
 use ztier::volume::{Channel, Device, LogOptions, LogVolume, Request};
@@ -126,7 +126,7 @@ fn memory_of_another_log_or_another_past_is_refused() {
     let refused = |log: &RamDrive| open(log, 9, &inherited(&memory)).map(|_| ()).unwrap_err();
 
     let other = RamDrive::new(4 << 20);
-    durable::format(&other, [8; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
+    durable::format(&other, [8; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
     assert_eq!(refused(&other), OpenError::OtherMemory);
 
     let none = RamDrive::new(4 << 20);

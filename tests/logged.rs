@@ -14,7 +14,8 @@ use ram_drive::RamDrive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use ztier::durable::{self, Step as At, format::data_at};
+use ztier::durable::format::{IDENTITY, data_at};
+use ztier::durable::{self, Step as At};
 use ztier::media::{Drive, Memory};
 use ztier::stats::Latency;
 use ztier::tiers::Policy;
@@ -463,16 +464,16 @@ fn logs_that_cannot_be_opened_say_why() {
         durable::open(log, durable::Options::default(), 1, false, kept()).map(|_| ()).unwrap_err()
     };
     assert_eq!(open(&log).to_string(), "no log is on it");
-    durable::format(&log, [1; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
+    durable::format(&log, [1; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
     log.damage(100);
     assert!(durable::open(&log, durable::Options::default(), 1, false, kept()).unwrap().1.mended);
     log.damage(100);
     log.damage((64 << 10) + 100);
     assert_eq!(open(&log).to_string(), "both copies of the superblock are damaged");
     let small = RamDrive::new(256 << 10);
-    let refused = durable::format(&small, [1; 16], [0; 64], BLOCKS, SEGMENT).unwrap_err();
+    let refused = durable::format(&small, [1; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap_err();
     assert!(refused.to_string().contains("segments fit"), "{refused}");
-    let refused = durable::format(&log, [1; 16], [0; 64], BLOCKS, 48 << 10).unwrap_err();
+    let refused = durable::format(&log, [1; 16], [0; IDENTITY], BLOCKS, 48 << 10).unwrap_err();
     assert!(refused.to_string().contains("power of two"), "{refused}");
     assert!(small.size() > 0);
 }
@@ -513,7 +514,7 @@ fn opening_says_how_far_it_is() {
     let changes = found.report.entries;
     assert_eq!(steps.take().last(), Some(&At::Index { changes }));
     let image =
-        std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v1-checkpoint.img"));
+        std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v3-checkpoint.img"));
     pair.log.write(0, &image.unwrap()).unwrap();
     durable::inspect_telling(&*pair.log, false, false, &told).unwrap();
     assert!(matches!(steps.take()[0], At::Checkpoint { done: 0, of } if of > 0));
@@ -528,7 +529,7 @@ fn a_log_that_is_made_over_another_is_empty() {
     channel.submit(Request::Flush, Instant::now()).unwrap();
     drop(channel);
     volume.close().unwrap();
-    durable::format(&*pair.log, [8; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
+    durable::format(&*pair.log, [8; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
     let volume = pair.open();
     assert_eq!(volume.report().chunks, 0, "{}", volume.report());
     let mut channel = Arc::clone(&volume).channel();
@@ -551,7 +552,7 @@ fn golden_image(name: &str, size: u64, checkpoint: u64) -> Vec<u8> {
     if std::env::var("ZTIER_GOLDEN").is_ok_and(|what| what == "write") {
         let (log, backing) =
             (Arc::new(RamDrive::new(size)), Arc::new(RamDrive::new(BLOCKS * BLOCK)));
-        durable::format(&*log, [1; 16], [2; 64], BLOCKS, 32 << 10).unwrap();
+        durable::format(&*log, [1; 16], [2; IDENTITY], BLOCKS, 32 << 10).unwrap();
         let log_options = durable::Options { checkpoint, ..durable::Options::default() };
         let policy = Policy { enabled: false, ..Policy::default() };
         let options = LogOptions { log: log_options, policy, ..LogOptions::default() };
@@ -602,7 +603,7 @@ fn golden_is_readable(image: &[u8]) -> bool {
 /// The first image has segments right behind the superblocks, and nothing else.
 #[test]
 fn the_first_format_stays_readable() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v1.img");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v3.img");
     assert!(!golden_is_readable(&std::fs::read(path).unwrap()));
 }
 
@@ -610,14 +611,14 @@ fn the_first_format_stays_readable() {
 /// increments.
 #[test]
 fn a_log_with_a_checkpoint_stays_readable() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v1-checkpoint.img");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v3-checkpoint.img");
     assert!(golden_is_readable(&std::fs::read(path).unwrap()));
 }
 
 /// The third has a checkpoint with increments.
 #[test]
 fn a_log_with_increments_stays_readable() {
-    let image = golden_image("log-v1-increment.img", 448 << 10, 1);
+    let image = golden_image("log-v3-increment.img", 448 << 10, 1);
     let log = RamDrive::new(image.len() as u64);
     log.write(0, &image).unwrap();
     let (superblock, ..) = durable::read_superblock(&log).unwrap();

@@ -8,12 +8,12 @@ mod ram_drive;
 
 use ram_drive::RamDrive;
 use std::sync::atomic::Ordering;
-use ztier::durable::format::{Kind, SUPER_AT, crc, data_at};
+use ztier::durable::format::{IDENTITY, Kind, SUPER_AT, crc, data_at};
 use ztier::durable::{
     self, Command, Core, Fills, Found, Kept, OpenError, Options, Outcome, Progress, Reading,
     Refused, Writeback,
 };
-use ztier::media::{Drive, Memory};
+use ztier::media::{Drive, Memory, Witness};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 1024;
@@ -53,7 +53,7 @@ impl Machine {
     /// A log of `size` bytes in segments of `segment`, for a backing store of so many blocks.
     fn of(size: u64, blocks: u64, segment: u32, keep_percent: u64) -> Self {
         let (log, backing) = (RamDrive::new(size), RamDrive::new(blocks * BLOCK as u64));
-        durable::format(&log, [7; 16], [0; 64], blocks, segment).unwrap();
+        durable::format(&log, [7; 16], [0; IDENTITY], blocks, segment).unwrap();
         Self { core: open(&log, keep_percent, 1), log, backing }
     }
 
@@ -526,7 +526,7 @@ fn one_sector_that_cannot_be_read_does_not_keep_a_log_closed() {
     assert_eq!((machine.read(3), machine.read(4)), (0, 2));
     // A segment in which nothing is yet: a log that was closed ends before it for certain.
     let mut machine = two_chunks();
-    machine.core.close(0);
+    machine.core.close(Witness::default());
     machine.work();
     let free = machine.segments_at() + 4 * u64::from(SEGMENT);
     machine.log.bad.store(free, Ordering::SeqCst);
@@ -541,7 +541,7 @@ fn a_damaged_end_is_told_where_it_is_accepted() {
     let mut machine = Machine::new(0);
     machine.write(3, 1).unwrap();
     machine.flush();
-    machine.core.close(0);
+    machine.core.close(Witness::default());
     machine.work();
     machine.log.damage(machine.segments_at() + 16);
     let look = |accept_loss| durable::inspect(&machine.log, accept_loss, true);

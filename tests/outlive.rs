@@ -10,9 +10,10 @@ mod support {
 }
 
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -213,7 +214,7 @@ fn a_restart_changes_nothing_but_the_daemon() {
     let mut disk = connect(&sandbox);
     disk.write(8192, &content(2, 1));
     let (pid, keeper) = (sandbox.pid("vol"), sandbox.keeper("vol"));
-    sandbox.ztier(&["restart", "vol"]).refused(1, &["in use", "NBD client", "--force"]);
+    sandbox.ztier(&["restart", "vol"]).refused(4, &["in use", "NBD client", "--force"]);
     assert_eq!(disk.read(8192, 4096), content(2, 1), "still served");
     let again = sandbox.ztier(&["restart", "vol", "--force"]);
     assert!(again.err.contains("open or mount it again"), "{again:?}");
@@ -228,16 +229,48 @@ fn a_restart_changes_nothing_but_the_daemon() {
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
-/// Somebody who asks for a restart, and the daemon asked, which is stopped. Its volume has data.
+/// Stands between commands and a daemon: passes on what either says, and stops the daemon before it
+/// hears that it is to go ahead.
+fn stop_at_go(sandbox: &Sandbox, daemon: Pid) {
+    let (socket, behind) = (sandbox.run_dir().join("vol.sock"), sandbox.path().join("behind"));
+    std::fs::rename(&socket, &behind).unwrap();
+    let listener = UnixListener::bind(&socket).unwrap();
+    let pass_on = move |from: UnixStream, mut to: UnixStream| {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            if line.contains("\"op\":\"go\"") {
+                kill_process(daemon, Signal::STOP).unwrap();
+            }
+            if writeln!(to, "{line}").is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(std::net::Shutdown::Both); // the other side may be gone
+    };
+    std::thread::spawn(move || {
+        for command in listener.incoming().map_while(Result::ok) {
+            let Ok(daemon) = UnixStream::connect(&behind) else { return };
+            let (there, back) = (daemon.try_clone().unwrap(), command.try_clone().unwrap());
+            std::thread::spawn(move || pass_on(command, there));
+            std::thread::spawn(move || pass_on(daemon, back));
+        }
+    });
+}
+
+/// A restart whose daemon is stopped when it has been told to go ahead. Its volume has data.
 fn restart_of_one_that_is_late(sandbox: &Sandbox, complaints: Stdio) -> (Guard, Pid) {
     sandbox.ztier(&UP).ok();
     connect(sandbox).write(8192, &content(2, 1));
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
     let late = sandbox.pid("vol");
-    kill_process(late, Signal::STOP).unwrap();
+    stop_at_go(sandbox, late);
     let mut command = sandbox.command(&["restart", "vol"]);
-    let child = command.stdout(Stdio::null()).stderr(complaints).spawn();
-    (Guard(child.unwrap()), late)
+    let child = Guard(command.stdout(Stdio::null()).stderr(complaints).spawn().unwrap());
+    eventually("it is told to go ahead, and stopped", || {
+        let stat =
+            std::fs::read_to_string(format!("/proc/{}/stat", late.as_raw_nonzero())).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
+    });
+    (child, late)
 }
 
 /// No answer is no refusal: when the present daemon leaves at last, the next one is there.
@@ -260,13 +293,6 @@ fn a_daemon_that_leaves_late_has_a_successor() {
 fn the_next_daemon_serves_though_nobody_waits_for_it() {
     let sandbox = Sandbox::new();
     let (mut restart, late) = restart_of_one_that_is_late(&sandbox, Stdio::null());
-    let pid = restart.0.id();
-    eventually("the next daemon is started", || {
-        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-        !children.unwrap().is_empty()
-    });
-    // By then the present one is asked to leave.
-    std::thread::sleep(Duration::from_secs(1));
     restart.0.kill().unwrap();
     restart.0.wait().unwrap();
     kill_process(late, Signal::CONT).unwrap();
@@ -275,6 +301,29 @@ fn the_next_daemon_serves_though_nobody_waits_for_it() {
         status.status == 0 && status.json()["pid"] != late.as_raw_nonzero().get()
     });
     assert_eq!(connect(&sandbox).read(8192, 4096), content(2, 1));
+}
+
+/// One that was never told to leave has no successor that waits for its end.
+#[test]
+fn a_restart_that_was_given_up_leaves_no_daemon_behind() {
+    let sandbox = Sandbox::new();
+    sandbox.ztier(&UP).ok();
+    let late = sandbox.pid("vol");
+    kill_process(late, Signal::STOP).unwrap();
+    let mut command = sandbox.command(&["restart", "vol"]);
+    let mut restart = Guard(command.stderr(Stdio::null()).spawn().unwrap());
+    let pid = restart.0.id();
+    let mut next = String::new();
+    eventually("the next daemon is started", || {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        next = children.unwrap().trim().to_owned();
+        !next.is_empty()
+    });
+    restart.0.kill().unwrap();
+    restart.0.wait().unwrap();
+    eventually("it is gone", || !Path::new(&format!("/proc/{next}/exe")).exists());
+    kill_process(late, Signal::CONT).unwrap();
+    assert_eq!(sandbox.pid("vol"), late);
 }
 
 #[test]
@@ -460,13 +509,13 @@ fn memory_of_another_version_is_kept_and_refused() {
     let file = sandbox.run_dir().join("vol.json");
     let state = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
-    sandbox.ztier(&UP).refused(1, &["has no", "vol.json beside it", "--discard"]);
-    for command in ["restart", "down"] {
-        sandbox.ztier(&[command, "vol"]).refused(1, &["kept", "--discard"]);
+    sandbox.ztier(&UP).refused(5, &["has no", "vol.json beside it", "--discard"]);
+    for (command, status) in [("restart", 6), ("down", 5)] {
+        sandbox.ztier(&[command, "vol"]).refused(status, &["kept", "--discard"]);
     }
     std::fs::write(&file, state.replace("\"segment_bytes\":65536", "\"segment_bytes\":131072"))
         .unwrap();
-    sandbox.ztier(&["restart", "vol"]).refused(1, &["another version or volume"]);
+    sandbox.ztier(&["restart", "vol"]).refused(5, &["another version or volume"]);
     std::fs::write(&file, state).unwrap();
     sandbox.ztier(&["restart", "vol"]).ok();
 }

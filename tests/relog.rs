@@ -105,11 +105,11 @@ fn a_log_that_cannot_be_had_changes_nothing() {
     let small = another(&place, "small");
     File::options().write(true).open(&small).unwrap().set_len(256 << 10).unwrap();
     refused(&small, 1, &["a log takes", "larger"]);
-    refused(&place.log, 2, &["its log already"]);
+    refused(&place.log, 4, &["its log already"]);
     let used = another(&place, "used");
     let mkfs = Command::new("mkfs.ext4").args(["-q", "-F", &used]).status();
     if mkfs.is_ok_and(|status| status.success()) {
-        refused(&used, 1, &["holds ext4", "--wipe"]);
+        refused(&used, 5, &["holds ext4", "--wipe"]);
     } else {
         println!("skipped: no mkfs.ext4 here");
     }
@@ -136,16 +136,16 @@ fn lost_blocks_are_not_forgotten_with_the_log() {
     place.sandbox.ztier(&[&place.up()[..], &["--accept-loss"]].concat()).ok();
     let lost = || place.connect().read_error(0, BLOCK as u32);
     assert_ne!(lost(), 0);
-    place.sandbox.ztier(&["drain", "vol"]).ok();
+    assert_eq!(place.sandbox.ztier(&["drain", "vol"]).status, 6);
     for other in [&second, "none"] {
-        let refused = ["blocks are lost (1)", "--abandon-log"];
-        place.sandbox.ztier(&["restart", "vol", "--log", other]).refused(1, &refused);
+        let refused = ["blocks are lost (1)", "write or discard them"];
+        place.sandbox.ztier(&["restart", "vol", "--log", other]).refused(5, &refused);
     }
     assert_eq!(place.connect().read(BLOCK, BLOCK as usize), content(1, 1));
-    place.sandbox.ztier(&["down", "vol"]).ok();
+    assert_eq!(place.sandbox.ztier(&["down", "vol"]).status, 6);
     let bare = ["up", "vol", "--backing", &place.backing, "--export", "nbd"];
-    place.sandbox.ztier(&bare).refused(1, &["lacks what its log on"]);
-    place.sandbox.ztier(&place.up()).ok();
+    place.sandbox.ztier(&bare).refused(5, &["lacks what its log on"]);
+    assert_eq!(place.sandbox.ztier(&place.up()).status, 6);
     assert_ne!(lost(), 0);
     place.connect().write(0, &content(0, 2));
     place.sandbox.ztier(&["restart", "vol", "--log", &second]).ok();
@@ -161,7 +161,7 @@ fn a_backing_store_alone_is_a_volume() {
     // It lacks what its log holds.
     place.sandbox.ztier(&["down", "vol"]).ok();
     let bare = ["up", "vol", "--backing", &place.backing, "--export", "nbd"];
-    place.sandbox.ztier(&bare).refused(1, &["lacks what its log on", "--log"]);
+    place.sandbox.ztier(&bare).refused(5, &["lacks what its log on", "--log"]);
     place.sandbox.ztier(&place.up()).ok();
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
     place.sandbox.ztier(&[&bare[..], &["--size", "3G"]].concat()).refused(2, &["leave out size"]);
@@ -183,7 +183,7 @@ fn a_backing_store_alone_is_a_volume() {
     place.sandbox.kill("vol");
     place.sandbox.ztier(&["restart", "vol"]).ok();
     assert_eq!(place.connect().read(100, 50), [7; 50]);
-    place.sandbox.ztier(&["drain", "vol"]).refused(1, &["no log"]);
+    place.sandbox.ztier(&["drain", "vol"]).refused(2, &["no log"]);
     place.sandbox.ztier(&["set", "vol", "writeback=off"]).refused(2, &["no log"]);
     place.sandbox.ztier(&["down", "vol"]).ok();
     let backing = fs::read(&place.backing).unwrap();

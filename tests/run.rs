@@ -291,9 +291,9 @@ fn a_run_that_is_killed_leaves_nothing() {
     let group = cgroup(&sandbox, "job");
     assert!(group.is_dir());
     // Nobody takes it away meanwhile.
-    sandbox.ztier(&["down", "job"]).refused(1, &["is that of `ztier run`", "end that"]);
-    sandbox.ztier(&["swapoff", "job"]).refused(1, &["is that of `ztier run`"]);
-    sandbox.ztier(&["restart", "job"]).refused(1, &["is that of `ztier run`"]);
+    sandbox.ztier(&["down", "job"]).refused(4, &["is that of `ztier run`", "end that"]);
+    sandbox.ztier(&["swapoff", "job"]).refused(4, &["is that of `ztier run`"]);
+    sandbox.ztier(&["restart", "job"]).refused(4, &["is that of `ztier run`"]);
     kill_process(pid(&child), Signal::KILL).unwrap();
     child.wait().unwrap();
     nothing_left(&turn, &sandbox);
@@ -332,7 +332,7 @@ fn another_run_of_the_same_name_is_left_alone() {
     // There is one link of that name.
     let other = Sandbox::new();
     let done = other.ztier(&["run", "--mem", "16M", "--name", "job", "--", "true"]);
-    assert!(done.status == 1 && done.err.contains("/dev/ztier/job"), "{done:?}");
+    assert!(done.status == 4 && done.err.contains("/dev/ztier/job"), "{done:?}");
     assert!(!before.is_empty() && members() == before, "{done:?}");
     kill_process(pid(&child), Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(128 + 15));

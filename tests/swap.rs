@@ -8,11 +8,14 @@ mod support {
     pub mod shell;
 }
 
+use rustix::process::{Signal, kill_process};
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 use support::machine::{Turn, set, settings, swap_line};
 use support::sandbox::{Done, Sandbox};
 use support::shell::{missing, ok};
+use ztier::control::{Client, Request, Swapon, Swapping};
 
 /// Brings a volume of this test up as a block device; nothing where that can't be.
 fn up(sandbox: &Sandbox, name: &str, size: &str) -> Option<String> {
@@ -90,12 +93,12 @@ fn what_is_set_is_put_back() {
     let status = sandbox.ztier(&["status", &name]).ok();
     let held = status.lines().find_map(|line| line.strip_prefix("held by")).unwrap();
     assert!(held.trim() == "swap" && status.contains("priority 9"), "{status}");
-    swapon(&sandbox, &name, &[]).refused(1, &["is swap already", "ztier swapoff"]);
+    swapon(&sandbox, &name, &[]).refused(4, &["is swap already", "ztier swapoff"]);
 
     let done = sandbox.ztier(&["swapoff", &name]).ok();
     assert!(done.contains("no swap any more") && done.contains("from 5 to 2"), "{done}");
     assert_eq!((settings(), swap_line(&device)), ([2, 70], None));
-    sandbox.ztier(&["swapoff", &name]).refused(1, &["is not swap", "ztier swapon"]);
+    sandbox.ztier(&["swapoff", &name]).refused(4, &["is not swap", "ztier swapon"]);
 
     // What was swap is no content that anybody needs. And what others set meanwhile stays.
     let own = ["--page-cluster", "0", "--swappiness", "keep"];
@@ -140,7 +143,7 @@ fn a_dead_daemon_leaves_no_swap_and_no_settings() {
     swapon(&sandbox, &name, &[]).ok();
     let node = fs::canonicalize(&device).unwrap();
     sandbox.kill(&name);
-    sandbox.ztier(&["swapoff", &name]).refused(1, &["daemon of volume", "ztier restart"]);
+    sandbox.ztier(&["swapoff", &name]).refused(6, &["daemon of volume", "ztier restart"]);
     assert_eq!(settings(), [5, 100]);
     sandbox.ztier(&["down", &name, "--discard"]).ok();
     assert_eq!(swap_line(node.to_str().unwrap()), None);
@@ -175,18 +178,18 @@ fn what_holds_or_is_held_is_no_swap() {
     } else {
         sandbox.ztier(&["swapoff", &name]).ok();
         ok(20, "mkfs.ext4", &["-q", "-F", &device]);
-        sandbox.ztier(&["swapon", &name]).refused(1, &["holds ext4", "--force"]);
+        sandbox.ztier(&["swapon", &name]).refused(5, &["holds ext4", "--force"]);
         ok(20, "wipefs", &["-q", "-a", &device]);
-        sandbox.ztier(&["swapon", &name]).refused(1, &["of something unknown", "--force"]);
+        sandbox.ztier(&["swapon", &name]).refused(5, &["of something unknown", "--force"]);
     }
     let held = fs::File::open(&device).unwrap();
-    swapon(&sandbox, &name, &[]).refused(1, &["is in use", "process", "end that first"]);
+    swapon(&sandbox, &name, &[]).refused(4, &["is in use", "process", "end that first"]);
     drop(held);
     ok(20, "mkfs.ext4", &["-q", "-F", &device]);
     let point = sandbox.path().join("mnt");
     fs::create_dir(&point).unwrap();
     ok(20, "mount", &["-o", "nodiscard", &device, point.to_str().unwrap()]);
-    swapon(&sandbox, &name, &[]).refused(1, &["is in use", "mounted on"]);
+    swapon(&sandbox, &name, &[]).refused(4, &["is in use", "mounted on"]);
     ok(20, "umount", &[point.to_str().unwrap()]);
     // What was there goes, with its memory.
     fs::write(&device, vec![7; 8 << 20]).unwrap();
@@ -201,8 +204,8 @@ fn what_holds_or_is_held_is_no_swap() {
 fn some_volumes_can_not_be_swap() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&["up", "net", "--size", "16M", "--export", "nbd"]).ok();
-    sandbox.ztier(&["swapon", "net"]).refused(1, &["by nbd", "no block device", "--export ublk"]);
-    sandbox.ztier(&["swapoff", "net"]).refused(1, &["is not swap"]);
+    sandbox.ztier(&["swapon", "net"]).refused(2, &["by nbd", "no block device", "--export ublk"]);
+    sandbox.ztier(&["swapoff", "net"]).refused(4, &["is not swap"]);
     sandbox.ztier(&["swapon", "nt"]).refused(3, &["no volume `nt` is up"]);
     sandbox.ztier(&["swapon", "net", "--priority", "99999"]).refused(2, &["99999", "0..=32767"]);
     sandbox.ztier(&["swapon", "net", "--page-cluster", "x"]).refused(2, &["neither `keep`"]);
@@ -216,7 +219,7 @@ fn some_volumes_can_not_be_swap() {
         println!("skipped: {}", up.err.trim());
         return;
     }
-    swapon(&sandbox, &name, &[]).refused(1, &["has a backing store", "would destroy"]);
+    swapon(&sandbox, &name, &[]).refused(5, &["has a backing store", "would destroy"]);
 }
 
 #[test]
@@ -267,4 +270,32 @@ fn historic_counters_are_right() {
     let config = sandbox.ztier(&["stats", &name, "--format", "zramconfig"]).ok();
     assert!(config.contains("NotifyFree:            4\n"), "{config}");
     sandbox.ztier(&["down", &name, "--discard"]).ok();
+}
+
+/// What was asked of a daemon that was stopped, by a caller that has given up, is not done later.
+#[test]
+fn what_was_given_up_is_not_carried_out() {
+    let (turn, sandbox) = (Turn::wait(), Sandbox::new());
+    let name = name("revoked");
+    let Some(device) = up(&sandbox, &name, "32M") else { return };
+    let client = Client::new(&sandbox.run_dir().join(format!("{name}.sock")));
+    let revoked = |request: &Request| {
+        let pid = sandbox.pid_of(&name);
+        kill_process(pid, Signal::STOP).unwrap();
+        let error = client.ask::<Swapping>(request, Duration::from_millis(300)).unwrap_err();
+        kill_process(pid, Signal::CONT).unwrap();
+        assert!(error.to_string().contains("nothing was changed"), "{error}");
+        std::thread::sleep(Duration::from_millis(500));
+    };
+    let on = Swapon { priority: 1, page_cluster: Some(1), swappiness: Some(1), force: true };
+    revoked(&Request::Swapon(on));
+    assert!(turn.is_as_before() && swap_line(&device).is_none());
+    swapon(&sandbox, &name, &[]).ok();
+    let set = settings();
+    revoked(&Request::Swapoff { force: true });
+    assert_eq!(settings(), set);
+    assert!(swap_line(&device).is_some());
+    sandbox.ztier(&["swapoff", &name]).ok();
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+    assert!(turn.is_as_before());
 }

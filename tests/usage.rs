@@ -49,11 +49,11 @@ fn ext4_is_made_mounted_and_ended() {
     assert!(mounted.contains(" ext4 ") && mounted.contains("discard"), "{mounted}");
     fs::write(point.join("file"), "content").unwrap();
 
-    sandbox.ztier(&["down", &name]).refused(1, &["exist nowhere else", "--discard"]);
+    sandbox.ztier(&["down", &name]).refused(5, &["exist nowhere else", "--discard"]);
     let held = fs::File::open(point.join("file")).unwrap();
     sandbox
         .ztier(&["down", &name, "--discard"])
-        .refused(1, &["umount", "busy", "end what uses it"]);
+        .refused(4, &["umount", "busy", "end what uses it"]);
     assert_eq!(fs::read_to_string(point.join("file")).unwrap(), "content");
     drop(held);
     sandbox.ztier(&["down", &name, "--discard"]).ok();
@@ -65,7 +65,7 @@ fn ext4_is_made_mounted_and_ended() {
     // The place is taken now.
     let second = format!("{name}-2");
     let up = ["up", &second, "--size", "64M", "--use", "ext4", "--mount", at];
-    sandbox.ztier(&up).refused(1, &["is mounted on", "already"]);
+    sandbox.ztier(&up).refused(4, &["is mounted on", "already"]);
     assert!(!sandbox.run_dir().join(format!("{second}.json")).exists());
     sandbox.ztier(&["down", &name, "--discard"]).ok();
 }
@@ -84,7 +84,7 @@ fn a_device_that_cannot_wait_is_not_taken_from_who_holds_it() {
     for force in [&[][..], &["--force"]] {
         let restart = sandbox.ztier(&[&["restart", &name], force].concat());
         assert!(!restart.err.contains("--force"), "{restart:?}");
-        restart.refused(1, &["is in use", "end that first"]);
+        restart.refused(4, &["is in use", "end that first"]);
     }
     assert_eq!(sandbox.pid(&name), pid);
     drop(held);
@@ -108,7 +108,7 @@ fn what_is_in_it_outlives_the_daemon() {
     sandbox.ztier(&["restart", &name]).ok();
     assert_eq!(fs::read_to_string(&file).unwrap(), "content");
     let held = fs::File::open(&file).unwrap();
-    sandbox.ztier(&["restart", &name]).refused(1, &["umount", "busy"]);
+    sandbox.ztier(&["restart", &name]).refused(4, &["umount", "busy"]);
     held.sync_all().unwrap();
     drop(held);
     // What the dead daemon had mounted is unmounted by the next, checked, and mounted again.

@@ -25,7 +25,7 @@ use support::place::{BLOCK, BLOCKS, Place, content};
 use support::sandbox::{Sandbox, eventually};
 use support::shell::{missing, ok};
 use ztier::durable::{self, format::data_at};
-use ztier::media::{Access, Drive, FileDrive, witness};
+use ztier::media::{Access, Drive, FileDrive, Witness};
 use ztier::stats::LogStats;
 use ztier::volume::{Channel, Device, LogOptions, LogVolume, Request};
 
@@ -167,7 +167,7 @@ fn what_is_read_again_is_kept_and_what_is_written_replaces_it() {
 /// Whether changes of a file could be noticed here.
 fn is_witnessed(file: &str) -> bool {
     let drive = FileDrive::open(Path::new(file), Access::ReadOnly).unwrap();
-    let known = witness(&drive).is_some();
+    let known = Witness::of(&drive).sure != 0;
     if !known {
         println!("skipped: nothing here shows whether a file was changed");
     }
@@ -342,13 +342,13 @@ fn a_loop_device_is_known_by_its_file() {
     let Some(place) = warmed() else { return };
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
     let device = Loop::on(Path::new(&place.backing), &[]);
-    let of = || witness(&FileDrive::open(&device.0, Access::ReadOnly).unwrap());
+    let of = || Witness::of(&FileDrive::open(&device.0, Access::ReadOnly).unwrap());
     let first = of();
-    assert!(first.is_some() && of() == first);
+    assert!(first.is_sure(&of()) && !first.is_changed(&of()));
     // In the page cache of the device until somebody lets go of it.
     write_bare(device.path(), 500, 9);
-    assert!(of().is_some() && of() != first);
+    assert!(!first.is_sure(&of()) && first.is_changed(&of()));
     let second = of();
     write_bare(&place.backing, 501, 9);
-    assert!(of().is_some() && of() != second);
+    assert!(!second.is_sure(&of()) && second.is_changed(&of()));
 }

@@ -15,7 +15,7 @@ use super::streams::{Streams, Ticket};
 use super::table::SEGMENT_MAX;
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result as Checked};
-use crate::media::{ALIGN, Drive, DriveError, Pool};
+use crate::media::{ALIGN, Drive, DriveError, Failures, Pool};
 use crate::stats::CacheStats;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -558,6 +558,10 @@ pub fn check_limit(bytes: u64) -> Checked<()> {
 }
 
 impl Drive for Cached {
+    fn failures(&self) -> Option<&Failures> {
+        self.drive.failures()
+    }
+
     fn size(&self) -> u64 {
         self.drive.size()
     }

@@ -1,9 +1,9 @@
 //! `ztier down`: end a volume, or remove what a dead daemon left.
 
-use super::{drain, output, unknown};
+use super::{drain, output, sound, unknown};
 use crate::config::size::human;
 use crate::config::{Paths, Usage, name};
-use crate::control::{Client, LeftInLog, Request};
+use crate::control::{Client, Ended, LeftInLog, Request};
 use crate::daemon::keeper::Kept;
 use crate::daemon::process::Condition;
 use crate::daemon::silent::{self, Answering};
@@ -11,6 +11,7 @@ use crate::daemon::state::{self, Lock, State};
 use crate::daemon::{self, Found};
 use crate::error::{Error, Result};
 use crate::export::Leftover;
+use crate::remedy;
 use clap::Args;
 use std::time::{Duration, Instant};
 
@@ -86,21 +87,28 @@ impl Down {
         // A volume that is its backing store is drained already.
         let is_bare = state.is_some_and(|s| s.plan.backing.is_some() && s.plan.log.is_none());
         if self.drain && !is_bare {
-            drain::drain_most(&Client::new(&paths.volume(&self.name).control), &self.name)?;
+            drain::drain_most(paths, &self.name)?;
         }
-        let left = self.stop(paths)?;
+        let ended = self.stop(paths)?;
         if let Found::Dead(_) | Found::Broken(_) = daemon::find(paths, &self.name) {
             // It could not remove everything: what was taken away by force is still held, or the
             // kernel took long.
+            let name = &self.name;
             self.remove(paths).map_err(|e| {
-                Error::failure(format!("volume `{}` is stopped, but {e}", self.name))
-                    .mend(format!("then `ztier down {}` again", self.name))
+                e.after(format_args!("volume `{name}` is stopped, but "))
+                    .and(format!("then `ztier down {name}` again"))
             })?;
         }
-        if let Some(left) = left {
-            output::remark(&self.about(&left));
+        output::print(&format!("{} is down\n", self.name))?;
+        let lost = sound(&self.name, ended.loss.as_deref());
+        let Some(left) = &ended.left else { return lost };
+        if self.drain {
+            lost.unwrap_or_else(|e| output::remark(&e.to_string()));
+            let why = ended.undrained.map(|why| format!(", because {why}")).unwrap_or_default();
+            return Err(Error::degraded(format!("{}{why}", self.about(left))));
         }
-        output::print(&format!("{} is down\n", self.name))
+        output::remark(&self.about(left));
+        lost
     }
 
     /// What whoever means to use the backing store alone has to know.
@@ -114,16 +122,16 @@ impl Down {
         )
     }
 
-    /// Has the daemon end. Says what only the log has.
-    fn stop(&self, paths: &Paths) -> Result<Option<LeftInLog>> {
+    /// Has the daemon end. Says what became of the volume.
+    fn stop(&self, paths: &Paths) -> Result<Ended> {
         let files = paths.volume(&self.name);
-        let Self { discard, force, drain, .. } = *self;
+        let (discard, force, drain) = (self.discard, self.force, self.drain);
         let request = Request::Down { discard, force, drain };
-        let left = Client::new(&files.control).ask(&request, PATIENCE)?;
+        let ended = Client::new(&files.control).ask(&request, PATIENCE)?;
         let deadline = Instant::now() + PATIENCE_TO_EXIT;
         while Lock::is_held(&files) {
             if Instant::now() >= deadline {
-                return Err(Error::failure(format!(
+                return Err(Error::busy(format!(
                     "volume `{}` is stopped, but its daemon does not end",
                     self.name
                 ))
@@ -131,7 +139,7 @@ impl Down {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(left)
+        Ok(ended)
     }
 
     /// Takes the volume `name` down, with or without a daemon, and says nothing. It holds nothing
@@ -177,10 +185,10 @@ impl Down {
         if self.discard || !Kept::is_there(&paths.volume(name).keep) {
             return Ok(());
         }
-        Err(Error::failure(format!(
+        Err(Error::would_lose(format!(
             "the daemon of volume `{name}` died, and what it had in memory is kept"
         ))
-        .mend(format!("go on with it (`ztier restart {name}`), or give it up with --discard")))
+        .mend(remedy::KEPT.of(name)))
     }
 
     fn clean(&self, paths: &Paths) -> Result<()> {
@@ -202,7 +210,7 @@ impl Down {
             }
         }
         let Some(lock) = Lock::acquire(&files, Duration::from_secs(1))? else {
-            return Err(Error::failure(format!("volume `{}` came up just now", self.name))
+            return Err(Error::busy(format!("volume `{}` came up just now", self.name))
                 .mend("look with `ztier list`"));
         };
         if self.force { state::clean_by_force(lock, &files) } else { state::clean(lock, &files) }

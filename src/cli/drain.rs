@@ -1,20 +1,19 @@
 //! `ztier drain`: bring a log's data to the backing store while the volume works.
 
-use super::{PATIENCE, client, output};
+use super::{PATIENCE, client, output, sound};
 use crate::config::size::human;
 use crate::config::{Paths, name};
-use crate::control::{Client, Draining, Request};
-use crate::error::{Error, Result};
-use crate::stats::{LogStats, Stats};
+use crate::control::{Client, Question, Request};
+use crate::error::{Context, Error, Result};
+use crate::stats::Stats;
 use clap::Args;
-use std::time::{Duration, Instant};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
-/// How often progress is asked for.
-const ASK: Duration = Duration::from_millis(200);
 /// Bytes in a log that a volume that goes down brings to its backing store by itself.
 const ENOUGH: u64 = 1 << 20;
 /// How often progress is shown.
-const SHOW: Duration = Duration::from_secs(2);
+const SHOW: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
 /// Bring to its backing store what a volume's log holds
 ///
@@ -30,16 +29,22 @@ impl Drain {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
         name::check(&self.name).map_err(Error::usage)?;
-        let client = client(&Paths::of_this_user()?, &self.name)?;
-        let left = drain(&client, &self.name)?;
+        let paths = Paths::of_this_user()?;
+        client(&paths, &self.name)?;
         let name = &self.name;
-        output::print(&match left {
+        let stats = drain(&paths, name)?;
+        let lost = stats.lost_blocks();
+        output::print(&match dirty(&stats) {
+            0 if lost > 0 => {
+                format!("{name}: all but {lost} lost blocks is in the backing store\n")
+            }
             0 => format!("{name}: all is in the backing store\n"),
             left => format!(
                 "{name}: all that was written before is in the backing store; {} came meanwhile\n",
                 human(left)
             ),
-        })
+        })?;
+        sound(name, stats.loss().as_deref())
     }
 }
 
@@ -48,10 +53,10 @@ impl Drain {
 ///
 /// # Errors
 /// As [`drain`].
-pub fn drain_most(client: &Client, name: &str) -> Result<()> {
-    let mut left = drain(client, name)?;
+pub fn drain_most(paths: &Paths, name: &str) -> Result<()> {
+    let mut left = dirty(&drain(paths, name)?);
     while left > ENOUGH {
-        let less = drain(client, name)?;
+        let less = dirty(&drain(paths, name)?);
         if less > left / 2 {
             break;
         }
@@ -60,39 +65,32 @@ pub fn drain_most(client: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Drains a volume and waits for it, with progress: of what its log holds when this begins. Bytes
-/// that came to the log meanwhile.
+/// Bytes that the backing store lacks.
+fn dirty(stats: &Stats) -> u64 {
+    stats.log.map_or(0, |log| log.blocks_dirty * crate::BLOCK_SIZE as u64)
+}
+
+/// Drains a volume and waits for it, with progress: of what its log holds when this begins.
+/// Whatever ends the wait ends the daemon's hurry. Returns the counters when all that is there.
 ///
 /// # Errors
 /// It has no log, or the log has failed, or nothing moves because a drive fails.
-fn drain(client: &Client, name: &str) -> Result<u64> {
-    let draining: Draining = client.ask(&Request::Drain { on: true }, PATIENCE)?;
-    let mut shown = Instant::now();
-    let mut failures = None;
+fn drain(paths: &Paths, name: &str) -> Result<Stats> {
+    let socket = paths.volume(name).control;
+    let client = Client::new(&socket);
+    let mut asked = Question::ask(&socket, &Request::Drain)?;
     loop {
-        let log = ask(client)?;
-        if log.clean || log.segment_tail >= draining.until_segment {
-            return Ok(log.blocks_dirty * crate::BLOCK_SIZE as u64);
+        if let Some(stats) = asked.answer()? {
+            return Ok(stats);
         }
-        let before = *failures.get_or_insert(log.windows_failed);
-        if log.failed && !log.rescuing || log.windows_failed > before + 3 {
-            client.ask::<Draining>(&Request::Drain { on: false }, PATIENCE)?;
-            return Err(Error::failure(format!(
-                "volume `{name}` still has {} blocks in its log: a drive fails",
-                log.blocks_dirty
-            ))
-            .mend("see the kernel's log, then `ztier drain` again"));
+        let answered = PollFd::new(&asked, PollFlags::IN);
+        match poll(&mut [answered], Some(&SHOW)) {
+            Ok(0) => {}
+            Ok(_) | Err(Errno::INTR) => continue,
+            Err(e) => return Err(e).context("cannot wait for the daemon"),
         }
-        if shown.elapsed() >= SHOW {
-            let left = human(log.blocks_dirty * crate::BLOCK_SIZE as u64);
-            output::remark(&format!("{name}: {left} left in the log"));
-            shown = Instant::now();
-        }
-        std::thread::sleep(ASK);
+        // One that is stopped does not answer this, either.
+        let stats: Stats = client.ask(&Request::Stats, PATIENCE)?;
+        output::remark(&format!("{name}: {} left in the log", human(dirty(&stats))));
     }
-}
-
-fn ask(client: &Client) -> Result<LogStats> {
-    let stats: Stats = client.ask(&Request::Stats, PATIENCE)?;
-    stats.log.ok_or_else(|| Error::failure("the volume has no log, so there is nothing to drain"))
 }

@@ -3,12 +3,16 @@
 //! Invariant: each daemon is asked once, all at the same time, and only for what it knows without
 //! looking at other processes: however many volumes there are, the time for each stays the same.
 
-use super::{PATIENCE, output};
+use super::status::told;
+use super::{PATIENCE, ill, output};
 use crate::config::Paths;
 use crate::config::size::human;
+use crate::control::{Homes, Role};
 use crate::daemon::survey::{Seen, Survey};
 use crate::daemon::{self, Found};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::remedy;
+use crate::stats::Health;
 use clap::Args;
 use serde::Serialize;
 
@@ -24,6 +28,8 @@ pub struct List {
 struct Row {
     name: String,
     state: &'static str,
+    /// How one is that is up.
+    health: Option<Health>,
     export: Option<&'static str>,
     size_bytes: Option<u64>,
     data_bytes: Option<u64>,
@@ -34,6 +40,9 @@ struct Row {
     /// Whether what a dead daemon had in memory is kept.
     kept: bool,
     error: Option<String>,
+    /// What is wrong with it.
+    #[serde(skip)]
+    wrong: Option<Error>,
 }
 
 impl List {
@@ -45,39 +54,51 @@ impl List {
         let rows: Vec<Row> =
             survey.known().iter().map(|(name, seen)| row(&paths, name, seen)).collect();
         if self.json {
-            return output::json(&rows);
+            output::json(&rows)?;
+        } else {
+            output::print(&table(&rows))?;
         }
-        let mut cells = Vec::new();
-        for row in &rows {
-            let size = |bytes: Option<u64>| bytes.map_or("-".into(), human);
-            cells.push(vec![
+        for (row, error) in rows.iter().filter_map(|row| Some((row, row.error.as_ref()?))) {
+            if row.wrong.is_none() {
+                output::remark(&format!("{}: {error}", row.name));
+            }
+        }
+        told(rows.into_iter().filter_map(|row| row.wrong).collect())
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let size = |bytes: Option<u64>| bytes.map_or("-".into(), human);
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| {
+            vec![
                 row.name.clone(),
-                row.state.into(),
+                row.health.map_or(row.state, Health::name).into(),
                 row.export.unwrap_or("-").into(),
                 size(row.size_bytes),
                 size(row.data_bytes),
                 size(row.mem_used_bytes),
                 if row.endpoints.is_empty() { "-".into() } else { row.endpoints.join(" ") },
-            ]);
-        }
-        let head = ["NAME", "STATE", "EXPORT", "SIZE>", "DATA>", "MEMORY>", "OPEN"];
-        output::print(&output::table(&head, &cells))?;
-        for row in rows.iter().filter(|row| row.state == "dead") {
-            let left =
-                if row.left.is_empty() { "its state file".into() } else { row.left.join(", ") };
-            let name = &row.name;
-            let way = if row.kept {
-                format!("`ztier restart {name}` goes on with its data")
-            } else {
-                format!("`ztier down {name}` removes it")
-            };
-            output::remark(&format!("{name}: its daemon is gone and left {left}; {way}"));
-        }
-        for (row, error) in rows.iter().filter_map(|row| Some((row, row.error.as_ref()?))) {
-            output::remark(&format!("{}: {error}", row.name));
-        }
-        Ok(())
-    }
+            ]
+        })
+        .collect();
+    output::table(&["NAME", "STATE", "EXPORT", "SIZE>", "DATA>", "MEMORY>", "OPEN"], &cells)
+}
+
+/// What to say of a volume whose daemon died.
+fn dead(name: &str, left: &[String], kept: bool) -> Error {
+    let left = if left.is_empty() { "its state file".into() } else { left.join(", ") };
+    let remedy = if kept { remedy::DEAD_WITH_DATA } else { remedy::DEAD_WITHOUT };
+    Error::degraded(format!("volume `{name}`: its daemon is gone and left {left}"))
+        .mend(remedy.of(name))
+}
+
+/// What to say of a volume whose daemon lives and does not answer.
+fn silent(paths: &Paths, name: &str, why: &str) -> Option<Error> {
+    // Without a socket it is ending.
+    let is_there = paths.volume(name).control.exists();
+    is_there.then(|| Error::degraded(format!("volume `{name}`: {why}")))
 }
 
 fn row(paths: &Paths, name: &str, seen: &Seen) -> Row {
@@ -90,19 +111,31 @@ fn row(paths: &Paths, name: &str, seen: &Seen) -> Row {
         ..Row::default()
     };
     match seen {
-        Seen::Up { sample, .. } => Row {
-            data_bytes: Some(sample.stats.orig_data_bytes),
-            mem_used_bytes: Some(sample.stats.mem_used_bytes),
-            endpoints: sample.endpoints.clone(),
-            ..row
-        },
+        Seen::Up { sample, .. } => {
+            let homes = Homes::of(&sample.plan, &sample.stats);
+            Row {
+                health: Some(sample.stats.health),
+                wrong: ill(name, &sample.stats),
+                data_bytes: Some(homes.held(Role::of(&sample.plan))),
+                mem_used_bytes: Some(sample.stats.mem_used_bytes),
+                endpoints: sample.endpoints.clone(),
+                ..row
+            }
+        }
         Seen::Starting { step } => Row { error: step.clone(), ..row },
         Seen::Silent { why, .. } => {
             let why = why.clone().unwrap_or_else(|| "its daemon does not answer".to_owned());
-            Row { error: Some(why), ..row }
+            Row { wrong: silent(paths, name, &why), error: Some(why), ..row }
         }
-        Seen::Dead { kept, .. } => Row { kept: *kept, left: left(paths, name), ..row },
-        Seen::Broken { why } => Row { error: Some(why.clone()), ..row },
+        Seen::Dead { kept, .. } => {
+            let left = left(paths, name);
+            Row { wrong: Some(dead(name, &left, *kept)), kept: *kept, left, ..row }
+        }
+        Seen::Broken { why } => Row {
+            wrong: Some(Error::degraded(format!("volume `{name}`: {why}"))),
+            error: Some(why.clone()),
+            ..row
+        },
     }
 }
 

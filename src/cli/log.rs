@@ -9,6 +9,8 @@ use crate::durable::format::{Entry, Header, Superblock};
 use crate::durable::{self, Inspection};
 use crate::error::{Error, Result};
 use crate::media::{Access, Drive, FileDrive};
+use crate::remedy;
+use crate::stats::time::rfc3339;
 use crate::volume::{Pair, cannot_use};
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
@@ -46,7 +48,7 @@ pub struct Format {
 
 /// Verify a log that no volume uses, without changing it
 ///
-/// Reads all of it. Exit status 1 if anything is damaged.
+/// Reads all of it. Exit status 6 if anything is damaged.
 #[derive(Args)]
 pub struct Check {
     /// The log
@@ -89,17 +91,8 @@ impl Format {
             }
         };
         let (wipe, force) = (self.wipe, self.force);
-        let pair = Pair {
-            log: self.log,
-            backing: self.backing,
-            segment,
-            wipe,
-            moved: false,
-            force,
-            abandon: false,
-            accepted: durable::Accepted::default(),
-            state: Paths::of_this_user()?.state,
-        };
+        let state = Paths::of_this_user()?.state;
+        let pair = Pair { wipe, force, ..Pair::new(self.log, self.backing, segment, state) };
         pair.format()?;
         output::print(&format!(
             "{} is an empty log for {}\n",
@@ -125,6 +118,8 @@ impl Check {
                 "segments": found.superblock.segments,
                 "segment_bytes": found.superblock.segment,
                 "size_bytes": found.superblock.blocks * crate::BLOCK_SIZE as u64,
+                "generation": found.superblock.generation,
+                "written_unix_s": found.superblock.at_s,
                 "closed": found.report.closed,
                 "torn": found.report.torn,
                 "superblock_damaged": found.report.mended,
@@ -145,8 +140,7 @@ impl Check {
             return Ok(());
         }
         let log = self.log.display();
-        Err(Error::failure(format!("{log} is damaged"))
-            .mend("what is listed is lost; the rest can be brought to the backing store with `ztier up --accept-loss` and `ztier down --drain`"))
+        Err(Error::degraded(format!("{log} is damaged")).mend(remedy::LOG_CHECKED))
     }
 }
 
@@ -156,7 +150,13 @@ fn superblock(sb: &Superblock) -> String {
         ("segments", format!("{} of {}", sb.segments, human(sb.segment.into()))),
         ("tail", format!("segment {}, chunk {}", sb.written.segment, sb.written.chunk)),
         ("durable", format!("up to chunk {}", sb.durable)),
+        ("superblock", format!("generation {}{}", sb.generation, written(sb.at_s))),
     ])
+}
+
+/// When a superblock was written, if that is known.
+fn written(at_s: u64) -> String {
+    if at_s == 0 { String::new() } else { format!(", written at {}", rfc3339(at_s)) }
 }
 
 impl Dump {

@@ -3,6 +3,7 @@
 //! Invariants: results go to standard output, errors and remarks to standard error; an error is one
 //! line; the exit status is 0 or that of [`crate::error::Status`].
 
+mod accept_loss;
 mod adapting;
 mod doctor;
 mod down;
@@ -30,6 +31,8 @@ use crate::control::Client;
 use crate::daemon::{self, Found};
 use crate::error::{Error, Result};
 use crate::export::helper;
+use crate::remedy;
+use crate::stats::{About, Health, time};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
@@ -61,6 +64,7 @@ enum Command {
     Set(set::Set),
     Swapon(swap::On),
     Swapoff(swap::Off),
+    AcceptLoss(accept_loss::AcceptLoss),
     Run(Box<run::Run>),
     /// Make a log, or look at one that no volume uses
     #[command(subcommand)]
@@ -123,6 +127,7 @@ pub fn main() -> ExitCode {
         Command::Up(up) => up.run(),
         Command::Down(down) => down.run(),
         Command::Drain(drain) => drain.run(),
+        Command::AcceptLoss(accept) => accept.run(),
         Command::Restart(restart) => restart.run(),
         Command::Log(log) => log.run(),
         Command::List(list) => list.run(),
@@ -201,12 +206,37 @@ fn client(paths: &Paths, volume: &str) -> Result<Client> {
     match daemon::reach(paths, volume) {
         Found::Up(_) => Ok(Client::new(&paths.volume(volume).control)),
         Found::Dead(_) | Found::Broken(_) => {
-            Err(Error::failure(format!("the daemon of volume `{volume}` is gone")).mend(format!(
-                "`ztier restart {volume}` goes on with it, `ztier down {volume}` removes it"
-            )))
+            Err(Error::degraded(format!("the daemon of volume `{volume}` is gone"))
+                .mend(remedy::DEAD.of(volume)))
         }
         Found::Nothing => Err(unknown(paths, volume)),
     }
+}
+
+/// Ends a command with 6, although it has done its work, if data of its volume is lost of which
+/// nobody has taken note.
+///
+/// # Errors
+/// There is such data.
+fn sound(volume: &str, loss: Option<&str>) -> Result<()> {
+    loss.map_or(Ok(()), |loss| {
+        Err(Error::degraded(format!("volume `{volume}`: {loss}")).mend(remedy::LOST.of(volume)))
+    })
+}
+
+/// What is wrong with a volume, the worst first, as an error that ends a command which only looks.
+fn ill(volume: &str, stats: &crate::stats::Stats) -> Option<Error> {
+    let troubles = stats.troubles(time::now());
+    let worst = troubles.first()?;
+    let texts: Vec<&str> = troubles.iter().map(|trouble| trouble.text.as_str()).collect();
+    let remedy = match worst.about {
+        About::Loss => remedy::LOST.of(volume),
+        About::Log if worst.health == Health::Failed => remedy::LOG_FAILED.into(),
+        About::Log => remedy::LOG_WORN.of(volume),
+        About::Spill => remedy::SPILL_FAILS.into(),
+        About::Drive(..) => remedy::DRIVE_FAILS.into(),
+    };
+    Some(Error::degraded(format!("volume `{volume}`: {}", texts.join(", and "))).mend(remedy))
 }
 
 fn unknown(paths: &Paths, volume: &str) -> Error {
@@ -226,6 +256,34 @@ mod tests {
     #[test]
     fn the_definitions_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// Whatever advice names, a command with its flags, or a flag, is there.
+    #[test]
+    fn what_remedies_advise_can_be_typed() {
+        let all = Cli::command();
+        let flags: Vec<String> = all
+            .get_subcommands()
+            .flat_map(|command| {
+                let own = command.get_arguments();
+                own.chain(command.get_subcommands().flat_map(clap::Command::get_arguments))
+            })
+            .filter_map(|arg| arg.get_long().map(|long| format!("--{long}")))
+            .collect();
+        for (name, remedy) in remedy::ALL {
+            for (i, typed) in remedy.text.split('`').enumerate() {
+                if i % 2 == 1 && typed.starts_with("ztier ") {
+                    let typed = typed.replace("NAME", "x").replace("DEV", "/dev/x");
+                    let parsed = Cli::try_parse_from(typed.split(' '));
+                    assert!(parsed.is_ok(), "{name}: `{typed}`: {:?}", parsed.err());
+                }
+            }
+            for word in
+                remedy.text.split([' ', '`', ',', ';', ':', ')']).filter(|w| w.starts_with("--"))
+            {
+                assert!(flags.iter().any(|flag| flag == word), "{name}: there is no {word}");
+            }
+        }
     }
 
     #[test]

@@ -2,14 +2,16 @@
 
 use super::drain::drain_most;
 use super::meter::Meter;
-use super::{PATIENCE, output, unknown};
+use super::{PATIENCE, output, sound, unknown};
+use crate::config::paths::full;
 use crate::config::{Paths, Plan, Settings, name};
 use crate::control::{Client, NewLog, Request, Status};
 use crate::daemon::state::State;
 use crate::daemon::{self, Found};
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use clap::Args;
 use serde_json::json;
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -18,8 +20,6 @@ const PATIENCE_TO_LEAVE: Duration = Duration::from_secs(60);
 /// How long the next daemon waits for it to end: longer, for what comes after the answer takes
 /// time, too, and one that does not answer may leave all the same.
 const PATIENCE_TO_FOLLOW: Duration = Duration::from_secs(180);
-/// How much earlier the end of a wait may come.
-const EARLY: Duration = Duration::from_secs(1);
 /// How long a daemon that replaces itself may take to be there again.
 const PATIENCE_TO_RETURN: Duration = Duration::from_secs(60);
 /// How often to look.
@@ -35,7 +35,8 @@ pub struct Restart {
     /// Name of the volume
     name: String,
     /// Also when somebody is connected by NBD, which can't wait: their requests fail. A device by
-    /// FUSE that is held would be dead for its holder, and is refused all the same
+    /// FUSE that is held would be dead for its holder, and is refused all the same. And although a
+    /// log's drive does not take what is in memory, which then stays there for the next daemon
     #[arg(long)]
     force: bool,
     /// Change the log's drive, or do without (`none`): what the old log holds is drained first,
@@ -55,6 +56,7 @@ struct Served {
     endpoints: Vec<String>,
     pid: u32,
     notes: Vec<String>,
+    loss: Option<String>,
 }
 
 impl Restart {
@@ -69,14 +71,14 @@ impl Restart {
         let served = match daemon::settled(&paths, &self.name) {
             Found::Up(Some(state)) => self.replace(&paths, &state)?,
             Found::Up(None) => {
-                return Err(Error::failure(format!(
+                return Err(Error::busy(format!(
                     "volume `{}` is coming up or going down",
                     self.name
                 ))
                 .mend("look with `ztier list`, then try again"));
             }
             Found::Dead(_) if self.log.is_some() => {
-                return Err(Error::failure(format!("the daemon of volume `{}` died", self.name))
+                return Err(Error::degraded(format!("the daemon of volume `{}` died", self.name))
                     .mend("go on without --log first: then its log can be drained"));
             }
             Found::Dead(state) => self.again(&paths, &state)?,
@@ -98,12 +100,13 @@ impl Restart {
         };
         let changes = log.is_some();
         if changes && state.plan.log.is_some() {
-            drain_most(&client, &self.name)?;
+            drain_most(paths, &self.name)?;
         }
         let request = Request::Restart { force: self.force, log };
-        let leave = || client.ask::<()>(&request, PATIENCE_TO_LEAVE);
+        let leave =
+            |open: &dyn Fn(bool)| client.ask_telling::<()>(&request, PATIENCE_TO_LEAVE, open);
         let mut served = match state.foreground {
-            true => leave().and_then(|()| self.returned(&client, state.restarts))?,
+            true => leave(&|_| {}).and_then(|()| self.returned(&client, state.restarts))?,
             false => self.follow(&plan, paths, leave, || changes && self.has_left(&client))?,
         };
         if changes && self.plan_of(paths)? == state.plan {
@@ -115,20 +118,28 @@ impl Restart {
     }
 
     /// Starts the next daemon, and has the present one `leave`. If that refuses, but `has_left`,
-    /// the next one serves what there was.
+    /// the next one serves what there was. One that was told to go ahead, and does not answer,
+    /// leaves as soon as it can.
     fn follow(
         &self,
         plan: &Plan,
         paths: &Paths,
-        leave: impl Fn() -> Result<()>,
+        leave: impl Fn(&dyn Fn(bool)) -> Result<()>,
         has_left: impl Fn() -> bool,
     ) -> Result<Served> {
         let next = daemon::Starting::begin(plan, paths, PATIENCE_TO_FOLLOW, true)?;
-        let asked = Instant::now();
-        match leave() {
+        let unanswered = Cell::new(false);
+        let left = leave(&|open| {
+            if open {
+                // Should this process end now, the volume has a daemon all the same.
+                next.stays();
+            }
+            unanswered.set(open);
+        });
+        match left {
             Ok(()) => self.come(next),
             Err(e) if has_left() => self.come(next).and(Err(e)),
-            Err(e) if asked.elapsed() + EARLY > PATIENCE_TO_LEAVE => self.come_late(next, paths, e),
+            Err(e) if unanswered.get() => self.come_late(next, paths, e),
             Err(e) => Err(e),
         }
     }
@@ -139,8 +150,7 @@ impl Restart {
         if log.as_os_str() == "none" {
             return Ok(Some(NewLog::None));
         }
-        let path = std::path::absolute(log).context(format!("cannot use {}", log.display()))?;
-        Ok(Some(NewLog::On { path, wipe: self.wipe }))
+        Ok(Some(NewLog::On { path: full(log)?, wipe: self.wipe }))
     }
 
     fn has_left(&self, client: &Client) -> bool {
@@ -194,7 +204,8 @@ impl Restart {
         let told = |what: &str| meter.show(&format_args!("{}: {what}", self.name));
         let ready = next.finish(&told)?;
         meter.end();
-        Ok(Served { endpoints: ready.endpoints, pid: ready.pid, notes: ready.notes })
+        let daemon::Ready { endpoints, pid, notes, loss, .. } = ready;
+        Ok(Served { endpoints, pid, notes, loss })
     }
 
     /// Waits for a daemon that replaces itself.
@@ -203,8 +214,8 @@ impl Restart {
         loop {
             match client.ask::<Status>(&Request::Status, PATIENCE) {
                 Ok(status) if status.restarts > before => {
-                    let Status { endpoints, pid, .. } = status;
-                    return Ok(Served { endpoints, pid, notes: Vec::new() });
+                    let Status { endpoints, pid, stats, .. } = status;
+                    return Ok(Served { endpoints, pid, notes: Vec::new(), loss: stats.loss() });
                 }
                 answer if Instant::now() >= deadline => {
                     let why = answer.err().map_or("it stays".into(), |e| e.to_string());
@@ -220,20 +231,22 @@ impl Restart {
     }
 
     fn print(&self, served: &Served, took: Duration) -> Result<()> {
-        let Served { endpoints, pid, notes } = served;
+        let Served { endpoints, pid, notes, loss } = served;
         for note in notes {
             output::remark(note);
         }
         if self.json {
-            return output::json(&json!({
+            output::json(&json!({
                 "name": self.name,
                 "endpoints": endpoints,
                 "pid": pid,
                 "seconds": took.as_secs_f64(),
-            }));
+            }))?;
+            return sound(&self.name, loss.as_deref());
         }
         let seconds = took.as_secs_f64();
         output::remark(&format!("{}: served by process {pid} after {seconds:.2} s", self.name));
-        output::print(&format!("{}\n", endpoints.join("\n")))
+        output::print(&format!("{}\n", endpoints.join("\n")))?;
+        sound(&self.name, loss.as_deref())
     }
 }

@@ -1,7 +1,7 @@
 //! `ztier set`: change a running volume.
 
 use super::meter::Meter;
-use super::{client, output, status};
+use super::{client, output, sound, status};
 use crate::config::size::{exact, human, parse_bytes};
 use crate::config::{Amount, Bounds, Limit, Paths, machine, name};
 use crate::control::{AdaptChange, Client, LogChange, RecompressChange, Request, Status};
@@ -77,12 +77,10 @@ impl Set {
             ),
         };
         output::print(&format!("{}: size={size} {rest}\n", self.name))?;
-        match request {
-            Request::Set { recompress: Some(RecompressChange::Now), .. } => {
-                wait(&client, &self.name, &status.stats)
-            }
-            _ => Ok(()),
+        if let Request::Set { recompress: Some(RecompressChange::Now), .. } = request {
+            wait(&client, &self.name, &status.stats)?;
         }
+        sound(&self.name, status.stats.loss().as_deref())
     }
 }
 

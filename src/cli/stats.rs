@@ -1,6 +1,6 @@
 //! `ztier stats`: the counters of one volume, in today's layout or a historic one.
 
-use super::{PATIENCE, client, output};
+use super::{PATIENCE, client, output, sound};
 use crate::config::Paths;
 use crate::config::size::human;
 use crate::control::Request;
@@ -36,15 +36,18 @@ impl Stats {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
         let paths = Paths::of_this_user()?;
-        let ask = || client(&paths, &self.name)?.ask::<stats::Stats>(&Request::Stats, PATIENCE);
-        match self.format {
-            Format::Table => output::print(&table(&ask()?)),
-            Format::Json => output::json(&ask()?),
-            Format::Ramzswap => output::print(&layout::ramzswap(&ask()?)),
-            Format::Zramconfig => output::print(&layout::zramconfig(&ask()?)),
-            Format::Zram => output::print(&layout::zram(&ask()?)),
-            Format::Prometheus => prometheus(&paths, &self.name),
+        if matches!(self.format, Format::Prometheus) {
+            return prometheus(&paths, &self.name);
         }
+        let stats: stats::Stats = client(&paths, &self.name)?.ask(&Request::Stats, PATIENCE)?;
+        match self.format {
+            Format::Json => output::json(&stats)?,
+            Format::Ramzswap => output::print(&layout::ramzswap(&stats))?,
+            Format::Zramconfig => output::print(&layout::zramconfig(&stats))?,
+            Format::Zram => output::print(&layout::zram(&stats))?,
+            Format::Table | Format::Prometheus => output::print(&table(&stats))?,
+        }
+        sound(&self.name, stats.loss().as_deref())
     }
 }
 

@@ -1,23 +1,23 @@
 //! `ztier status`: what a running volume is, what it holds, and who holds it.
 
-use super::{PATIENCE, adapting, client, output};
+use super::{PATIENCE, adapting, client, ill, output};
 use crate::config::log::LogPlan;
 use crate::config::plan::SpillPlan;
 use crate::config::size::{exact, human};
 use crate::config::{Paths, Usage};
 use crate::control::{self, Request};
 use crate::daemon::survey::{Seen, Survey};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::export::usage::swapped;
-use crate::stats::time::rfc3339;
-use crate::stats::{LogStats, Stats};
+use crate::remedy;
+use crate::stats::drives::Failing;
+use crate::stats::health::ranges;
+use crate::stats::time::{self, with};
+use crate::stats::{About, LogStats, Stats, Trouble};
 use crate::volume::Recompress;
 use clap::Args;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// Ranges of lost blocks that are named.
-const LOST_SHOWN: usize = 20;
 
 /// Show one running volume, or all
 #[derive(Args)]
@@ -35,20 +35,43 @@ impl Status {
         let paths = Paths::of_this_user()?;
         if let Some(name) = &self.name {
             let status = ask(&paths, name)?;
-            return if self.json { output::json(&status) } else { output::print(&text(&status)) };
+            if self.json { output::json(&status) } else { output::print(&text(&status)) }?;
+            return ill(name, &status.stats).map_or(Ok(()), Err);
         }
         let mut survey = Survey::new(paths);
         survey.look_around(PATIENCE)?;
-        let up = survey.known().values().filter_map(Seen::sample);
-        let all: Vec<_> = up.map(|sample| control::Status::from(sample.clone())).collect();
-        for (name, seen) in survey.known().iter().filter(|(_, seen)| seen.sample().is_none()) {
-            output::remark(&format!("{name}: {}, see `ztier list`", seen.state()));
+        let (mut all, mut wrong) = (Vec::new(), Vec::new());
+        for (name, seen) in survey.known() {
+            match seen {
+                Seen::Up { sample, .. } => {
+                    wrong.extend(ill(name, &sample.stats));
+                    all.push(control::Status::from((**sample).clone()));
+                }
+                Seen::Starting { .. } => output::remark(&format!("{name} is coming up")),
+                _ => wrong.push(Error::degraded(format!(
+                    "volume `{name}`: {}, see `ztier list`",
+                    seen.state()
+                ))),
+            }
         }
-        if self.json {
-            return output::json(&all);
-        }
-        output::print(&all.iter().map(text).collect::<Vec<_>>().join("\n"))
+        match self.json {
+            true => output::json(&all),
+            false => output::print(&all.iter().map(text).collect::<Vec<_>>().join("\n")),
+        }?;
+        told(wrong)
     }
+}
+
+/// Says what is wrong with volumes that were looked at.
+///
+/// # Errors
+/// Anything is: the last of it.
+pub(super) fn told(mut wrong: Vec<Error>) -> Result<()> {
+    let Some(last) = wrong.pop() else { return Ok(()) };
+    for error in wrong {
+        output::remark(&format!("ztier: {error}"));
+    }
+    Err(last)
 }
 
 fn ask(paths: &Paths, name: &str) -> Result<control::Status> {
@@ -65,6 +88,7 @@ fn text(status: &control::Status) -> String {
     let (plan, stats) = (&status.plan, &status.stats);
     let mut rows = vec![
         ("volume", plan.name.clone()),
+        ("state", state(stats)),
         ("open", status.endpoints.join(" ")),
         ("held by", holders(status)),
         ("export", plan.export.kind().into()),
@@ -94,8 +118,9 @@ fn text(status: &control::Status) -> String {
     if let Some(spill) = &plan.spill {
         rows.extend(spilled(stats, spill, plan.segment_bytes));
     }
+    rows.push(("errors", errors(stats)));
+    rows.extend(drive_errors(stats));
     rows.extend([
-        ("errors", errors(stats)),
         ("durable", "nowhere: gone after `ztier down` or a reboot".into()),
         ("daemon", daemon_of(status)),
     ]);
@@ -163,7 +188,7 @@ fn spilled(stats: &Stats, spill: &SpillPlan, segment: u32) -> Vec<(&'static str,
     let short = runs_short(stats, segment);
     let state = match () {
         () if stats.spill_failed => format!(
-            "failed: {} errors; nothing more goes down, and what can't be read there is lost",
+            "takes nothing for now, and is tried again in at most a minute: {} errors",
             stats.spill_errors
         ),
         () if left => "used up for today: nothing more goes down for now".into(),
@@ -215,6 +240,25 @@ fn short(stats: &Stats) -> Option<String> {
     })
 }
 
+/// How a volume is: in one word, and why.
+fn state(stats: &Stats) -> String {
+    let troubles = stats.troubles(time::now());
+    let text = |trouble: Trouble| match trouble.about {
+        // It has a line of its own.
+        About::Drive(role, ..) => format!("the {} drive has failed requests", role.name()),
+        _ => trouble.text,
+    };
+    let mut texts: Vec<String> = troubles.into_iter().map(text).collect();
+    texts.dedup();
+    let colon = if texts.is_empty() { "" } else { ": " };
+    format!("{}{colon}{}", stats.health.name(), texts.join("; "))
+}
+
+/// What has failed on drives, a line each.
+fn drive_errors(stats: &Stats) -> impl Iterator<Item = (&'static str, String)> {
+    stats.drives.iter().map(|drive| ("drive errors", drive.to_string()))
+}
+
 fn holders(status: &control::Status) -> String {
     match &status.holders {
         None => format!("`ztier status {}` says by what", status.plan.name),
@@ -233,6 +277,7 @@ fn daemon_of(status: &control::Status) -> String {
 fn bare(status: &control::Status, backing: &Path) -> String {
     let mut rows = vec![
         ("volume", status.plan.name.clone()),
+        ("state", state(&status.stats)),
         ("open", status.endpoints.join(" ")),
         ("held by", holders(status)),
         ("export", status.plan.export.kind().into()),
@@ -242,8 +287,9 @@ fn bare(status: &control::Status, backing: &Path) -> String {
         ("cache", cache(&status.stats)),
     ];
     rows.extend(adapting::rows(status));
+    rows.push(("errors", errors(&status.stats)));
+    rows.extend(drive_errors(&status.stats));
     rows.extend([
-        ("errors", errors(&status.stats)),
         ("durable", "in the backing store when a flush returns".into()),
         ("daemon", daemon_of(status)),
     ]);
@@ -287,13 +333,16 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         0 => String::new(),
         asked => format!(", {:.2} × what was asked", log.written_bytes as f64 / asked as f64),
     };
-    let health = match log.errors + log.windows_failed {
+    let health = match log.windows_failed {
         0 => errors(&status.stats),
-        n if log.failed => format!("{}; {n} of the drives", errors(&status.stats)),
-        n => format!("{}; {n} of the drives, mended so far", errors(&status.stats)),
+        n => format!(
+            "{}; {n} windows of writeback failed, and are taken again",
+            errors(&status.stats)
+        ),
     };
     let mut rows = vec![
         ("volume", status.plan.name.clone()),
+        ("state", state(&status.stats)),
         ("open", status.endpoints.join(" ")),
         ("held by", holders(status)),
         ("export", status.plan.export.kind().into()),
@@ -303,7 +352,7 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("log used", format!("{} of {} segments", log.segments_used, log.segments)),
         ("not in backing", if log.clean { "nothing".into() } else { dirty }),
         ("kept", kept(plan, log)),
-        ("backing alone", alone(log)),
+        ("backing alone", alone(log, status.stats.lost_blocks())),
         ("log written", format!("{}{written}", human(log.written_bytes))),
         ("writeback", writeback(plan)),
         ("commits", commits(log)),
@@ -311,8 +360,9 @@ fn logged(status: &control::Status, plan: &LogPlan, log: &LogStats) -> String {
         ("cache", cache(&status.stats)),
     ];
     rows.extend(adapting::rows(status));
+    rows.push(("errors", health));
+    rows.extend(drive_errors(&status.stats));
     rows.extend([
-        ("errors", health),
         ("lost blocks", lost(&status.stats)),
         ("durable", durable(log)),
         ("daemon", daemon_of(status)),
@@ -354,47 +404,45 @@ fn commits(log: &LogStats) -> String {
 }
 
 /// What the backing store would be without the log.
-fn alone(log: &LogStats) -> String {
+fn alone(log: &LogStats, lost: u64) -> String {
     match (log.clean, log.mixture_since_unix_s, log.past_unix_s) {
+        (true, ..) if lost > 0 => format!("is the volume, but for {lost} lost blocks"),
         (true, ..) => "is the volume".into(),
         (_, 0, 0) => "a past state of the volume".into(),
-        (_, 0, past) => format!("the volume as it was at {} at the latest", rfc3339(past)),
-        (_, since, _) => format!("a mixture of states since {}", rfc3339(since)),
+        (_, 0, past) => match with("at", past) {
+            at if at.is_empty() => "a past state of the volume".into(),
+            at => format!("the volume as it was {at} at the latest"),
+        },
+        (_, since, _) => format!("a mixture of states{}", with(" since", since)),
     }
 }
 
 /// Where data is durable, which a log that has failed changes.
 fn durable(log: &LogStats) -> String {
-    let failed = rfc3339(log.failed_unix_s);
+    let failed = with(" at", log.failed_unix_s);
     match (log.failed, log.rescuing, log.through) {
         (false, ..) => "in the log when a flush returns".into(),
         (_, true, _) => format!(
-            "log failed at {failed}: what it holds is being brought to the backing store, and \
+            "log failed{failed}: what it holds is being brought to the backing store, and \
              flushes wait"
         ),
         (.., true) => format!(
-            "log failed: writing through since {}; in the backing store when a flush returns",
-            rfc3339(log.through_unix_s)
+            "log failed: writing through{}; in the backing store when a flush returns",
+            with(" since", log.through_unix_s)
         ),
         _ => format!(
-            "log failed at {failed}, and its superblocks cannot be written: nothing more is taken; \
-             take the volume down, and up with another log and --abandon-log"
+            "log failed{failed}, and its superblocks cannot be written: nothing more is taken; {}",
+            remedy::LOG_FAILED
         ),
     }
 }
 
 /// The first blocks that nobody can read.
 fn lost(stats: &Stats) -> String {
-    let ranges = &stats.log_lost_blocks;
-    let range = |&(block, count): &(u64, u64)| match count {
-        1 => block.to_string(),
-        _ => format!("{block}-{}", block + count - 1),
-    };
-    let named: Vec<String> = ranges.iter().take(LOST_SHOWN).map(range).collect();
-    match ranges.len() {
-        0 => "none".into(),
-        n if n > LOST_SHOWN => format!("{} and {} ranges more", named.join(", "), n - LOST_SHOWN),
-        _ => named.join(", "),
+    match (stats.log_lost_blocks.len(), stats.log_loss_noted) {
+        (0, _) => "none".into(),
+        (_, true) => format!("{}; note was taken of these", ranges(&stats.log_lost_blocks)),
+        (_, false) => ranges(&stats.log_lost_blocks),
     }
 }
 
@@ -416,6 +464,7 @@ pub(super) fn errors(stats: &Stats) -> String {
         ("requests outside the device", stats.invalid_io),
         ("writes without space", stats.no_space),
         ("damaged records", stats.corrupt_records),
+        ("failed requests of drives", stats.drives.iter().map(Failing::count).sum()),
     ]
     .into_iter()
     .filter(|(_, count)| *count > 0)

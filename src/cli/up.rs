@@ -1,7 +1,7 @@
 //! `ztier up`: a volume from flags or its file, by a daemon of its own or in this process.
 
 use super::meter::Meter;
-use super::{adapting, output, status};
+use super::{adapting, output, sound, status};
 use crate::config::plan::{self, Address};
 use crate::config::size::{exact, human};
 use crate::config::{Amount, Choice, Limit, Paths, Plan, Settings, Usage, Use, machine, name};
@@ -12,6 +12,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueHint};
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -67,6 +68,14 @@ pub struct Up {
     /// With a log: go on although parts of it are damaged; what they held is lost
     #[arg(long)]
     accept_loss: bool,
+    /// With a log that holds data: put it over a backing store that was changed by itself since;
+    /// what was changed there is lost or mixed with it
+    #[arg(long)]
+    accept_changed_backing: bool,
+    /// With a log that is older than this machine has seen it (a copy, a snapshot): go on with it;
+    /// what was written since is lost
+    #[arg(long)]
+    accept_older_log: bool,
     /// With a log that is gone or damaged: go on from the backing store's own state, which `up`
     /// then tells; what only that log held is lost
     #[arg(long)]
@@ -132,7 +141,8 @@ pub struct Up {
     /// Wait so long for the drives (--backing, --log, --spill) to appear
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     wait: u32,
-    /// Stay in the foreground until a signal or `ztier down`
+    /// Stay in the foreground until a signal or `ztier down`. A signal gives no data up: what only
+    /// memory holds is kept for `ztier restart`
     #[arg(long)]
     foreground: bool,
     /// Only say what would be made and where data would be durable
@@ -170,6 +180,8 @@ impl Up {
         if let Some(log) = &mut plan.log {
             (log.wipe, log.moved, log.accept_loss) = (self.wipe, self.moved, self.accept_loss);
             log.abandon = self.abandon_log;
+            log.accept_changed = self.accept_changed_backing;
+            log.accept_older = self.accept_older_log;
         }
         if let Some(spill) = &mut plan.spill {
             spill.wipe = self.wipe;
@@ -184,17 +196,28 @@ impl Up {
         }
         let meter = Meter::new();
         let told = |what: &str| meter.show(&format_args!("{}: {what}", self.name));
+        let loss = Cell::new(None);
         let after = |ready: &Ready| {
             meter.end();
             self.print_ready(&chosen, ready)?;
-            if self.save { self.save_settings(&settings, &paths) } else { Ok(()) }
+            if self.save {
+                self.save_settings(&settings, &paths)?
+            }
+            match sound(&self.name, ready.loss.as_deref()) {
+                Err(e) if self.foreground => output::remark(&e.to_string()),
+                _ => loss.set(ready.loss.clone()),
+            }
+            Ok(())
         };
         if self.foreground {
             let (patience, foreground, follows) = (daemon::LOOKERS, true, false);
-            let order = daemon::Order { plan, paths: &paths, patience, foreground, follows };
+            let wanted = &|| true;
+            let order =
+                daemon::Order { plan, paths: &paths, patience, foreground, follows, wanted };
             daemon::run(order, &told, after).and_then(|end| daemon::follow(end, &self.name))
         } else {
-            after(&daemon::spawn(&plan, &paths, &told)?)
+            after(&daemon::spawn(&plan, &paths, &told)?)?;
+            sound(&self.name, loss.take().as_deref())
         }
     }
 
@@ -204,6 +227,8 @@ impl Up {
             ("--moved", self.moved),
             ("--accept-loss", self.accept_loss),
             ("--abandon-log", self.abandon_log),
+            ("--accept-changed-backing", self.accept_changed_backing),
+            ("--accept-older-log", self.accept_older_log),
         ];
         let vain = of_log.iter().find(|(_, given)| *given && plan.log.is_none());
         if let Some((flag, _)) = vain {
@@ -224,7 +249,8 @@ impl Up {
             Ok(()) => output::remark(&format!("saved {}", file.display())),
             Err(e) if self.foreground => output::remark(&format!("ztier: not saved: {e}")),
             Err(e) => {
-                return Err(Error::failure(format!("volume `{}` is up, but {e}", self.name))
+                return Err(e
+                    .after(format_args!("volume `{}` is up, but ", self.name))
                     .mend("mend that, then give --save again after `ztier down`"));
             }
         }

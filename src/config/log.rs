@@ -46,6 +46,12 @@ pub struct LogPlan {
     /// Go on without what a log held that cannot be used any more.
     #[serde(default)]
     pub abandon: bool,
+    /// Put the log over a backing store that was changed meanwhile.
+    #[serde(default)]
+    pub accept_changed: bool,
+    /// Go on with a log that is older than this machine has seen it.
+    #[serde(default)]
+    pub accept_older: bool,
 }
 
 impl LogPlan {
@@ -65,6 +71,8 @@ impl LogPlan {
             accept_loss: false,
             accepted: Accepted::default(),
             abandon: false,
+            accept_changed: false,
+            accept_older: false,
         }
     }
 
@@ -98,6 +106,7 @@ impl LogPlan {
     /// without what is `accepted`.
     pub(super) fn opened(&mut self, accepted: Accepted) {
         (self.wipe, self.moved, self.accept_loss, self.abandon) = (false, false, false, false);
+        (self.accept_changed, self.accept_older) = (false, false);
         self.accepted = accepted;
     }
 

@@ -166,11 +166,26 @@ fn own(variable: &str, system: &str, xdg: &str, below_home: &str) -> Result<Path
     })
 }
 
+/// The path of something that a volume uses, from the root on. A daemon, its state file and the
+/// records of drives hold it as text.
+///
+/// # Errors
+/// It is empty, or not UTF-8.
+pub fn full(path: &Path) -> Result<PathBuf> {
+    let full = std::path::absolute(path)
+        .map_err(|e| Error::usage(format!("`{}` is no path: {e}", path.display())))?;
+    if full.to_str().is_some() {
+        return Ok(full);
+    }
+    Err(Error::usage(format!("path {} is not UTF-8", path.display()))
+        .mend("rename it, or give a symbolic link to it"))
+}
+
 fn absolute(variable: &str) -> Result<Option<PathBuf>> {
     let Some(value) = std::env::var_os(variable).filter(|v| !v.is_empty()) else { return Ok(None) };
     let path = PathBuf::from(value);
     if path.is_absolute() {
-        return Ok(Some(path));
+        return full(&path).map(Some);
     }
     Err(Error::usage(format!("{variable} is {}, not an absolute path", path.display()))
         .mend("let it begin with /, or unset it"))

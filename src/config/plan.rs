@@ -5,7 +5,7 @@ use super::limit::{Bounds, Range, Said};
 use super::log::LogPlan;
 use super::machine;
 use super::name;
-use super::paths::Paths;
+use super::paths::{Paths, full};
 use super::size::{exact, human};
 use super::usage::{self, Job, Usage};
 use crate::BLOCK_SIZE;
@@ -320,9 +320,9 @@ impl Plan {
         paths: &Paths,
     ) -> Result<Self> {
         let (log, backing) = match (&settings.log, &settings.backing) {
-            (Some(log), Some(backing)) => (absolute(log)?, absolute(backing)?),
+            (Some(log), Some(backing)) => (full(log)?, full(backing)?),
             (None, Some(backing)) => {
-                return Self::resolve_bare(volume, settings, kind, (absolute(backing)?, paths));
+                return Self::resolve_bare(volume, settings, kind, (full(backing)?, paths));
             }
             (_, None) => {
                 return Err(Error::usage("--log needs a backing store")
@@ -337,17 +337,7 @@ impl Plan {
         refuse_of_spill(settings)?;
         let plan = LogPlan::of(settings, log.clone(), backing.clone())?;
         let segment_bytes = check_segment(settings)?;
-        let pair = volume::Pair {
-            log,
-            backing,
-            segment: segment_bytes,
-            wipe: false,
-            moved: false,
-            force: false,
-            abandon: false,
-            accepted: Accepted::default(),
-            state: paths.state.clone(),
-        };
+        let pair = volume::Pair::new(log, backing, segment_bytes, paths.state.clone());
         let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
         Ok(Self {
             name: volume.to_owned(),
@@ -442,10 +432,6 @@ pub fn check_cache_limit(limit: u64) -> Result<()> {
     volume::check_cache_limit(limit)
 }
 
-fn absolute(path: &std::path::Path) -> Result<PathBuf> {
-    std::path::absolute(path).map_err(|e| Error::usage(format!("{}: {e}", path.display())))
-}
-
 /// The number of threads; `least` of them unless somebody says so.
 fn check_threads(settings: &Settings, least: u32) -> Result<u32> {
     let threads = settings.threads.unwrap_or_else(|| default_threads(least));
@@ -464,8 +450,7 @@ fn export(volume: &str, settings: &Settings, kind: Kind, paths: &Paths) -> Resul
         Kind::Nbd => {}
     }
     let socket = match &settings.socket {
-        Some(path) => std::path::absolute(path)
-            .map_err(|e| Error::usage(format!("--socket {}: {e}", path.display())))?,
+        Some(path) => full(path)?,
         None => paths.volume(volume).nbd,
     };
     check_socket(&socket, "give a shorter --socket")?;
@@ -567,7 +552,7 @@ fn spill(settings: &Settings) -> Result<Option<SpillPlan>> {
             None => Ok(None),
         };
     };
-    Ok(Some(SpillPlan { device: absolute(device)?, daily_bytes, wipe: false }))
+    Ok(Some(SpillPlan { device: full(device)?, daily_bytes, wipe: false }))
 }
 
 fn check_segment(settings: &Settings) -> Result<u32> {

@@ -4,6 +4,7 @@
 //! overwritten by one.
 
 use super::file::Settings;
+use super::paths::full;
 use super::plan::Export;
 use crate::error::{Error, Result};
 pub use crate::export::job::Job;
@@ -85,7 +86,7 @@ fn priority(settings: &Settings) -> Result<i32> {
 
 fn mount(point: Option<&Path>) -> Result<PathBuf> {
     match point {
-        Some(point) if point.is_absolute() && point.parent().is_some() => Ok(point.to_owned()),
+        Some(point) if point.is_absolute() && point.parent().is_some() => full(point),
         Some(point) => Err(Error::usage(format!("{} can't be mounted on", point.display()))
             .mend("let mount begin with /, like /var/cache/fast")),
         None => Err(Error::usage("use = \"ext4\" needs a place to be mounted on")

@@ -1,7 +1,7 @@
 //! The side that asks.
 
-use super::protocol::{Envelope, LONGEST_REPLY, Reply, Request, VERSION, receive, send};
-use crate::error::{Context, Result};
+use super::protocol::{Envelope, LONGEST_REPLY, Reply, Request, Word, boot_ms, receive_next, send};
+use crate::error::{Context, Error, Result};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::de::DeserializeOwned;
@@ -24,24 +24,77 @@ impl Client {
         Self { socket: socket.to_owned() }
     }
 
-    /// Asks, and waits at most `patience` for the answer.
+    /// Asks, and waits at most `patience` for the answer; of a request that changes something, as
+    /// long again once it was said to go ahead.
     ///
     /// # Errors
-    /// The daemon's own error, or that it can't be reached or does not answer in time.
+    /// The daemon's own error, or that it can't be reached or does not answer in time. Whether
+    /// anything was changed then, the error says.
     pub fn ask<T: DeserializeOwned>(&self, request: &Request, patience: Duration) -> Result<T> {
+        self.ask_telling(request, patience, &|_| {})
+    }
+
+    /// The same; `open` hears `true` right before the daemon is told to go ahead, and `false` when
+    /// it has answered. Between them what was asked may be carried out although no answer comes.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub fn ask_telling<T: DeserializeOwned>(
+        &self,
+        request: &Request,
+        patience: Duration,
+        open: &dyn Fn(bool),
+    ) -> Result<T> {
         let what = || format!("cannot ask the daemon on {}", self.socket.display());
         let deadline = Instant::now() + patience;
-        let mut stream = loop {
+        let mut stream = self.reach(deadline).context(what())?;
+        let changes = request.changes();
+        let until_ms = changes.then(|| boot_ms() + patience.as_millis() as u64);
+        let question = Envelope { until_ms, ..Envelope::new(request) };
+        let mut rest = Vec::new();
+        let mut hear = |stream: &mut UnixStream, deadline| {
+            receive_next::<Reply>(stream, &mut rest, LONGEST_REPLY, deadline)
+        };
+        let first = send(&mut stream, &question, deadline)
+            .and_then(|()| hear(&mut stream, deadline))
+            .context(what())
+            // Dropping the connection revokes it.
+            .map_err(|e| if changes { e.but("nothing was changed") } else { e })?;
+        let last = match first {
+            Reply::Ready(()) => {
+                open(true);
+                let deadline = Instant::now() + patience;
+                send(&mut stream, &Envelope::new(Word::Go {}), deadline)
+                    .and_then(|()| hear(&mut stream, deadline))
+                    .inspect(|_| open(false))
+                    .map_err(|e| self.begun(&e))?
+            }
+            reply => reply,
+        };
+        serde_json::from_str(last.into_result()?.get()).context(what())
+    }
+
+    /// The error of a request that was told to go ahead, and has no answer.
+    fn begun(&self, e: &Error) -> Error {
+        let socket = self.socket.display();
+        Error::busy(format!("the daemon on {socket} was told to go ahead, and then: {e}"))
+            .mend("it does that as soon as it can: look with `ztier list` what came of it")
+    }
+
+    /// Connects, as soon as there is room in the daemon's queue.
+    fn reach(&self, deadline: Instant) -> rustix::io::Result<UnixStream> {
+        loop {
             match connect(&self.socket) {
                 // It takes no more for now.
                 Err(Errno::AGAIN) if Instant::now() < deadline => std::thread::sleep(RETRY),
-                connected => break connected.context(what())?,
+                connected => {
+                    let stream = connected?;
+                    // Its waits are bounded one by one.
+                    rustix::io::ioctl_fionbio(&stream, false)?;
+                    return Ok(stream);
+                }
             }
-        };
-        stream.set_nonblocking(false).context(what())?;
-        send(&mut stream, &Envelope { v: VERSION, body: request }, deadline).context(what())?;
-        let reply: Reply = receive(&mut stream, LONGEST_REPLY, deadline).context(what())?;
-        serde_json::from_str(reply.into_result()?.get()).context(what())
+        }
     }
 }
 
@@ -52,4 +105,59 @@ pub(super) fn connect(socket: &Path) -> rustix::io::Result<UnixStream> {
     let ours = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&ours, &SocketAddrUnix::new(socket)?)?;
     Ok(ours.into())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::error::Status;
+    use std::cell::Cell;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn an_error_says_whether_anything_was_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let patience = Duration::from_millis(100);
+        let client = Client::new(&path);
+        let ask = || {
+            let unanswered = Cell::new(false);
+            let request = Request::Swapoff { force: false };
+            let error = client
+                .ask_telling::<()>(&request, patience, &|open| unanswered.set(open))
+                .unwrap_err();
+            (error, unanswered.get())
+        };
+        // It takes the question, and says nothing.
+        let (error, unanswered) = ask();
+        assert!(error.to_string().contains("in time, and nothing was changed; "), "{error}");
+        assert_eq!((error.status(), unanswered), (Status::Failed, false));
+        drop(listener.accept().unwrap());
+        // It is ready, hears that it is to go ahead, and says nothing more.
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut said = Vec::new();
+            let mut bytes = [0; 4096];
+            let mut hear = |stream: &mut UnixStream| {
+                let n = stream.read(&mut bytes).unwrap();
+                said.extend_from_slice(&bytes[..n]);
+            };
+            hear(&mut stream);
+            stream.write_all(b"{\"v\":3,\"ready\":null}\n").unwrap();
+            hear(&mut stream);
+            // Until the client has gone.
+            hear(&mut stream);
+            String::from_utf8(said).unwrap()
+        });
+        let (error, unanswered) = ask();
+        assert!(error.to_string().contains("was told to go ahead, and then: no answer"), "{error}");
+        assert_eq!((error.status(), unanswered), (Status::Busy, true));
+        let said = server.join().unwrap();
+        assert!(said.ends_with("{\"v\":3,\"op\":\"go\"}\n"), "{said}");
+        // Both sides have one clock.
+        assert!(said.starts_with("{\"v\":3,\"until_ms\":"), "{said}");
+    }
 }

@@ -1,22 +1,24 @@
-//! The control socket: one line of JSON asks, one line of JSON answers.
+//! The control socket: one line of JSON asks, one line of JSON answers. Between them, a request
+//! that changes something waits for its caller's `go` ([`Asking`]).
 //!
 //! Every line carries the protocol's [`VERSION`]. Invariants: lines have a bounded length and both
 //! sides a bounded patience; only the daemon's own user and root are heard.
 
+mod asking;
 mod client;
 mod protocol;
 mod question;
 mod sample;
 mod server;
 
+pub use asking::Asking;
 pub use client::Client;
 pub use protocol::{
-    AdaptChange, Draining, LeftInLog, LogChange, NewLog, RecompressChange, Request, Status, Swapon,
+    AdaptChange, Ended, LeftInLog, LogChange, NewLog, Noted, RecompressChange, Request, Status,
+    Swapon,
 };
-pub(crate) use protocol::{
-    Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive, receive_next, send,
-};
+pub(crate) use protocol::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive_next, send};
 pub use protocol::{Swapping, VERSION, Version};
 pub use question::Question;
 pub use sample::{Homes, Role, Sample};
-pub use server::{After, Handler, Server};
+pub use server::{Handler, Server};

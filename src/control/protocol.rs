@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The version of the protocol; both sides refuse any other.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The longest request line in bytes.
 pub(crate) const LONGEST_REQUEST: usize = 16 << 10;
@@ -35,12 +35,13 @@ pub enum Request {
     Sample,
     /// Who holds the device. Answer: a list of strings.
     Holders,
-    /// Hurry to bring to the backing store what the log holds now, or stop hurrying to. Answer:
-    /// [`Draining`]; the stats say how far it is.
-    Drain {
-        /// Begin.
-        on: bool,
-    },
+    /// Bring to the backing store what the log holds now. Answered when that is done, with
+    /// [`Stats`]; whoever hangs up before has it hurry no more.
+    Drain,
+    /// Take note of all blocks that are lost: from then on nobody is told of these. Answer:
+    /// [`Noted`].
+    #[serde(rename = "accept-loss")]
+    AcceptLoss,
     /// Change a running volume. Answer: [`Status`].
     Set {
         /// The new size in bytes, not below the present one.
@@ -74,25 +75,62 @@ pub enum Request {
         #[serde(default)]
         log: Option<NewLog>,
     },
-    /// End. Answered when the export is gone and just before the process is, with what a log still
-    /// has, if anything ([`LeftInLog`]).
+    /// End. Answered when the export is gone and just before the process is, with [`Ended`].
     Down {
         /// Although data is lost by it.
         discard: bool,
         /// Although somebody holds the device.
         force: bool,
-        /// First bring everything in the log to the backing store.
+        /// Bring what was written last to the backing store, too.
         #[serde(default)]
         drain: bool,
     },
 }
 
-/// A drain that has begun.
+impl Request {
+    /// Whether it changes something, and so waits for its caller's `go`.
+    pub fn changes(&self) -> bool {
+        match self {
+            Self::Ping | Self::Status | Self::Stats | Self::Sample | Self::Holders => false,
+            // It ends with its connection.
+            Self::Drain => false,
+            Self::AcceptLoss
+            | Self::Set { .. }
+            | Self::Swapon(_)
+            | Self::Swapoff { .. }
+            | Self::Restart { .. }
+            | Self::Down { .. } => true,
+        }
+    }
+}
+
+/// What a caller says while its request is at work.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "lowercase", deny_unknown_fields)]
+pub(crate) enum Word {
+    /// Carry it out.
+    Go {},
+}
+
+/// A loss of which note was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Draining {
-    /// It is done when the log's tail (`segment_tail` in the stats) has come to this segment, or
-    /// when the log is clean.
-    pub until_segment: u64,
+pub struct Noted {
+    /// So many blocks are lost.
+    pub lost_blocks: u64,
+}
+
+/// A volume that has gone down.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// What only the log has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<LeftInLog>,
+    /// Why it was not drained to the end, if that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undrained: Option<String>,
+    /// What of it is lost of which nobody has taken note.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<String>,
 }
 
 /// What only the log has of a volume that has gone down.
@@ -235,16 +273,39 @@ pub struct Status {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Envelope<T> {
     pub v: u32,
+    /// Of a request: when its caller gives up, in milliseconds of `CLOCK_BOOTTIME`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until_ms: Option<u64>,
     #[serde(flatten)]
     pub body: T,
+}
+
+impl<T> Envelope<T> {
+    /// A message of this program.
+    pub fn new(body: T) -> Self {
+        Self { v: VERSION, until_ms: None, body }
+    }
+}
+
+/// The time since the machine started, in milliseconds: one clock for all its processes, which
+/// also goes while it sleeps.
+pub(crate) fn boot_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
+    seconds * 1000 + u64::try_from(now.tv_nsec).unwrap_or_default() / 1_000_000
 }
 
 /// How an answer travels.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Reply {
+    /// Everything is checked, nothing was changed: the caller is to say whether it still wants it.
+    Ready(()),
     Ok(Box<RawValue>),
-    Error { status: error::Status, text: String },
+    Error {
+        status: error::Status,
+        text: String,
+    },
 }
 
 impl Reply {
@@ -259,6 +320,7 @@ impl Reply {
         match self {
             Self::Ok(value) => Ok(value),
             Self::Error { status, text } => Err(Error::new(status, text)),
+            Self::Ready(()) => Err(Error::failure("the daemon's answer is not understood")),
         }
     }
 }
@@ -284,22 +346,24 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Receives one line of at most `longest` bytes, at the latest by `deadline`.
-pub(crate) fn receive<T: DeserializeOwned>(
-    stream: &mut UnixStream,
-    longest: usize,
-    deadline: Instant,
-) -> Result<T> {
-    receive_next(stream, &mut Vec::new(), longest, deadline)
-}
-
-/// The same where further lines may follow: what came of them is kept in `rest` for the next call.
+/// Receives one line of at most `longest` bytes, at the latest by `deadline`. Further lines may
+/// follow: what came of them is kept in `rest` for the next call.
 pub(crate) fn receive_next<T: DeserializeOwned>(
     stream: &mut UnixStream,
     rest: &mut Vec<u8>,
     longest: usize,
     deadline: Instant,
 ) -> Result<T> {
+    receive_whole(stream, rest, longest, deadline).map(|envelope| envelope.body)
+}
+
+/// The same, with what is beside the message.
+pub(crate) fn receive_whole<T: DeserializeOwned>(
+    stream: &mut UnixStream,
+    rest: &mut Vec<u8>,
+    longest: usize,
+    deadline: Instant,
+) -> Result<Envelope<T>> {
     let mut seen = 0;
     let mut chunk = [0; 4096];
     let end = loop {
@@ -330,7 +394,9 @@ pub(crate) fn receive_next<T: DeserializeOwned>(
         ))
         .mend("use the ztier that started the volume, or take it down with that one"));
     }
-    serde_json::from_value(envelope.body).context("a control message is not understood")
+    let Envelope { v, until_ms, body } = envelope;
+    let body = serde_json::from_value(body).context("a control message is not understood")?;
+    Ok(Envelope { v, until_ms, body })
 }
 
 fn left(deadline: Instant) -> Result<Duration> {

@@ -47,8 +47,7 @@ impl Question {
     pub fn ask(socket: &Path, request: &Request) -> Result<Self> {
         let what = || format!("cannot ask the daemon on {}", socket.display());
         let mut stream = connect(socket).context(what())?;
-        let mut line =
-            serde_json::to_vec(&Envelope { v: VERSION, body: request }).context(what())?;
+        let mut line = serde_json::to_vec(&Envelope::new(request)).context(what())?;
         line.push(b'\n');
         // What fits into an empty socket is written at once, or something is very wrong.
         stream.write_all(&line).context(what())?;
@@ -141,13 +140,13 @@ mod tests {
             question.answer::<Version>().map_err(|e| e.to_string())
         };
         let version =
-            answered(b"{\"v\":2,\"ok\":{\"version\":\"9\",\"pid\":7}}\n").unwrap().unwrap();
+            answered(b"{\"v\":3,\"ok\":{\"version\":\"9\",\"pid\":7}}\n").unwrap().unwrap();
         assert_eq!((version.pid, version.version.as_str()), (7, "9"));
-        let error = answered(b"{\"v\":2,\"error\":{\"status\":\"failed\",\"text\":\"busy\"}}\n");
+        let error = answered(b"{\"v\":3,\"error\":{\"status\":\"failed\",\"text\":\"busy\"}}\n");
         assert_eq!(error.unwrap_err(), "busy");
-        assert!(answered(b"{\"v\":3,\"ok\":{}}\n").unwrap_err().contains("version 3"));
-        assert!(answered(b"{\"v\":2,\"ok\":{}}\n").unwrap_err().contains("not understood"));
-        assert!(answered(b"{\"v\":2,").unwrap_err().contains("hung up"));
+        assert!(answered(b"{\"v\":4,\"ok\":{}}\n").unwrap_err().contains("version 4"));
+        assert!(answered(b"{\"v\":3,\"ok\":{}}\n").unwrap_err().contains("not understood"));
+        assert!(answered(b"{\"v\":3,").unwrap_err().contains("hung up"));
         assert!(answered(&vec![b'x'; LONGEST_REPLY + 1]).unwrap_err().contains("longer than"));
         // Who accepts nothing is asked until his queue is full, and then not waited for.
         let asked: Vec<_> = std::iter::from_fn(|| ask().ok()).take(5000).collect();

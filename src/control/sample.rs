@@ -102,21 +102,7 @@ impl Sample {
 
     /// Where its blocks are.
     pub fn homes(&self) -> Homes {
-        const BLOCK: u64 = BLOCK_SIZE as u64;
-        let stats = &self.stats;
-        if !matches!(self.role(), Role::Log | Role::Cache) {
-            let spill = stats.spilled_blocks * BLOCK;
-            let ram = stats.orig_data_bytes.saturating_sub(spill);
-            return Homes { ram, spill, ..Homes::default() };
-        }
-        let (dirty, clean) = stats.log.map_or((0, 0), |log| (log.blocks_dirty, log.blocks_clean));
-        Homes {
-            ram: stats.cache.map_or(0, |cache| cache.original_bytes),
-            spill: 0,
-            log: (dirty + clean) * BLOCK,
-            dirty: dirty * BLOCK,
-            backing: stats.disk_size_bytes.saturating_sub(dirty * BLOCK),
-        }
+        Homes::of(&self.plan, &self.stats)
     }
 
     /// What data is for each byte that it takes compressed, in memory or on the spill device;
@@ -127,5 +113,34 @@ impl Sample {
             None => (self.stats.orig_data_bytes, self.stats.compr_data_bytes),
         };
         (packed > 0).then(|| data as f64 / packed as f64)
+    }
+}
+
+impl Homes {
+    /// Where the blocks of the volume of a plan are, by its counters.
+    pub fn of(plan: &Plan, stats: &Stats) -> Self {
+        const BLOCK: u64 = BLOCK_SIZE as u64;
+        if !matches!(Role::of(plan), Role::Log | Role::Cache) {
+            let spill = stats.spilled_blocks * BLOCK;
+            let ram = stats.orig_data_bytes.saturating_sub(spill);
+            return Self { ram, spill, ..Self::default() };
+        }
+        let (dirty, clean) = stats.log.map_or((0, 0), |log| (log.blocks_dirty, log.blocks_clean));
+        Self {
+            ram: stats.cache.map_or(0, |cache| cache.original_bytes),
+            spill: 0,
+            log: (dirty + clean) * BLOCK,
+            dirty: dirty * BLOCK,
+            backing: stats.disk_size_bytes.saturating_sub(dirty * BLOCK),
+        }
+    }
+
+    /// Bytes of data, before compression, that the volume itself holds: not its backing store.
+    pub fn held(&self, role: Role) -> u64 {
+        match role {
+            Role::Ram | Role::Spill => self.ram + self.spill,
+            Role::Cache => self.ram,
+            Role::Log => self.log,
+        }
     }
 }

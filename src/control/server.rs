@@ -2,9 +2,11 @@
 //! one for each connection that comes while that is busy. Most come alone, from whoever watches,
 //! and a thread of its own costs as much as the answer.
 
-use super::protocol::{Envelope, LONGEST_REQUEST, Reply, Request, VERSION, receive, send};
+use super::asking::Asking;
+use super::protocol::{Envelope, Reply, Request, send};
 use crate::error::{Context, Error, Result};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
 use serde_json::value::RawValue;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
@@ -27,21 +29,22 @@ const CLIENT: &str = "ztier-client";
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is to be done once an answer is out, or could not be delivered.
-pub type After = Option<Box<dyn FnOnce()>>;
+pub(super) type After = Option<Box<dyn FnOnce()>>;
 
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Answers one request, and says in `after` what that leads to, well or not.
+    /// Answers one request. One that changes something ([`Request::changes`]) does so only after
+    /// [`Asking::agree`].
     ///
     /// # Errors
     /// Whatever the person who asked shall read.
-    fn handle(&self, request: Request, after: &mut After) -> Result<Box<RawValue>>;
+    fn handle(&self, request: Request, asking: &mut Asking<'_>) -> Result<Box<RawValue>>;
 }
 
 /// A listening control socket. It lives until [`Server::stop`].
 pub struct Server {
     thread: thread::JoinHandle<()>,
-    stop: rustix::fd::OwnedFd,
+    stop: OwnedFd,
 }
 
 impl Server {
@@ -75,8 +78,9 @@ impl Server {
     }
 }
 
-fn accept(listener: &UnixListener, stopped: &rustix::fd::OwnedFd, handler: &Arc<dyn Handler>) {
+fn accept(listener: &UnixListener, stopped: &OwnedFd, handler: &Arc<dyn Handler>) {
     let callers = Arc::new(AtomicUsize::new(0));
+    let mut spare = Spare::new(listener);
     // Without room: who gives one away knows that it is served at once.
     let (usual, given) = sync_channel::<Caller>(0);
     let own = Arc::clone(handler);
@@ -95,6 +99,7 @@ fn accept(listener: &UnixListener, stopped: &rustix::fd::OwnedFd, handler: &Arc<
             Ok((stream, _)) => stream,
             Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
             Err(_) => {
+                spare.refuse(listener);
                 // Short of descriptors or memory, it would fail again at once.
                 thread::sleep(PAUSE);
                 continue;
@@ -113,6 +118,30 @@ fn accept(listener: &UnixListener, stopped: &rustix::fd::OwnedFd, handler: &Arc<
     }
 }
 
+/// A descriptor that is given up for a moment to refuse a client when there is no other.
+struct Spare(Option<UnixListener>);
+
+impl Spare {
+    /// Any descriptor will do.
+    fn new(listener: &UnixListener) -> Self {
+        Self(listener.try_clone().ok())
+    }
+
+    fn refuse(&mut self, listener: &UnixListener) {
+        if self.0.take().is_some()
+            && let Ok((mut stream, _)) = listener.accept()
+        {
+            let full = Error::degraded("the daemon has no file descriptor left")
+                .mend("end connections to it, or raise its limit (`ulimit -n`, LimitNOFILE)");
+            // One who is hung up on while it asks does not hear why.
+            let deadline = Instant::now() + PAUSE;
+            let _ = Asking::hear(&mut stream, deadline);
+            let _ = send(&mut stream, &Envelope::new(Reply::of(Err(full))), deadline + PAUSE);
+        }
+        *self = Self::new(listener);
+    }
+}
+
 /// Who asks: one of those that are heard at once.
 struct Caller {
     stream: UnixStream,
@@ -128,14 +157,18 @@ impl Caller {
     }
 
     fn serve(mut self, handler: &dyn Handler) {
-        let asked = admit(&self.stream).and_then(|()| {
-            receive::<Request>(&mut self.stream, LONGEST_REQUEST, Instant::now() + PATIENCE)
-        });
+        let deadline = Instant::now() + PATIENCE;
+        let admitted = admit(&self.stream);
         let mut after = None;
-        let body = Reply::of(asked.and_then(|request| handler.handle(request, &mut after)));
+        let answer = admitted.and_then(|()| {
+            let (request, mut asking) = Asking::hear(&mut self.stream, deadline)?;
+            let answer = handler.handle(request, &mut asking);
+            after = asking.into_after();
+            answer
+        });
         // One who has gone does not want to know.
         let deadline = Instant::now() + PATIENCE;
-        let _ = send(&mut self.stream, &Envelope { v: VERSION, body }, deadline);
+        let _ = send(&mut self.stream, &Envelope::new(Reply::of(answer)), deadline);
         if let Some(after) = after {
             after();
         }
@@ -160,20 +193,28 @@ fn admit(stream: &UnixStream) -> Result<()> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use super::super::protocol::{LONGEST_REQUEST, boot_ms};
     use super::super::{Client, Version};
     use super::*;
     use std::io::{Read, Write};
 
-    struct Echo;
+    /// Counts what it has carried out.
+    #[derive(Default)]
+    struct Echo(AtomicUsize);
 
     impl Handler for Echo {
-        fn handle(&self, request: Request, _: &mut After) -> Result<Box<RawValue>> {
+        fn handle(&self, request: Request, asking: &mut Asking<'_>) -> Result<Box<RawValue>> {
             match request {
                 Request::Ping => {
                     let version = Version { version: "1".into(), pid: 7 };
                     serde_json::value::to_raw_value(&version).context("encode")
                 }
                 Request::Holders => Err(Error::usage("wrong").mend("right")),
+                Request::Swapoff { .. } => {
+                    asking.agree()?;
+                    self.0.fetch_add(1, Ordering::AcqRel);
+                    serde_json::value::to_raw_value(&()).context("encode")
+                }
                 _ => Err(Error::failure("broken")),
             }
         }
@@ -192,7 +233,7 @@ mod tests {
     fn questions_and_answers() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.sock");
-        let server = Server::start(&path, Arc::new(Echo)).unwrap();
+        let server = Server::start(&path, Arc::new(Echo::default())).unwrap();
         let client = Client::new(&path);
         let patience = Duration::from_secs(20);
         let version: Version = client.ask(&Request::Ping, patience).unwrap();
@@ -210,12 +251,76 @@ mod tests {
         drop(silent);
 
         assert!(raw(&path, b"{\"v\":9,\"op\":\"ping\"}\n").contains("version 9"));
-        assert!(raw(&path, b"{\"v\":2,\"op\":\"fly\"}\n").contains("not understood"));
+        assert!(raw(&path, b"{\"v\":3,\"op\":\"fly\"}\n").contains("not understood"));
         assert!(raw(&path, b"\n").contains("not understood"));
-        let more = b"{\"v\":2,\"op\":\"down\",\"discard\":true,\"force\":true,\"x\":1}\n";
+        let more = b"{\"v\":3,\"op\":\"down\",\"discard\":true,\"force\":true,\"x\":1}\n";
         assert!(raw(&path, more).contains("not understood"));
         assert!(raw(&path, &vec![b'x'; LONGEST_REQUEST + 4097]).contains("longer than"));
         server.stop();
         assert!(client.ask::<Version>(&Request::Ping, patience).is_err());
+    }
+
+    /// What is said before the caller hangs up, whether it waits for `ready`, and whether the
+    /// request is carried out.
+    #[test]
+    fn what_was_given_up_is_not_carried_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.sock");
+        let echo = Arc::new(Echo::default());
+        let server = Server::start(&path, Arc::clone(&echo) as Arc<dyn Handler>).unwrap();
+        let carried_out = |n: usize| {
+            let until = Instant::now() + Duration::from_secs(20);
+            while echo.0.load(Ordering::Acquire) < n && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // And no more than that, in a moment.
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(echo.0.load(Ordering::Acquire), n);
+        };
+        let ask = |until: &str| {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            let line = format!("{{\"v\":3,{until}\"op\":\"swapoff\",\"force\":true}}\n");
+            stream.write_all(line.as_bytes()).unwrap();
+            stream
+        };
+        let hear = |stream: &mut UnixStream| {
+            let mut line = Vec::new();
+            let mut byte = [0];
+            while stream.read(&mut byte).unwrap() > 0 && byte[0] != b'\n' {
+                line.push(byte[0]);
+            }
+            String::from_utf8(line).unwrap()
+        };
+        let go = b"{\"v\":3,\"op\":\"go\"}\n";
+        // It hangs up before it has said anything.
+        let mut stream = ask("");
+        assert_eq!(hear(&mut stream), "{\"v\":3,\"ready\":null}");
+        drop(stream);
+        carried_out(0);
+        let mut stream = ask("");
+        hear(&mut stream);
+        stream.write_all(b"{\"v\":3,\"op\":\"ping\"}\n").unwrap();
+        assert!(hear(&mut stream).contains("nothing was changed"));
+        carried_out(0);
+        // What was said too early counts until the deadline.
+        let mut stream = ask(&format!("\"until_ms\":{},", boot_ms()));
+        let _ = stream.write_all(go); // it may have heard enough
+        assert!(hear(&mut stream).contains("the deadline of the request has passed"));
+        carried_out(0);
+        let mut stream = ask(&format!("\"until_ms\":{},", boot_ms() + 20_000));
+        stream.write_all(go).unwrap();
+        hear(&mut stream);
+        assert_eq!(hear(&mut stream), "{\"v\":3,\"ok\":null}");
+        carried_out(1);
+        // Once it has said so, its end ends nothing.
+        let mut stream = ask("");
+        hear(&mut stream);
+        stream.write_all(go).unwrap();
+        drop(stream);
+        carried_out(2);
+        Client::new(&path).ask::<()>(&Request::Swapoff { force: true }, PATIENCE).unwrap();
+        carried_out(3);
+        server.stop();
     }
 }

@@ -2,11 +2,11 @@
 //!
 //! Invariant: what can't be is refused before anything is changed.
 
-use super::running::Running;
+use super::running::{BUSY, Running, being_changed};
 use crate::config::limit::{Range, Said};
 use crate::config::log::LogPlan;
 use crate::config::{Amount, Bounds, Limit, Plan, plan, size};
-use crate::control::{AdaptChange, LogChange, RecompressChange};
+use crate::control::{AdaptChange, Asking, LogChange, RecompressChange};
 use crate::error::{Error, Result};
 use crate::volume::{self, Recompress};
 
@@ -32,6 +32,7 @@ impl Running {
         limit: LimitChange,
         log: LogChange,
         recompress: Option<RecompressChange>,
+        asking: &mut Asking<'_>,
     ) -> Result<()> {
         let before = self.state.lock().plan.clone();
         if recompress.is_some() && !before.is_volatile() {
@@ -40,40 +41,48 @@ impl Running {
             );
         }
         {
-            let _changing = self.changing.lock();
-            self.set_sizes(size, limit, log)?;
+            let _changing = self.changing.try_lock_for(BUSY).ok_or_else(|| being_changed(self))?;
+            let new = self.planned(size, limit, log)?;
+            asking.agree()?;
+            self.take_on(&new)?;
         }
         self.follow_limit()?;
         recompress.map_or(Ok(()), |change| self.recompress(change))
     }
 
-    fn set_sizes(&self, size: Option<u64>, limit: LimitChange, log: LogChange) -> Result<()> {
-        let export = self.export()?;
-        let mut state = self.state.lock();
-        let (old, plan) = (state.plan.clone(), &mut state.plan);
-        plan.size_bytes = size.unwrap_or(old.size_bytes);
-        let checked = change_limit(plan, limit)
-            .and_then(|()| check_change(&old, plan))
-            .and_then(|()| change_log(plan, log));
-        let new = plan.clone();
-        state.plan = old.clone();
-        checked?;
-        if let Some(export) = export.as_ref().filter(|_| new.size_bytes != old.size_bytes) {
+    /// The plan with new sizes, if they can be.
+    fn planned(&self, size: Option<u64>, limit: LimitChange, log: LogChange) -> Result<Plan> {
+        let old = self.state.lock().plan.clone();
+        let mut new = Plan { size_bytes: size.unwrap_or(old.size_bytes), ..old.clone() };
+        change_limit(&mut new, limit)?;
+        check_change(&old, &new)?;
+        change_log(&mut new, log)?;
+        if new.size_bytes != old.size_bytes
+            && let Some(export) = &*self.export()?
+        {
             export.may_resize()?;
         }
-        let changed = self.take_on(&new, &mut state.plan);
+        Ok(new)
+    }
+
+    /// Makes volume, export and plan what `new` says of sizes.
+    fn take_on(&self, new: &Plan) -> Result<()> {
+        let export = self.export()?;
+        let mut state = self.state.lock();
+        let resizes = new.size_bytes != state.plan.size_bytes;
+        let changed = self.change_volume(new, &mut state.plan);
         // First: the next daemon makes up for a device that is behind, not for one that is ahead.
         // And what has changed has, whatever failed after it.
         state.write(&self.files)?;
         changed?;
-        match export.as_ref().filter(|_| new.size_bytes != old.size_bytes) {
+        match export.as_ref().filter(|_| resizes) {
             Some(export) => export.resized(),
             None => Ok(()),
         }
     }
 
     /// Makes the volume what `new` says, and the plan `now` what the volume has become.
-    fn take_on(&self, new: &Plan, now: &mut Plan) -> Result<()> {
+    fn change_volume(&self, new: &Plan, now: &mut Plan) -> Result<()> {
         if let Some(log) = new.log.as_ref().filter(|_| new.log != now.log) {
             self.volume.tune(&tuning(log))?;
             now.log = new.log.clone();

@@ -10,9 +10,10 @@ use super::keeper::{Kept, Manifest};
 use super::state::{self, State};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Bounds, Plan, Usage, machine, size};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::export::Leftover;
 use crate::media::Memory;
+use crate::remedy;
 use crate::volume::{MEMORY_LAYOUT, ram_limit_max_of};
 
 /// What there was when a daemon began.
@@ -30,20 +31,16 @@ impl Heritage {
         let kept = Kept::find(&files.keep)?;
         let Some(found) = &kept else { return Ok(Self { kept, state: State::read(files)? }) };
         let refuse = |why: String| {
-            Err(Error::failure(format!("the memory that was kept for volume `{name}` {why}")).mend(
-                format!("give up what is in it with `ztier down {name} --discard`, then try again"),
-            ))
+            Err(Error::would_lose(format!("the memory that was kept for volume `{name}` {why}"))
+                .mend(remedy::KEPT_IN_VAIN.of(name)))
         };
         let Manifest { layout, volume, program, .. } = &found.manifest;
         if *layout != MEMORY_LAYOUT {
-            return Err(Error::failure(format!(
+            return Err(Error::would_lose(format!(
                 "the memory that was kept for volume `{name}` is laid out as ztier {program} does \
                  it (version {layout}, here {MEMORY_LAYOUT})"
             ))
-            .mend(format!(
-                "go on with it by that ztier's `ztier restart {name}`, or give up what is in it with \
-                 `ztier down {name} --discard`"
-            )));
+            .mend(remedy::KEPT_BY_ANOTHER.of(name)));
         }
         if volume != name {
             return refuse(format!("is that of volume `{volume}`"));
@@ -158,9 +155,7 @@ impl Heritage {
     pub fn clean(&self, files: &VolumeFiles, plan: &Plan) -> Result<Vec<String>> {
         let again = self.taken_up(plan);
         let removed = state::clean_leftovers(files, |leftover| !again.contains(leftover));
-        removed.map_err(|e| {
-            Error::failure(format!("an earlier daemon of this volume left something behind: {e}"))
-        })
+        removed.context("an earlier daemon of this volume left something behind")
     }
 
     /// What the export of `plan` takes up again: devices that wait for their daemon.

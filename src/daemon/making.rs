@@ -117,16 +117,15 @@ fn open_log(
     memory: &Memory,
     told: &dyn Fn(&str),
 ) -> Result<Made> {
+    let (drives, state) = ((log.log.clone(), log.backing.clone()), paths.state.clone());
     let pair = volume::Pair {
-        log: log.log.clone(),
-        backing: log.backing.clone(),
-        segment: plan.segment_bytes,
         wipe: log.wipe,
         moved: log.moved,
-        force: false,
         abandon: log.abandon,
+        accept_changed: log.accept_changed,
+        accept_older: log.accept_older,
         accepted: log.accepted.clone(),
-        state: paths.state.clone(),
+        ..volume::Pair::new(drives.0, drives.1, plan.segment_bytes, state)
     };
     let options = volume::LogOptions {
         algorithm: plan.algorithm,
@@ -147,11 +146,16 @@ fn open_log(
     };
     let opening = Opening::new(told);
     let told = |step| opening.at(step);
-    let volume::Opened { volume, abandoned } = pair.open(options, memory, &told)?;
+    let volume::Opened { volume, notes } = pair.open(options, memory, &told)?;
     log::line(&volume.report().to_string());
-    if let Some(text) = &abandoned {
-        log::line(text);
+    notes.iter().for_each(|note| log::line(note));
+    let report = volume.report();
+    let accepted = report.accepted.clone();
+    let gone = !report.missing.is_empty() || report.unread > 0;
+    let lost = gone.then(|| format!("what was lost is given up: {report}"));
+    if log.accept_loss {
+        volume.note_loss()?;
     }
-    let accepted = volume.report().accepted.clone();
-    Ok(Made { accepted, ..Made::new(volume, abandoned.into_iter().collect()) })
+    let notes = notes.into_iter().chain(lost.filter(|_| log.accept_loss)).collect();
+    Ok(Made { accepted, ..Made::new(volume, notes) })
 }

@@ -5,6 +5,7 @@
 //! made; `NAME.lock` is locked as long as the process serves the volume, and of one that goes down
 //! until its drives are closed; a held device is never taken away unless that was forced.
 
+mod answering;
 mod changing;
 mod draining;
 mod events;
@@ -12,6 +13,7 @@ mod heap;
 mod heritage;
 mod itself;
 pub mod keeper;
+mod leaving;
 mod limiter;
 mod log;
 mod making;
@@ -28,6 +30,7 @@ mod spawn;
 pub mod state;
 pub mod survey;
 mod swapping;
+mod troubles;
 
 pub use itself::outlive_file_limit;
 pub use running::{End, LOOKERS, Order, Ready, run};

@@ -5,8 +5,8 @@
 
 use crate::config::Plan;
 use crate::control::NewLog;
-use crate::durable::Accepted;
 use crate::error::{Error, Result};
+use crate::remedy;
 use crate::volume::{Pair, Serving};
 use std::path::Path;
 
@@ -24,20 +24,11 @@ pub(super) fn plan(now: &Plan, log: &NewLog, records: &Path) -> Result<Plan> {
         log(now).is_none_or(|(before, _)| before != *path)
     }) else {
         return Err(
-            Error::usage(format!("{} is its log already", path.display())).mend("leave out --log")
+            Error::busy(format!("{} is its log already", path.display())).mend("leave out --log")
         );
     };
-    let pair = Pair {
-        log: path,
-        backing,
-        segment: next.segment_bytes,
-        wipe: *wipe,
-        moved: false,
-        force: false,
-        abandon: false,
-        accepted: Accepted::default(),
-        state: records.to_owned(),
-    };
+    let pair =
+        Pair { wipe: *wipe, ..Pair::new(path, backing, next.segment_bytes, records.to_owned()) };
     pair.check_log()?;
     Ok(next)
 }
@@ -52,8 +43,8 @@ pub(super) fn refuse_lost(volume: &dyn Serving) -> Result<()> {
     if lost == 0 {
         return Ok(());
     }
-    Err(Error::failure(format!("only the log knows which blocks are lost ({lost}), so it stays")).mend(
-        "write them again (`ztier status` lists them), or take the volume down and give the log up \
-         by `ztier up` with --abandon-log and another --log",
+    Err(Error::would_lose(format!(
+        "only the log knows which blocks are lost ({lost}), so it stays"
     ))
+    .mend(remedy::LOST_IN_LOG))
 }

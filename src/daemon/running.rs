@@ -1,37 +1,36 @@
 //! The daemon itself, from the lock to the last file removed.
 
 use super::heritage::Heritage;
-use super::keeper::{Keeper, Kept};
+use super::keeper::Keeper;
 use super::limiter::Limiter;
 use super::making::{self, Made};
 use super::restoring::Presence;
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
-use super::{draining, events, log, notify, opening, relog, serve, swapping};
+use super::troubles::Troubles;
+use super::{events, log, notify, opening, serve, swapping};
 use crate::config::paths::VolumeFiles;
-use crate::config::{Paths, Plan, Usage, plan, size};
-use crate::control::{
-    After, Draining, Handler, LeftInLog, NewLog, Request, Sample, Server, Status, Version,
-};
-use crate::error::{Context, Error, Result};
+use crate::config::{Paths, Plan, Usage};
+use crate::control::{Handler, Server};
+use crate::error::{Error, Result};
 use crate::export::reclaim::make_present;
 use crate::export::{Export, Leftover, usage};
-use crate::stats::Stats;
-use crate::volume::{self, Device, Serving};
+use crate::volume::{Device, Serving};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
-use serde_json::value::{RawValue, to_raw_value};
 use std::path::PathBuf;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long a lock that somebody only looks at may be in the way.
 pub const LOOKERS: Duration = Duration::from_millis(300);
 /// How long a question waits while the export is being stopped.
-const BUSY: Duration = Duration::from_secs(2);
+pub(super) const BUSY: Duration = Duration::from_secs(2);
 /// How long a client that has hung up may take to be gone.
 const LEAVING: Duration = Duration::from_secs(1);
+/// Events that have not been looked at yet, at most: there is memory for them from the beginning.
+const EVENTS: usize = 64;
 /// How often a daemon that was asked to end looks whether its device is still held.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -48,6 +47,9 @@ pub struct Ready {
     pub removed: Vec<String>,
     /// What else whoever asked should know.
     pub notes: Vec<String>,
+    /// What of it is lost of which nobody has taken note.
+    #[serde(default)]
+    pub loss: Option<String>,
 }
 
 /// A volume that is up.
@@ -65,15 +67,17 @@ pub(super) struct Running {
     /// Held by whoever changes what the device is used for.
     using: Mutex<()>,
     /// `None` once it is stopped.
-    export: Mutex<Option<Box<dyn Export>>>,
+    pub(super) export: Mutex<Option<Box<dyn Export>>>,
     pub(super) state: Mutex<State>,
     pub(super) files: VolumeFiles,
-    events: Mutex<Sender<Event>>,
-    keeper: Mutex<Option<Keeper>>,
+    pub(super) events: Mutex<SyncSender<Event>>,
+    pub(super) keeper: Mutex<Option<Keeper>>,
     /// Where this machine keeps what it knows of backing stores.
-    records: PathBuf,
+    pub(super) records: PathBuf,
     /// What the next daemon is to serve, if that is something else.
-    next: Mutex<Option<Plan>>,
+    pub(super) next: Mutex<Option<Plan>>,
+    /// How many wait for the log to be drained.
+    pub(super) draining: Mutex<usize>,
 }
 
 /// How a daemon ends.
@@ -99,6 +103,8 @@ pub struct Order<'a> {
     pub foreground: bool,
     /// Whether there has to be something to go on with.
     pub follows: bool,
+    /// Whether it is still wanted, asked as long as another daemon has the volume.
+    pub wanted: &'a dyn Fn() -> bool,
 }
 
 /// Runs a daemon in this process until it is told to end. `ready` hears what users may know once
@@ -114,19 +120,19 @@ pub fn run(
     told: &dyn Fn(&str),
     ready: impl FnOnce(&Ready) -> Result<()>,
 ) -> Result<End> {
-    let Order { plan, paths, patience, foreground, follows } = order;
+    let Order { plan, paths, patience, foreground, follows, wanted } = order;
     let unprepared = serve::prepare(&plan)?;
     paths.prepare()?;
     let files = paths.volume(&plan.name);
-    let (events, inbox) = mpsc::channel();
-    let Some(lock) = Lock::acquire(&files, patience)? else {
+    let (events, inbox) = mpsc::sync_channel(EVENTS);
+    let Some(lock) = Lock::acquire_while(&files, patience, wanted)? else {
         return Err(already_up(paths, &plan.name));
     };
     signals::watch(events.clone())?;
     let heritage = Heritage::find(&files, &plan.name)?;
     if follows && heritage.is_nothing() {
         state::clean(lock, &files)?;
-        return Err(Error::failure(format!("volume `{}` was taken down meanwhile", plan.name))
+        return Err(Error::not_found(format!("volume `{}` was taken down meanwhile", plan.name))
             .mend("bring it up with `ztier up`"));
     }
     let goes_on = heritage.goes_on();
@@ -162,17 +168,17 @@ pub fn run(
     for what in &removed {
         log::line(&format!("removed {what}, left by an earlier daemon"));
     }
-    let endpoints = running.export.lock().as_ref().map(|e| e.endpoints()).unwrap_or_default();
-    let (pid, plan) = (std::process::id(), running.state.lock().plan.clone());
-    log::line(&format!("{name} is up: {}", endpoints.join(" ")));
-    notify::send(&format!("READY=1\nMAINPID={pid}\nSTATUS={}\n", endpoints.join(" ")));
+    let now = running.ready(removed, notes);
+    let endpoints = now.endpoints.join(" ");
+    log::line(&format!("{name} is up: {endpoints}"));
+    notify::send(&format!("READY=1\nMAINPID={}\nSTATUS={endpoints}\n", now.pid));
     let mut presence = Presence { control, lock };
-    let end = match ready(&Ready { endpoints, pid, plan, removed, notes }) {
+    let end = match ready(&now) {
         Ok(()) => wait(&running, &inbox, &mut presence),
         Err(e) => {
             log::line(&e.to_string());
             // What there was before is not whoever's that asked for its next daemon.
-            if goes_on { wait(&running, &inbox, &mut presence) } else { end_by_force(&running) }
+            if goes_on { wait(&running, &inbox, &mut presence) } else { running.give_up() }
         }
     };
     running.end(end, presence);
@@ -187,6 +193,11 @@ fn already_up(paths: &Paths, name: &str) -> Error {
         _ => Error::busy(format!("volume `{name}` is already up")),
     };
     error.mend(format!("use another name, or `ztier down {name}` first"))
+}
+
+/// The error of whoever comes while somebody else changes a volume.
+pub(super) fn being_changed(running: &Running) -> Error {
+    Error::busy(format!("volume `{}` is being changed", running.name)).mend("try again soon")
 }
 
 /// What it takes to bring a volume up.
@@ -204,7 +215,7 @@ impl Bringing<'_> {
     fn up(
         self,
         heritage: Heritage,
-        events: Sender<Event>,
+        events: SyncSender<Event>,
         notes: &mut Vec<String>,
     ) -> Result<(Arc<Running>, Server)> {
         let Self { mut plan, paths, files, .. } = self;
@@ -270,24 +281,29 @@ impl Bringing<'_> {
 /// that can wait is left to the next daemon; any other is stopped once nobody holds it, or by a
 /// second signal whoever holds it.
 fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence) -> End {
+    let mut troubles = Troubles::new();
+    running.volume.heed(&troubles.alarm(running.events.lock().clone()));
     let mut asked = false;
     loop {
-        let event = if asked {
-            inbox.recv_timeout(RETRY)
-        } else {
-            inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        troubles.look(|| running.stats());
+        let patience = [asked.then_some(RETRY), troubles.patience()].into_iter().flatten().min();
+        let event = match patience {
+            Some(patience) => inbox.recv_timeout(patience),
+            None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         match event {
+            Ok(Event::Trouble) => troubles.hear(),
             Ok(Event::Restore) => running.restore(presence),
+            Err(RecvTimeoutError::Timeout) if !asked => {}
             Ok(Event::Down) => return End::Down,
             Ok(Event::Left) => return running.after_leaving(),
             // What waits for its next daemon is never taken from whoever has it open.
             Ok(Event::Signal) if asked && !running.waits_for_next() => {
-                return end_by_force(running);
+                return running.end_by_force();
             }
             // The one for whom the volume is has ended without a word.
             Ok(Event::Signal | Event::Abandoned) | Err(RecvTimeoutError::Timeout) => {
-                match running.ask_to_end() {
+                match running.end_by_signal() {
                     Ok(end) => return end,
                     Err(e) if !asked => {
                         log::line(&format!("asked to end, but {e}"));
@@ -302,13 +318,6 @@ fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence
             Err(RecvTimeoutError::Disconnected) => return End::Down,
         }
     }
-}
-
-fn end_by_force(running: &Running) -> End {
-    if let Err(e) = running.stop(true) {
-        log::line(&e.to_string());
-    }
-    End::Down
 }
 
 /// Lets the volume's drives go, once nobody else has it: a thread that answered a moment ago may.
@@ -328,7 +337,7 @@ impl Running {
         export: Option<Box<dyn Export>>,
         state: State,
         (files, paths): (&VolumeFiles, &Paths),
-        (events, keeper): (Sender<Event>, Keeper),
+        (events, keeper): (SyncSender<Event>, Keeper),
         unsafe_for_swap: Option<String>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -346,179 +355,29 @@ impl Running {
             keeper: Mutex::new(Some(keeper)),
             records: paths.state.clone(),
             next: Mutex::new(None),
+            draining: Mutex::new(0),
         })
+    }
+
+    /// What users may know now that the device is usable.
+    fn ready(&self, removed: Vec<String>, notes: Vec<String>) -> Ready {
+        Ready {
+            endpoints: self.export.lock().as_ref().map(|e| e.endpoints()).unwrap_or_default(),
+            pid: std::process::id(),
+            plan: self.state.lock().plan.clone(),
+            removed,
+            notes,
+            loss: self.stats().loss(),
+        }
     }
 
     /// The export, unless it is stopped, or being stopped or changed for longer than [`BUSY`].
     pub(super) fn export(&self) -> Result<MutexGuard<'_, Option<Box<dyn Export>>>> {
         match self.export.try_lock_for(BUSY) {
             Some(export) if export.is_some() => Ok(export),
-            Some(_) => Err(Error::failure(format!("volume `{}` is being taken down", self.name))),
-            None => Err(Error::failure(format!("volume `{}` is being changed", self.name))
-                .mend("try again soon")),
+            Some(_) => Err(Error::busy(format!("volume `{}` is being taken down", self.name))),
+            None => Err(being_changed(self)),
         }
-    }
-
-    /// Does what may end the export. If it has, however well, and nobody else has before, the
-    /// daemon ends by `event` once the answer is out.
-    fn ending(
-        &self,
-        event: Event,
-        after: &mut After,
-        work: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let _turn = self.turn()?;
-        let is_there = || self.export.lock().is_some();
-        let was_there = is_there();
-        let done = work();
-        if was_there && !is_there() {
-            let events = self.events.lock().clone();
-            // If nobody listens, the daemon is ending anyway.
-            *after = Some(Box::new(move || {
-                let _ = events.send(event);
-            }));
-        }
-        done
-    }
-
-    /// Ends the export because somebody outside wants that, unless somebody inside changes it now.
-    fn ask_to_end(&self) -> Result<End> {
-        let _turn = self.turn()?;
-        if self.waits_for_next() {
-            return self.leave().map(|()| End::Left);
-        }
-        self.keep_all()?;
-        self.stop(false).map(|()| End::Down)
-    }
-
-    /// Makes everything durable that can be, before the volume ends for good.
-    fn keep_all(&self) -> Result<()> {
-        let name = &self.name;
-        flush(&self.volume).map_err(|e| {
-            Error::failure(format!("volume `{name}` would lose data: {e}")).mend(format!(
-                "mend the drive, or give up what is not durable with `ztier down {name} --discard`"
-            ))
-        })
-    }
-
-    /// Ends the device's use and stops the export. `force`: also when somebody holds the device.
-    fn stop(&self, force: bool) -> Result<()> {
-        match self.end_job(force).and_then(|()| self.end_use()) {
-            Err(e) if force => log::line(&format!("forced: {e}")),
-            ended => ended?,
-        }
-        let mut slot = self.export()?;
-        let Some(export) = slot.as_mut() else { return Ok(()) };
-        match export.stop() {
-            Ok(()) => {}
-            Err(e) if force => {
-                log::line(&format!("forced: {e}"));
-                export.stop_by_force()?;
-            }
-            Err(e) => return Err(e),
-        }
-        *slot = None; // dropping it stops what `stop` refused to
-        Ok(())
-    }
-
-    /// Whether it is to wait for the next daemon when this one is told to end.
-    fn waits_for_next(&self) -> bool {
-        self.state.lock().plan.job.is_none() && self.waits()
-    }
-
-    /// Whether the device waits for the next daemon.
-    fn waits(&self) -> bool {
-        self.export.lock().as_ref().is_some_and(|export| export.waits())
-    }
-
-    /// Makes everything durable that can be, and ends the export in a way that the next daemon
-    /// takes it up.
-    fn leave(&self) -> Result<()> {
-        let mut slot = self.export()?;
-        let Some(export) = slot.as_mut() else { return Ok(()) };
-        flush(&self.volume)?;
-        export.leave()?;
-        let mut state = self.state.lock();
-        state.leftovers = export.leftovers();
-        *slot = None;
-        // Too late to stay. What is written there names what was left, too, and more.
-        if let Err(e) = state.write(&self.files) {
-            log::line(&e.to_string());
-        }
-        Ok(())
-    }
-
-    /// Leaves the volume to a daemon that is about to start, with another log if one is given.
-    /// `force`: also when its device can't wait and somebody holds it.
-    fn restart(&self, force: bool, log: Option<NewLog>) -> Result<()> {
-        // Whoever watches over a job takes a daemon that leaves for one that died.
-        self.refuse_job(force)?;
-        self.refuse_unkept()?;
-        let Some(log) = log else { return self.make_way(force) };
-        let next = relog::plan(&self.state.lock().plan, &log, &self.records)?;
-        relog::refuse_lost(&*self.volume)?;
-        self.make_way(force)?;
-        draining::drain(&*self.volume)?;
-        *self.next.lock() = Some(next);
-        Ok(())
-    }
-
-    /// Has the memory kept by another process if nobody could find the one that keeps it.
-    pub(super) fn renew_keeper(&self) {
-        if let Some(keeper) = &*self.keeper.lock()
-            && let Err(e) = keeper.renew()
-        {
-            log::line(&e.to_string());
-        }
-    }
-
-    /// The next daemon has to find what is in memory only.
-    fn refuse_unkept(&self) -> Result<()> {
-        self.renew_keeper();
-        if self.volume.volatile_bytes() == 0 || Kept::is_there(&self.files.keep) {
-            return Ok(());
-        }
-        let (name, socket) = (&self.name, self.files.keep.display());
-        Err(Error::failure(format!(
-            "nobody keeps the memory of `{name}`: {socket} does not answer"
-        ))
-        .mend("copy what you need, then take the volume down and up again"))
-    }
-
-    /// Ends the use of a device that can't wait, which the next daemon begins again, and leaves.
-    fn make_way(&self, force: bool) -> Result<()> {
-        if self.waits() {
-            return self.let_go(force);
-        }
-        self.end_job(force)?;
-        self.end_use()?;
-        let left = self.let_go(force);
-        if left.is_err()
-            && let Err(e) = self.begin_use(&|_| {})
-        {
-            log::line(&e.to_string());
-        }
-        left
-    }
-
-    fn let_go(&self, force: bool) -> Result<()> {
-        let export = self.state.lock().plan.export.clone();
-        // Nobody can take a loop device away from who holds it.
-        let by_fuse = export == plan::Export::Fuse;
-        let force = force && !by_fuse;
-        let holders = if force || self.waits() { Vec::new() } else { self.holders_that_stay()? };
-        if holders.is_empty() {
-            return self.leave().or_else(|e| if force { self.stop(true) } else { Err(e) });
-        }
-        let (name, kind) = (&self.name, export.kind());
-        Err(Error::failure(format!(
-            "volume `{name}` is in use ({}), and a device by {kind} can't wait for its daemon",
-            holders.join(", ")
-        ))
-        .mend(match by_fuse {
-            true => "end that first",
-            false => "end that first, or add --force and connect again afterwards",
-        }))
     }
 
     fn after_leaving(&self) -> End {
@@ -577,45 +436,18 @@ impl Running {
         }
     }
 
-    fn down(&self, discard: bool, force: bool) -> Result<()> {
-        let name = &self.name;
-        let usage = self.state.lock().plan.usage.clone();
-        // A use of our own is ended below; who else holds the device then is found there.
-        let look = !force && usage.is_none();
-        let holders = if look { self.holders_that_stay()? } else { Vec::new() };
-        if !holders.is_empty() {
-            return Err(Error::failure(format!(
-                "volume `{name}` is in use: {}",
-                holders.join(", ")
-            ))
-            .mend("end that first, or take it away with --force"));
+    /// Refuses what must not be done to a device that somebody holds.
+    pub(super) fn refuse_holders(&self, mend: impl Into<String>) -> Result<()> {
+        let holders = self.holders_that_stay()?;
+        if holders.is_empty() {
+            return Ok(());
         }
-        let volatile = self.volume.volatile_bytes();
-        // What is swapped out goes back to memory, and nothing is lost.
-        let swap = matches!(usage, Some(Usage::Swap { .. }));
-        if volatile > 0 && !discard && !swap {
-            return Err(Error::failure(format!(
-                "volume `{name}` holds {} that exist nowhere else",
-                size::human(volatile)
-            ))
-            .mend("copy what you need, then add --discard"));
-        }
-        if !discard {
-            self.keep_all()?;
-        }
-        self.stop(force)
-    }
-
-    /// What only the log has, of a volume to which nobody writes any more.
-    fn left_in_log(&self) -> Option<LeftInLog> {
-        let log = self.stats().log.filter(|log| !log.clean)?;
-        let plan = self.state.lock().plan.log.clone()?;
-        let bytes = log.blocks_dirty * crate::BLOCK_SIZE as u64;
-        Some(LeftInLog { bytes, log: plan.log, backing: plan.backing })
+        let (name, holders) = (&self.name, holders.join(", "));
+        Err(Error::busy(format!("volume `{name}` is in use: {holders}")).mend(mend))
     }
 
     /// Puts the device to the use that its owner gave it. Says what he should know of that.
-    fn begin_use(&self, told: &dyn Fn(&str)) -> Result<Option<String>> {
+    pub(super) fn begin_use(&self, told: &dyn Fn(&str)) -> Result<Option<String>> {
         let told = |what: &str| {
             notify::extend(what);
             told(what);
@@ -632,7 +464,7 @@ impl Running {
     }
 
     /// Takes the device out of that use again.
-    fn end_use(&self) -> Result<()> {
+    pub(super) fn end_use(&self) -> Result<()> {
         let Some(usage) = self.state.lock().plan.usage.clone() else { return Ok(()) };
         usage::end(&usage, &self.device()?)?;
         state::untune(&self.files, Some(&usage));
@@ -640,7 +472,7 @@ impl Running {
     }
 
     /// Ends what is left of a job whose runner has ended. `force`: also when it has not.
-    fn end_job(&self, force: bool) -> Result<()> {
+    pub(super) fn end_job(&self, force: bool) -> Result<()> {
         self.refuse_job(force)?;
         let Some(job) = self.state.lock().plan.job.clone() else { return Ok(()) };
         match job.clear()? {
@@ -650,7 +482,7 @@ impl Running {
         Ok(())
     }
 
-    fn refuse_job(&self, force: bool) -> Result<()> {
+    pub(super) fn refuse_job(&self, force: bool) -> Result<()> {
         let job = self.state.lock().plan.job.clone();
         match job.filter(|job| !force && job.exists() && job.runner().is_some()) {
             Some(job) => Err(swapping::busy(&self.name, &job)),
@@ -662,113 +494,13 @@ impl Running {
     pub(super) fn device(&self) -> Result<PathBuf> {
         let first = self.export()?.as_ref().and_then(|e| e.endpoints().into_iter().next());
         first.map(PathBuf::from).ok_or_else(|| {
-            Error::failure(format!("volume `{}` has no device now", self.name))
+            Error::busy(format!("volume `{}` has no device now", self.name))
                 .mend("it is coming up or going down: try again soon")
         })
     }
 
     /// The right to change what the device is used for.
-    fn turn(&self) -> Result<MutexGuard<'_, ()>> {
-        self.using.try_lock_for(BUSY).ok_or_else(|| {
-            Error::failure(format!("volume `{}` is being changed", self.name))
-                .mend("try again soon")
-        })
-    }
-
-    fn status(&self) -> Result<Status> {
-        let (endpoints, holders) = {
-            let export = self.export()?;
-            export.as_ref().map(|e| (e.endpoints(), e.holders())).unwrap_or_default()
-        };
-        let holders = Some(holders);
-        let state = self.state.lock();
-        Ok(Status {
-            version: env!("CARGO_PKG_VERSION").into(),
-            pid: state.pid,
-            started_unix_s: state.started_unix_s,
-            restarts: state.restarts,
-            plan: Plan { size_bytes: self.volume.size(), ..state.plan.clone() },
-            endpoints,
-            holders,
-            adapting: self.limiter.lock().as_ref().and_then(Limiter::report),
-            stats: self.stats(),
-        })
-    }
-
-    fn stats(&self) -> Stats {
-        self.volume.stats()
-    }
-
-    fn sample(&self) -> Sample {
-        // Whoever stops the export has it for as long as that takes.
-        let endpoints = self.export.try_lock().and_then(|e| e.as_ref().map(|e| e.endpoints()));
-        let state = self.state.lock();
-        Sample {
-            version: env!("CARGO_PKG_VERSION").into(),
-            pid: state.pid,
-            started_unix_s: state.started_unix_s,
-            restarts: state.restarts,
-            plan: Plan { size_bytes: self.volume.size(), ..state.plan.clone() },
-            endpoints: endpoints.unwrap_or_default(),
-            adapting: self.limiter.lock().as_ref().and_then(Limiter::report),
-            stats: self.stats(),
-            latencies: self.volume.latencies(),
-        }
-    }
-}
-
-/// Makes everything durable that was written before.
-fn flush(volume: &Arc<dyn Serving>) -> Result<()> {
-    let device = Arc::clone(volume) as Arc<dyn Device>;
-    device
-        .channel()
-        .submit(volume::Request::Flush, Instant::now())
-        .map_err(|e| Error::failure(format!("what was written can't be made durable: {e}")))
-}
-
-impl Handler for Running {
-    fn handle(&self, request: Request, after: &mut After) -> Result<Box<RawValue>> {
-        let value = match request {
-            Request::Ping => to_raw_value(&Version {
-                version: env!("CARGO_PKG_VERSION").into(),
-                pid: std::process::id(),
-            }),
-            Request::Status => to_raw_value(&self.status()?),
-            Request::Stats => to_raw_value(&self.stats()),
-            Request::Sample => to_raw_value(&self.sample()),
-            Request::Holders => to_raw_value(&self.status()?.holders.unwrap_or_default()),
-            Request::Drain { on } => {
-                to_raw_value(&Draining { until_segment: self.volume.drain(on)? })
-            }
-            Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress } => {
-                self.set(size_bytes, (ram_limit_bytes, adapt), log, recompress)?;
-                to_raw_value(&self.status()?)
-            }
-            Request::Swapon(ask) => {
-                let _turn = self.turn()?;
-                to_raw_value(&self.swapon(&ask)?)
-            }
-            Request::Swapoff { force } => {
-                let _turn = self.turn()?;
-                to_raw_value(&self.swapoff(force)?)
-            }
-            Request::Restart { force, log } => {
-                self.ending(Event::Left, after, || self.restart(force, log))?;
-                to_raw_value(&())
-            }
-            Request::Down { discard, force, drain } => {
-                let mut left = None;
-                self.ending(Event::Down, after, || {
-                    self.down(discard, force)?;
-                    if drain {
-                        draining::drain(&*self.volume)?;
-                    }
-                    left = self.left_in_log();
-                    Ok(())
-                })?;
-                to_raw_value(&left)
-            }
-        };
-        value.context("cannot encode the answer")
+    pub(super) fn turn(&self) -> Result<MutexGuard<'_, ()>> {
+        self.using.try_lock_for(BUSY).ok_or_else(|| being_changed(self))
     }
 }

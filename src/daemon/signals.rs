@@ -1,32 +1,38 @@
 //! Signals that ask the daemon to end, as events on a channel.
+//!
+//! SIGHUP is caught and does nothing: a terminal that was closed takes no disk away from those who
+//! use it.
 
-use super::restoring;
+use super::{log, restoring};
 use crate::error::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 use std::thread;
 
 /// What wakes the daemon's main thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Somebody sent SIGTERM, SIGINT or SIGHUP.
+    /// SIGTERM or SIGINT came.
     Signal,
-    /// Somebody misses the files by which this daemon is found.
+    /// A command misses the files by which this daemon is found.
     Restore,
     /// The volume was left to the next daemon, through the control socket.
     Left,
     /// The volume was taken down through the control socket.
     Down,
+    /// A drive has failed a request, or blocks are lost.
+    Trouble,
     /// The `ztier run` that the volume is for has ended without a word.
     Abandoned,
 }
 
-/// Sends an event for every signal from now on, from a thread of its own.
+/// Sends an event for every SIGTERM, SIGINT and [`restoring::signal`] from now on, from a thread of
+/// its own.
 ///
 /// # Errors
 /// When the signals can't be caught.
-pub fn watch(events: Sender<Event>) -> Result<()> {
+pub fn watch(events: SyncSender<Event>) -> Result<()> {
     let restore = restoring::signal();
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP, restore]).context("cannot catch signals")?;
@@ -34,6 +40,10 @@ pub fn watch(events: Sender<Event>) -> Result<()> {
         .name("ztier-signals".into())
         .spawn(move || {
             for signal in signals.forever() {
+                if signal == SIGHUP {
+                    log::line("the terminal was closed, and the volume goes on");
+                    continue;
+                }
                 let event = if signal == restore { Event::Restore } else { Event::Signal };
                 if events.send(event).is_err() {
                     return;

@@ -8,13 +8,12 @@ use super::running::{End, LOOKERS, Ready, run};
 use super::state::{self, Found, Lock};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan};
-use crate::control::{
-    Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, VERSION, receive, receive_next, send,
-};
+use crate::control::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive_next, send};
 use crate::error::{Context, Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::value::to_raw_value;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, OwnedFd};
@@ -81,9 +80,19 @@ impl<'a> Starting<'a> {
         // ends.
         let mut starting = Self { plan, paths, child: Some(child), ours, patience, goes_on };
         let patience_ms = patience.as_millis() as u64;
-        let order = Envelope { v: VERSION, body: Told { plan, paths, patience_ms, follows } };
+        let order = Envelope::new(Told { plan, paths, patience_ms, follows });
         send(&mut starting.ours, &order, Instant::now() + PATIENCE).context(what())?;
         Ok(starting)
+    }
+
+    /// Has it serve the volume whatever becomes of this process: the present daemon is told to go.
+    pub fn stays(&self) {
+        let said =
+            self.ours.try_clone().context("cannot tell the next daemon").and_then(|mut to| {
+                send(&mut to, &Envelope::new(Stay {}), Instant::now() + PATIENCE)
+            });
+        // If it is gone, whoever waits for it hears of that.
+        let _ = said;
     }
 
     /// Waits until its device is usable; `told` hears how far it is.
@@ -140,6 +149,10 @@ struct Heard {
     follows: bool,
 }
 
+/// What the parent tells the child that shall go on without it.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Stay {}
+
 /// What the child tells the parent.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -183,12 +196,15 @@ pub fn detached_main() -> Result<()> {
     let input = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use the input")?;
     let mut parent = UnixStream::from(input);
     let deadline = Instant::now() + PATIENCE;
+    // A word may come right behind the order.
+    let mut rest = Vec::new();
     let Heard { plan, paths, patience_ms, follows } =
-        receive(&mut parent, LONGEST_REQUEST, deadline)
+        receive_next(&mut parent, &mut rest, LONGEST_REQUEST, deadline)
             .map_err(|e| e.mend("`ztier daemon` is started by `ztier up` alone"))?;
+    let rest = RefCell::new(rest);
     let parent = RefCell::new(parent);
     let tell = |word| {
-        let message = Envelope { v: VERSION, body: word };
+        let message = Envelope::new(word);
         send(&mut parent.borrow_mut(), &message, Instant::now() + PATIENCE)
     };
     let done = |result| tell(Word::Done(Reply::of(result)));
@@ -198,12 +214,31 @@ pub fn detached_main() -> Result<()> {
     };
     let mut told = false;
     let patience = LOOKERS.max(Duration::from_millis(patience_ms));
-    let order = super::Order { plan, paths: &paths, patience, foreground: false, follows };
+    let parted = Cell::new(false);
+    let wanted = || {
+        // Whoever says no more than its end does not want it any more.
+        let mut rest = rest.borrow_mut();
+        if !parted.get() && (!rest.is_empty() || says_something(&parent.borrow())) {
+            let (mut parent, deadline) = (parent.borrow_mut(), Instant::now() + PATIENCE);
+            let word = receive_next::<Stay>(&mut parent, &mut rest, LONGEST_REQUEST, deadline);
+            parted.set(word.is_ok());
+            return word.is_ok();
+        }
+        true
+    };
+    let order =
+        super::Order { plan, paths: &paths, patience, foreground: false, follows, wanted: &wanted };
     let ran = run(order, &progress, |ready| {
         told = true;
         done(Ok(to_raw_value(ready).context("cannot encode readiness")?))
     });
     if told { ran.map(drop) } else { ran.map(drop).or_else(|e| done(Err(e))) }
+}
+
+/// Whether there is something to read, be it the end.
+fn says_something(stream: &UnixStream) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&now)).is_ok_and(|n| n > 0)
 }
 
 /// Goes on in this process, in the foreground, as the volume's state file says: what a daemon in
@@ -217,13 +252,20 @@ pub fn again_main(name: &str) -> Result<()> {
         Found::Dead(state) => state,
         Found::Broken(e) => return Err(e),
         Found::Up(_) | Found::Nothing => {
-            return Err(Error::failure(format!("volume `{name}` has no daemon to follow"))
+            return Err(Error::not_found(format!("volume `{name}` has no daemon to follow"))
                 .mend("`ztier restart` does this alone"));
         }
     };
     let told = |what: &str| super::log::line(what);
     let (plan, patience) = (state.plan, LOOKERS);
-    let order = super::Order { plan, paths: &paths, patience, foreground: true, follows: true };
+    let order = super::Order {
+        plan,
+        paths: &paths,
+        patience,
+        foreground: true,
+        follows: true,
+        wanted: &|| true,
+    };
     follow(run(order, &told, |_| Ok(()))?, name)
 }
 
@@ -377,7 +419,7 @@ mod tests {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         let child = std::thread::spawn(move || {
             let mut tell = |word| {
-                let message = Envelope { v: VERSION, body: word };
+                let message = Envelope::new(word);
                 // Who listened may have given up.
                 let _ = send(&mut theirs, &message, Instant::now() + patience);
             };

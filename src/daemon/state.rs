@@ -13,6 +13,7 @@ use crate::control::{Client, Request};
 use crate::error::{Context, Error, Result};
 use crate::export::usage::Tuned;
 use crate::export::{Leftover, usage};
+use crate::remedy;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -99,6 +100,18 @@ impl Lock {
     /// # Errors
     /// When the lock file can't be made.
     pub fn acquire(files: &VolumeFiles, patience: Duration) -> Result<Option<Self>> {
+        Self::acquire_while(files, patience, &|| true)
+    }
+
+    /// The same, as long as it is `wanted`.
+    ///
+    /// # Errors
+    /// As [`Lock::acquire`].
+    pub fn acquire_while(
+        files: &VolumeFiles,
+        patience: Duration,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Self>> {
         let path = &files.lock;
         let what = || format!("cannot lock {}", path.display());
         let deadline = Instant::now() + patience;
@@ -117,7 +130,9 @@ impl Lock {
                     return Ok(Some(Self { path: path.clone(), file }));
                 }
                 Ok(()) | Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if Instant::now() >= deadline => return Ok(None),
+                Err(Errno::WOULDBLOCK) if Instant::now() >= deadline || !wanted() => {
+                    return Ok(None);
+                }
                 Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(5)),
                 Err(e) => return Err(e).context(what()),
             }
@@ -213,11 +228,11 @@ pub fn find(paths: &Paths, name: &str) -> Found {
         Ok(state) if held => Found::Up(state.map(Box::new)),
         Ok(Some(state)) => Found::Dead(Box::new(state)),
         Ok(None) if Kept::is_there(&files.keep) => Found::Broken(
-            Error::failure(format!(
+            Error::degraded(format!(
                 "the memory of volume `{name}` is kept, but there is no {}",
                 files.state.display()
             ))
-            .mend(format!("give up what is in it with `ztier down {name} --discard`")),
+            .mend(remedy::KEPT_IN_VAIN.of(name)),
         ),
         Ok(None) if !serve::traces(&files).is_empty() => Found::Broken(
             Error::failure(format!(

@@ -10,15 +10,16 @@ use super::signals::Event;
 use super::state;
 use crate::config::size::human;
 use crate::config::{Job, Plan, Usage};
-use crate::control::{Swapon, Swapping};
+use crate::control::{Asking, Swapon, Swapping};
 use crate::error::{Error, Result};
 use crate::export::reclaim::make_present;
 use crate::export::usage::{self, PAGE_CLUSTER, Room, SWAPPINESS, Tuned};
 use crate::media::{Access, FileDrive, Signature};
+use crate::remedy;
 use crate::stats::Stats;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::path::Path;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 /// What a device that is no swap has in place of a priority.
@@ -30,27 +31,21 @@ const TELLING: u64 = 16 << 20;
 
 impl Running {
     /// Makes the device swap space, and has the kernel use it.
-    pub(super) fn swapon(&self, ask: &Swapon) -> Result<Swapping> {
+    pub(super) fn swapon(&self, ask: &Swapon, asking: &mut Asking<'_>) -> Result<Swapping> {
         let name = &self.name;
         let plan = self.state.lock().plan.clone();
         refuse_kind(&plan)?;
         let device = self.device()?;
         if usage::is_swap(&device) {
-            return Err(Error::failure(format!("volume `{name}` is swap already"))
+            return Err(Error::busy(format!("volume `{name}` is swap already"))
                 .mend(format!("end that with `ztier swapoff {name}`")));
         }
-        let holders = self.holders_that_stay()?;
-        if !holders.is_empty() {
-            return Err(Error::failure(format!(
-                "volume `{name}` is in use: {}",
-                holders.join(", ")
-            ))
-            .mend("end that first"));
-        }
+        self.refuse_holders("end that first")?;
         if !ask.force {
             self.refuse_unsafe()?;
             self.refuse_content(&device)?;
         }
+        asking.agree()?;
         let mut notes = Vec::new();
         let wanted = [(PAGE_CLUSTER, ask.page_cluster), (SWAPPINESS, ask.swappiness)];
         let tuned = state::settings(&self.files, &wanted, &mut notes);
@@ -72,7 +67,7 @@ impl Running {
     }
 
     /// Takes the device out of use as swap.
-    pub(super) fn swapoff(&self, force: bool) -> Result<Swapping> {
+    pub(super) fn swapoff(&self, force: bool, asking: &mut Asking<'_>) -> Result<Swapping> {
         let name = &self.name;
         let usage = self.state.lock().plan.usage.clone();
         let device = self.device()?;
@@ -83,7 +78,7 @@ impl Running {
                 Usage::Swap { priority: NO_PRIORITY, tuned: Vec::new(), forced: false }
             }
             _ => {
-                return Err(Error::failure(format!("volume `{name}` is not swap"))
+                return Err(Error::busy(format!("volume `{name}` is not swap"))
                     .mend(format!("`ztier swapon {name}` makes it that")));
             }
         };
@@ -94,6 +89,7 @@ impl Running {
         if !force {
             refuse_full(name, &device)?;
         }
+        asking.agree()?;
         let was = Self::swapping(&device, &usage, Vec::new());
         self.look_how_it_compresses();
         usage::end_within(&usage, &device, usage::END_ALONE)?;
@@ -156,10 +152,7 @@ impl Running {
             "the daemon of volume `{}` must not carry swap: {why}",
             self.name
         ))
-        .mend(
-            "run it as root with CAP_SYS_RESOURCE, CAP_IPC_LOCK and CAP_SYS_NICE, or add --force \
-             where the machine itself never runs short of memory",
-        ))
+        .mend(remedy::SWAP_UNSAFE))
     }
 
     /// Refuses a device that holds something.
@@ -175,8 +168,7 @@ impl Running {
             Some(found) => format!("holds {found}"),
             None => format!("holds {} of something unknown", human(bytes)),
         };
-        Err(Error::failure(format!("volume `{}` {what}", self.name))
-            .mend("use an empty volume, or give that up with --force"))
+        Err(Error::would_lose(format!("volume `{}` {what}", self.name)).mend(remedy::SWAP_HOLDS))
     }
 }
 
@@ -185,19 +177,19 @@ fn refuse_kind(plan: &Plan) -> Result<()> {
     let name = &plan.name;
     if !plan.export.is_block_device() {
         let kind = plan.export.kind();
-        return Err(Error::failure(format!(
+        return Err(Error::usage(format!(
             "volume `{name}` is offered by {kind}, which is no block device"
         ))
         .mend("make it with --export ublk or fuse, as root"));
     }
     if !plan.is_volatile() {
-        return Err(Error::failure(format!(
+        return Err(Error::would_lose(format!(
             "volume `{name}` has a backing store, whose content swap would destroy"
         ))
         .mend("use a volume in memory (ztier up NAME --size BYTES)"));
     }
     match &plan.usage {
-        Some(Usage::Ext4 { mount }) => Err(Error::failure(format!(
+        Some(Usage::Ext4 { mount }) => Err(Error::busy(format!(
             "volume `{name}` is a file system, mounted on {}",
             mount.display()
         ))
@@ -275,17 +267,17 @@ fn refuse_short(name: &str, used: u64, room: Room) -> Result<()> {
         human(room.memory),
         human(room.swap)
     ))
-    .mend("end some programs, or try all the same with --force"))
+    .mend(remedy::SWAP_FULL))
 }
 
 /// The error for a volume that a job needs.
 pub(super) fn busy(name: &str, job: &Job) -> Error {
-    Error::failure(format!("volume `{name}` is that of `ztier run` (process {})", job.pid))
+    Error::busy(format!("volume `{name}` is that of `ztier run` (process {})", job.pid))
         .mend("end that, and the volume goes with it")
 }
 
 /// Has `events` told when the runner of the plan's job ends.
-pub(super) fn watch(plan: &Plan, events: Sender<Event>) {
+pub(super) fn watch(plan: &Plan, events: SyncSender<Event>) {
     let Some(job) = plan.job.clone() else { return };
     let wait = move || {
         if let Some(runner) = job.runner() {

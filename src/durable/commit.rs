@@ -602,7 +602,7 @@ mod tests {
     use super::super::format::{DATA_MIN, Epoch, IDENTITY, Kind, Tail};
     use super::super::kept::Kept;
     use super::*;
-    use crate::media::Memory;
+    use crate::media::{Memory, Witness};
 
     fn core() -> Core {
         let sb = Superblock {
@@ -616,7 +616,8 @@ mod tests {
             tail: Tail::default(),
             written: Tail::default(),
             void: 0,
-            witness: 0,
+            at_s: 0,
+            witness: Witness::default(),
             copies: false,
             durable: 0,
             identity: [0; IDENTITY],

@@ -5,16 +5,16 @@
 //! earlier lap, or of another log, does not pass. Nothing here does I/O.
 
 use crate::BLOCK_SIZE;
+use crate::media::{Identity, Witness};
 use crate::store::GROUP;
 
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"ztierLOG";
-/// Version of the format of chunks, and of superblocks of logs that have no [copies](Data::copy) of
-/// what the backing store has.
-pub const VERSION: u32 = 1;
-/// Version of superblocks of logs that may have such: who does not know them must not write them
-/// back.
-pub const VERSION_COPIES: u32 = 2;
+/// Version of the format of superblocks. 1 and 2, of ztier 0.1, had a smaller identity of the
+/// backing store.
+pub const VERSION: u32 = 3;
+/// Version of the format of chunks.
+const CHUNK_VERSION: u32 = 1;
 /// Bytes in a superblock.
 pub const SUPER: usize = 4096;
 /// Where the two copies of the superblock are, in bytes.
@@ -40,7 +40,7 @@ pub const SEGMENTS_MAX: u64 = 1 << 22;
 /// Most blocks of a volume with a log: 1 PiB.
 pub const BLOCKS_MAX: u64 = 1 << 38;
 /// Bytes in the identity of a backing store, as the superblock keeps it.
-pub const IDENTITY: usize = 64;
+pub const IDENTITY: usize = Identity::STORED;
 /// Bytes in a chunk's header.
 pub const HEADER: usize = 128;
 /// Bytes in an entry.
@@ -63,11 +63,11 @@ const COPY_BIT: u32 = 56;
 const CHUNK_MAGIC: u32 = u32::from_le_bytes(*b"zCHK");
 const POINTER_AT: usize = 192;
 const EPOCHS_AT: usize = 256;
-const WARM_AT: usize = EPOCHS_AT + EPOCHS_MAX * 16;
+const IDENTITY_AT: usize = EPOCHS_AT + EPOCHS_MAX * 16;
 const SUPER_CRC_AT: usize = SUPER - 4;
 const HEADER_CRC_AT: usize = HEADER - 4;
 
-const _: () = assert!(WARM_AT + 40 <= SUPER_CRC_AT);
+const _: () = assert!(IDENTITY_AT + IDENTITY <= SUPER_CRC_AT);
 const _: () = assert!(LOST_MAX < EPOCHS_MAX);
 const _: () = assert!(SUPER_AT[1] + SUPER as u64 <= DATA_MIN);
 const _: () = assert!(CLUSTER.is_power_of_two() && GROUP.is_multiple_of(CLUSTER));
@@ -201,9 +201,11 @@ pub struct Superblock {
     pub written: Tail,
     /// Copies in segments before this count for nothing: the backing store may have changed since.
     pub void: u64,
-    /// What was known of the backing store when the log was closed, as a number, by which it is
-    /// known that nobody has written to it since; 0: nothing.
-    pub witness: u64,
+    /// When a superblock was written last, in seconds since 1970; 0: unknown.
+    pub at_s: u64,
+    /// The change counters of the backing store when the log was closed; zeros while a volume is at
+    /// work.
+    pub witness: Witness,
     /// There may be copies from `written` on.
     pub copies: bool,
     /// Every chunk with a lower number had been made durable.
@@ -262,7 +264,7 @@ impl Superblock {
     pub fn encode(&self) -> [u8; SUPER] {
         let mut b = [0; SUPER];
         b[..8].copy_from_slice(&MAGIC);
-        put4(&mut b, 8, if self.copies { VERSION_COPIES } else { VERSION });
+        put4(&mut b, 8, VERSION);
         put4(&mut b, 12, self.segment);
         b[16..32].copy_from_slice(&self.uuid);
         put8(&mut b, 32, self.generation);
@@ -274,17 +276,20 @@ impl Superblock {
         put8(&mut b, 72, self.written.segment);
         put8(&mut b, 80, self.written.chunk);
         put4(&mut b, 88, self.written.prev);
-        put4(&mut b, WARM_AT, 1);
-        put4(&mut b, WARM_AT + 4, self.tail.prev);
-        put8(&mut b, WARM_AT + 8, self.tail.segment);
-        put8(&mut b, WARM_AT + 16, self.tail.chunk);
-        put8(&mut b, WARM_AT + 24, self.void);
-        put8(&mut b, WARM_AT + 32, self.witness);
+        put4(&mut b, 92, u32::from(self.copies));
         put8(&mut b, 96, self.durable);
         put8(&mut b, 104, self.past_s);
         put8(&mut b, 112, self.mixture_s);
         put4(&mut b, 120, u32::from(self.spent));
-        b[128..128 + IDENTITY].copy_from_slice(&self.identity);
+        put8(&mut b, 128, self.at_s);
+        put8(&mut b, 136, self.witness.scope);
+        put8(&mut b, 144, self.witness.sure);
+        put8(&mut b, 152, self.witness.written);
+        put8(&mut b, 160, self.tail.segment);
+        put8(&mut b, 168, self.tail.chunk);
+        put4(&mut b, 176, self.tail.prev);
+        put8(&mut b, 184, self.void);
+        b[IDENTITY_AT..IDENTITY_AT + IDENTITY].copy_from_slice(&self.identity);
         if let Some(pointer) = &self.checkpoint {
             pointer.encode(&mut b[POINTER_AT..EPOCHS_AT]);
         }
@@ -316,7 +321,7 @@ impl Superblock {
             return Err(Unfit::Damaged);
         }
         let version = get4(b, 8);
-        if ![VERSION, VERSION_COPIES].contains(&version) {
+        if version != VERSION {
             return Err(Unfit::Version(version));
         }
         let (count, lost) = (get4(b, 68) as usize, get4(b, 124) as usize);
@@ -329,13 +334,7 @@ impl Superblock {
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&b[16..32]);
         let mut identity = [0; IDENTITY];
-        identity.copy_from_slice(&b[128..128 + IDENTITY]);
-        let written = Tail { segment: get8(b, 72), chunk: get8(b, 80), prev: get4(b, 88) };
-        let warm = Tail {
-            segment: get8(b, WARM_AT + 8),
-            chunk: get8(b, WARM_AT + 16),
-            prev: get4(b, WARM_AT + 4),
-        };
+        identity.copy_from_slice(&b[IDENTITY_AT..IDENTITY_AT + IDENTITY]);
         let found = Self {
             uuid,
             generation: get8(b, 32),
@@ -344,11 +343,12 @@ impl Superblock {
             data_at: get8(b, 48),
             blocks: get8(b, 56),
             open: get4(b, 64) != 0,
-            tail: if get4(b, WARM_AT) == 1 { warm } else { written },
-            written,
-            void: get8(b, WARM_AT + 24),
-            witness: get8(b, WARM_AT + 32),
-            copies: version == VERSION_COPIES,
+            tail: Tail { segment: get8(b, 160), chunk: get8(b, 168), prev: get4(b, 176) },
+            written: Tail { segment: get8(b, 72), chunk: get8(b, 80), prev: get4(b, 88) },
+            void: get8(b, 184),
+            at_s: get8(b, 128),
+            witness: Witness { scope: get8(b, 136), sure: get8(b, 144), written: get8(b, 152) },
+            copies: get4(b, 92) != 0,
             durable: get8(b, 96),
             identity,
             checkpoint: Pointer::decode(&b[POINTER_AT..EPOCHS_AT]),
@@ -441,7 +441,7 @@ impl Header {
     pub fn encode(&self) -> ([u8; HEADER], u32) {
         let mut b = [0; HEADER];
         put4(&mut b, 0, CHUNK_MAGIC);
-        put4(&mut b, 4, VERSION);
+        put4(&mut b, 4, CHUNK_VERSION);
         put8(&mut b, 8, self.epoch);
         put8(&mut b, 16, self.chunk);
         put8(&mut b, 24, self.segment);
@@ -458,7 +458,7 @@ impl Header {
 
     /// What the bytes say, and their CRC; `None` when they are no header, or a damaged one.
     pub fn decode(b: &[u8]) -> Option<(Self, u32)> {
-        if b.len() < HEADER || get4(b, 0) != CHUNK_MAGIC || get4(b, 4) != VERSION {
+        if b.len() < HEADER || get4(b, 0) != CHUNK_MAGIC || get4(b, 4) != CHUNK_VERSION {
             return None;
         }
         let found = Self {
@@ -691,8 +691,9 @@ mod tests {
             tail: Tail { segment: 17, chunk: 99, prev: 0xdead_beef },
             written: Tail { segment: 19, chunk: 130, prev: 0xdead_bee5 },
             void: 18,
-            witness: 0x1234_5678_9abc,
-            copies: false,
+            at_s: 1_700_000_002,
+            witness: Witness { scope: 1, sure: 0x1234_5678_9abc, written: 3 },
+            copies: true,
             durable: 120,
             checkpoint: Some(Pointer {
                 stamp: 1,
@@ -732,20 +733,14 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_said_to_be_one_and_an_older_one_has_no_tail() {
-        let mut bytes = superblock().encode();
-        bytes[WARM_AT..SUPER_CRC_AT].fill(0);
-        let sum = crc(&bytes[..SUPER_CRC_AT]);
-        put4(&mut bytes, SUPER_CRC_AT, sum);
-        let tail = superblock().written;
-        let old = Superblock { tail, void: 0, witness: 0, ..superblock() };
-        assert_eq!(Superblock::decode(&bytes), Ok(old));
-        let new = Superblock { copies: true, ..superblock() };
-        assert_eq!((new.encode()[8], Superblock::decode(&new.encode())), (2, Ok(new)));
-        bytes[8] = 9;
-        let sum = crc(&bytes[..SUPER_CRC_AT]);
-        put4(&mut bytes, SUPER_CRC_AT, sum);
-        assert_eq!(Superblock::decode(&bytes), Err(Unfit::Version(9)));
+    fn another_version_is_said_to_be_one() {
+        for version in [1, 2, 9] {
+            let mut bytes = superblock().encode();
+            bytes[8] = version;
+            let sum = crc(&bytes[..SUPER_CRC_AT]);
+            put4(&mut bytes, SUPER_CRC_AT, sum);
+            assert_eq!(Superblock::decode(&bytes), Err(Unfit::Version(version.into())));
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ use super::planted::{self, Bug, mark};
 use super::recover::OpenError;
 use crate::error::{Error, Result};
 use crate::media::{ALIGN, Buffer, Lender, Memory, Words};
+use crate::remedy;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -106,9 +107,7 @@ impl Kept {
         let arena = memory.arena("log-chunks", ARENA as usize)?;
         let strange = |why: &str| {
             let text = format!("the memory that was kept of the log is {why}");
-            Error::failure(text).mend(
-                "go on with the program that made it, or give it up (`ztier down NAME --discard`)",
-            )
+            Error::would_lose(text).mend(remedy::KEPT_ELSEWHERE)
         };
         let word = |at: usize| words.get(at).load(Ordering::Acquire);
         let (begin, end) = (word(BEGIN_AT), word(END_AT));

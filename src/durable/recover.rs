@@ -15,7 +15,7 @@ use super::load::{Loaded, load, usable};
 use super::planted::{self, Bug, mark};
 use super::step::Step;
 use super::walk::Walk;
-use crate::media::{Buffer, Drive, DriveError};
+use crate::media::{Buffer, Drive, DriveError, Witness};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -34,7 +34,7 @@ pub enum OpenError {
     /// Both copies of the superblock are damaged.
     #[error("both copies of the superblock are damaged")]
     Damaged,
-    /// It was made by a newer version.
+    /// It was made by another version.
     #[error("its format has version {0}, which this program does not know")]
     Version(u32),
     /// The drive is smaller than the log.
@@ -191,7 +191,8 @@ pub fn format(
         tail: Tail::default(),
         written: Tail::default(),
         void: 0,
-        witness: 0,
+        at_s: 0,
+        witness: Witness::default(),
         copies: false,
         durable: 0,
         identity,
@@ -480,7 +481,7 @@ impl Inspection {
             core.begin_epoch(next, epoch);
         }
         core.sb.durable = next;
-        (core.sb.witness, core.counts.warm) = (0, self.warm);
+        (core.sb.witness, core.counts.warm) = (Witness::default(), self.warm);
         core.sb.copies |= options.keep_percent > 0;
         if !self.warm && !planted::on(Bug::ServeVoid) {
             core.void();

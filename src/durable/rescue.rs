@@ -15,7 +15,7 @@ use super::map::{Map, Place};
 use super::planted::{self, Bug, mark};
 use super::rewrite::next_epoch;
 use super::window::{After, Ended, Plan, Planned};
-use crate::media::Buffer;
+use crate::media::{Buffer, Witness};
 use std::collections::BTreeSet;
 
 /// Windows in a row that may fail before nobody waits any more.
@@ -297,7 +297,8 @@ impl Core {
         let (chunk, prev) = self.commit.durable_end();
         let segment = self.first + self.segments.len() as u64;
         self.sb.tail = Tail { segment, chunk, prev };
-        (self.sb.written, self.sb.witness, self.sb.copies) = (self.sb.tail, 0, false);
+        (self.sb.written, self.sb.copies) = (self.sb.tail, false);
+        self.sb.witness = Witness::default();
         // What was written and is not durable must not be found behind the new tail.
         let epoch = next_epoch(self.epoch());
         self.sb.epochs.clear();

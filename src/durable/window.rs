@@ -13,7 +13,7 @@ use super::core::{Core, Refused};
 use super::format::{Data, IDENTITY, Kind, LOST_MAX, SUPER, SUPER_AT, Tail};
 use super::holes::{Hole, Tombstone};
 use super::planted::{self, Bug, mark};
-use crate::media::Buffer;
+use crate::media::{Buffer, Witness};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -640,7 +640,7 @@ impl Core {
     /// Begins to write the superblock, or begins again if it is being written.
     pub(super) fn write_superblock(&mut self, purpose: After) {
         self.sb.generation += 1;
-        self.sb.durable = self.commit.durable();
+        (self.sb.durable, self.sb.at_s) = (self.commit.durable(), self.window.now_s);
         if !self.window.purposes.contains(&purpose) {
             self.window.purposes.push(purpose);
         }
@@ -727,19 +727,24 @@ impl Core {
     }
 
     /// Writes that the log was closed in order; [`Self::is_closed`] says when that is done. Call it
-    /// when everything is durable, and take nothing more. `witness` stands for what is known of the
-    /// backing store, or is 0.
-    pub fn close(&mut self, witness: u64) {
+    /// when everything is durable, and take nothing more. `witness` is what is known of the backing
+    /// store.
+    pub fn close(&mut self, witness: Witness) {
         (self.sb.open, self.sb.witness) = (false, witness);
         self.settle_copies();
         self.checkpoint.abort();
         self.write_superblock(After::Close);
     }
 
+    /// Notes what identifies the backing store, for the next superblock that is written.
+    pub fn note_identity(&mut self, identity: [u8; IDENTITY]) {
+        self.sb.identity = identity;
+    }
+
     /// Notes what identifies the backing store now; durable when [`Self::is_written`], unless the
     /// log has failed.
     pub fn identify(&mut self, identity: [u8; IDENTITY]) {
-        self.sb.identity = identity;
+        self.note_identity(identity);
         if !self.is_failed() || self.is_rescuing() {
             self.write_superblock(After::Identity);
         }

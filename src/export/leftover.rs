@@ -246,7 +246,7 @@ pub(super) fn fusermount(point: &Path, lazy: bool) -> Result<()> {
 
 fn remove_socket(path: &Path) -> Result<()> {
     if UnixStream::connect(path).is_ok() {
-        return Err(Error::failure(format!(
+        return Err(Error::busy(format!(
             "socket {} is in use: something listens on it",
             path.display()
         ))

@@ -19,7 +19,7 @@ pub(super) fn refuse_taken(link: &Path, alive: impl FnOnce(&Path) -> bool) -> Re
             .mend("remove it or use another name"));
     }
     if device_of(link).is_some_and(|to| alive(&to)) {
-        return Err(Error::failure(format!("{} is in use by another device", link.display()))
+        return Err(Error::busy(format!("{} is in use by another device", link.display()))
             .mend("take that down first or use another name"));
     }
     Ok(())

@@ -128,7 +128,11 @@ pub fn end_within(usage: &Usage, device: &Path, limit: Duration) -> Result<()> {
                 ),
             }),
         Usage::Ext4 { mount } if mounted_at(device, mount) => {
-            run("umount", (&[], &[]), mount, limit, &quiet).map_err(|e| e.mend("end what uses it"))
+            run("umount", (&[], &[]), mount, limit, &quiet).map_err(|e| {
+                let text = e.to_string();
+                let e = if text.contains("is busy") { Error::busy(text) } else { e };
+                e.mend("end what uses it")
+            })
         }
         _ => Ok(()),
     }
@@ -158,7 +162,7 @@ pub fn tuned(usage: &Usage) -> &[Tuned] {
 fn refuse_taken(point: &Path) -> Result<()> {
     match mounted_on(point) {
         None => Ok(()),
-        Some(entry) => Err(Error::failure(format!(
+        Some(entry) => Err(Error::busy(format!(
             "{} is mounted on {} already",
             entry.source.display(),
             point.display()

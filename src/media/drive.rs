@@ -4,7 +4,7 @@
 //! of power only after a [`Drive::flush`] that began after the write had returned; a write that
 //! failed, or that the power cut, may have stored any of its sectors, each of them whole or torn.
 
-use super::{Buffer, PAGE};
+use super::{Buffer, Failures, PAGE};
 use std::fmt;
 
 /// Alignment of every offset, length and buffer, in bytes.
@@ -87,6 +87,11 @@ pub trait Drive: Send + Sync {
     /// Whether [`Drive::zero`] costs much less than writing as many zeros.
     fn zeroes_quickly(&self) -> bool {
         true
+    }
+
+    /// What has failed on it so far, of a drive that keeps that.
+    fn failures(&self) -> Option<&Failures> {
+        None
     }
 
     /// Makes every write that has returned survive a loss of power.

@@ -3,15 +3,19 @@
 //! Invariants:
 //! - what was opened as [`Access::Exclusive`] is ours until it is dropped: a block device by
 //!   `O_EXCL`, which the kernel holds against mounts, swap and other claims; a file by a lock on
-//!   its open description, which ends with the process however that ends;
+//!   its open description, which ends with the process however that ends; the layers below by
+//!   [`super::claims`];
 //! - nothing outside of [`Drive::size`] is touched, so a file never grows;
 //! - I/O goes past the page cache wherever the file system can ([`FileDrive::is_direct`]); where it
 //!   can't, a flush still brings everything to the medium.
 
 use super::buffer::Buffer;
+use super::claims::{self, Busy, Claims};
 use super::drive::{ALIGN, Action, Drive, DriveError};
+use super::failures::Failures;
 use super::flushes::Flushes;
 use super::holder;
+use super::layers::{self, Layer, Tree};
 use super::sysfs;
 use super::transfer::{Progress, check, failed};
 use crate::error::{Context, Error, Result};
@@ -76,9 +80,15 @@ enum Node {
 
 /// Why an attempt to open did not go well.
 enum Failure {
-    /// Somebody has it: who, if visible.
-    Busy(Option<String>),
+    /// It, or a layer below it, is in use.
+    Busy(Busy),
     Other(Error),
+}
+
+impl From<Busy> for Failure {
+    fn from(busy: Busy) -> Self {
+        Self::Busy(busy)
+    }
 }
 
 impl From<Error> for Failure {
@@ -97,6 +107,10 @@ pub struct FileDrive {
     size: u64,
     direct: bool,
     flushes: Flushes,
+    failures: Failures,
+    /// Itself, and the layers below it.
+    layers: Vec<Layer>,
+    _claims: Claims,
 }
 
 impl FileDrive {
@@ -123,14 +137,16 @@ impl FileDrive {
     fn open_within(path: &Path, access: Access, patience: Duration) -> Result<Self> {
         let deadline = Instant::now() + patience;
         loop {
-            let holder = match Self::attempt(path, access) {
+            let busy = match Self::attempt(path, access) {
                 Ok(drive) => return Ok(drive),
                 Err(Failure::Other(error)) => return Err(error),
-                Err(Failure::Busy(holder)) => holder,
+                Err(Failure::Busy(busy)) => busy,
             };
-            let passing = holder.as_ref().is_none_or(|h| h.starts_with("process"));
+            let ends =
+                |holder: &String| ["process", "volume"].iter().any(|p| holder.starts_with(p));
+            let passing = busy.holder.as_ref().is_none_or(ends);
             if !passing || Instant::now() >= deadline {
-                return Err(in_use(path, holder));
+                return Err(in_use(path, busy));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -144,9 +160,21 @@ impl FileDrive {
         if node_of(path, &stat)? != node {
             return Err(Error::failure(format!("{} changed meanwhile", path.display())).into());
         }
-        let path = path.into();
-        let flushes = Flushes::default();
-        let mut drive = Self { fd, path, node, access, size: 0, direct, flushes };
+        let (flushes, failures) = (Flushes::default(), Failures::new(path));
+        let (layers, claims) = (layers_of(node, &stat, &name_of(&fd, path)), Claims::default());
+        let (path, size) = (path.into(), 0);
+        let mut drive = Self {
+            fd,
+            path,
+            node,
+            access,
+            size,
+            direct,
+            flushes,
+            failures,
+            layers,
+            _claims: claims,
+        };
         if access != Access::ReadOnly {
             drive.claim()?;
         }
@@ -209,31 +237,50 @@ impl FileDrive {
         format!("/proc/self/fd/{}", self.fd.as_raw_fd())
     }
 
-    /// Makes it ours; a block device already is, by `O_EXCL`.
-    fn claim(&self) -> Result<(), Failure> {
-        if let Node::Device(_) = self.node {
-            if self.access == Access::Still {
-                return Ok(());
+    /// Itself, and the layers below it, from top to bottom.
+    pub(super) fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    /// Claims the drive and the layers below it; `O_EXCL` has claimed a block device already.
+    fn claim(&mut self) -> Result<(), Failure> {
+        match self.node {
+            Node::File => self.lock_file()?,
+            Node::Device(_) if self.access == Access::Exclusive => {
+                // SAFETY: BLKROGET stores one int.
+                let locked = unsafe { ioctl(&self.fd, Getter::<BLKROGET, i32>::new()) };
+                if locked.context(cannot(&self.path))? != 0 {
+                    return Err(read_only(&self.path).into());
+                }
             }
-            // SAFETY: BLKROGET stores one int.
-            let locked = unsafe { ioctl(&self.fd, Getter::<BLKROGET, i32>::new()) };
-            return match locked.context(cannot(&self.path))? {
-                0 => Ok(()),
-                _ => Err(read_only(&self.path).into()),
-            };
+            Node::Device(_) => {}
         }
-        let name = std::fs::read_link(self.link()).unwrap_or_else(|_| self.path.clone());
-        if let Some(holder) = holder::over_file(&name) {
-            return Err(Failure::Busy(Some(holder)));
+        self._claims = Claims::below(&self.layers, self.access)?;
+        Ok(())
+    }
+
+    fn lock_file(&self) -> Result<(), Failure> {
+        let name = name_of(&self.fd, &self.path);
+        if holder::is_swap(&name) {
+            return Err(Busy::itself(Some("swap".to_owned())).into());
         }
-        match lock(self.fd.as_fd(), self.access) {
+        let (writes, inode) = (self.access == Access::Exclusive, self.inode()?);
+        match claims::lock(self.fd.as_fd(), writes, &(0..u64::MAX)) {
             Ok(()) => Ok(()),
-            Err(Errno::AGAIN | Errno::ACCESS) => Err(Failure::Busy(holder::process_on_file(&name))),
+            Err(Errno::AGAIN | Errno::ACCESS) => {
+                let holder = || holder::of_file(&name, inode, &(0..u64::MAX));
+                let busy = claims::elsewhere(&self.layers);
+                Err(busy.unwrap_or_else(|| Busy::itself(holder())).into())
+            }
             Err(e) => {
                 let text = format!("cannot lock {}: {e}", self.path.display());
                 Err(Error::failure(text).into())
             }
         }
+    }
+
+    fn inode(&self) -> Result<u64> {
+        Ok(rustix::fs::fstat(&self.fd).context(cannot(&self.path))?.st_ino)
     }
 
     /// Finds the size.
@@ -267,8 +314,7 @@ impl FileDrive {
     /// request.
     fn settle_direct(&mut self) -> Result<()> {
         let mut probe = Buffer::new(ALIGN);
-        let first = self.read(0, &mut probe);
-        if self.direct && matches!(first, Err(e) if e.errno == Errno::INVAL.raw_os_error()) {
+        if self.direct && self.read_aligned(0, &mut probe) == Err(Errno::INVAL) {
             let flags = rustix::fs::fcntl_getfl(&self.fd).context(cannot(&self.path))?;
             rustix::fs::fcntl_setfl(&self.fd, flags - OFlags::DIRECT)
                 .context(cannot(&self.path))?;
@@ -284,6 +330,15 @@ impl FileDrive {
             return Err(failed(action, at, len)(Errno::ROFS));
         }
         Ok(())
+    }
+
+    /// What becomes of a request that the system has failed.
+    fn fails(&self, action: Action, at: u64, len: u64) -> impl Fn(Errno) -> DriveError {
+        move |errno| {
+            let error = failed(action, at, len)(errno);
+            self.failures.note(&error);
+            error
+        }
     }
 
     /// Reads into memory that the file system can reach.
@@ -352,7 +407,7 @@ impl Drive for FileDrive {
     }
 
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
-        let fail = failed(Action::Read, at, buf.len() as u64);
+        let fail = self.fails(Action::Read, at, buf.len() as u64);
         self.allowed(Action::Read, at, buf.len() as u64)?;
         if !self.bounces(buf) {
             return self.read_aligned(at, buf).map_err(fail);
@@ -395,7 +450,7 @@ impl Drive for FileDrive {
     }
 
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
-        let fail = failed(Action::Write, at, data.len() as u64);
+        let fail = self.fails(Action::Write, at, data.len() as u64);
         self.allowed(Action::Write, at, data.len() as u64)?;
         if !self.bounces(data) {
             return self.write_aligned(at, data).map_err(fail);
@@ -412,7 +467,7 @@ impl Drive for FileDrive {
     }
 
     fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
-        let fail = failed(Action::Zero, at, len);
+        let fail = self.fails(Action::Zero, at, len);
         self.allowed(Action::Zero, at, len)?;
         if len == 0 {
             return Ok(());
@@ -432,6 +487,10 @@ impl Drive for FileDrive {
         self.write_zeros(at, len).map_err(fail)
     }
 
+    fn failures(&self) -> Option<&Failures> {
+        Some(&self.failures)
+    }
+
     fn flush(&self) -> Result<(), DriveError> {
         let sync = || {
             loop {
@@ -446,13 +505,37 @@ impl Drive for FileDrive {
             true => sync(),
             false => self.flushes.run(self.flushes.ask(), sync),
         };
-        result.map_err(failed(Action::Flush, 0, 0))
+        result.map_err(self.fails(Action::Flush, 0, 0))
     }
 }
 
 /// Whether an error of a way to zero says «not this way», and not «failed».
 pub(super) fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV)
+}
+
+/// The layer in which both drives have bytes in common, if they have any and exist.
+pub fn common_layer(one: &Path, other: &Path) -> Option<PathBuf> {
+    let layers = |path: &Path| {
+        let stat = rustix::fs::stat(path).ok()?;
+        let name = std::fs::canonicalize(path).ok()?;
+        Some(layers_of(node_of(path, &stat).ok()?, &stat, &name))
+    };
+    let (one, other) = (layers(one)?, layers(other)?);
+    layers::common(&one, &other).map(|layer| layer.name.clone())
+}
+
+fn layers_of(node: Node, stat: &Stat, name: &Path) -> Vec<Layer> {
+    match node {
+        Node::Device(number) => Tree::of_machine().device(number),
+        Node::File => Tree::file((stat.st_dev, stat.st_ino), name),
+    }
+}
+
+/// The present name of an open file, or else the one that it was opened by.
+fn name_of(fd: &OwnedFd, path: &Path) -> PathBuf {
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    std::fs::read_link(link).unwrap_or_else(|_| path.into())
 }
 
 /// Opens it, directly if possible; the flag says which.
@@ -469,7 +552,7 @@ fn open_node(path: &Path, node: Node, access: Access) -> Result<(OwnedFd, bool),
         opened => opened.map(|fd| (fd, true)),
     };
     opened.map_err(|e| match (e, node) {
-        (Errno::BUSY, Node::Device(number)) => Failure::Busy(holder::of_device(number)),
+        (Errno::BUSY, Node::Device(number)) => Busy::itself(holder::of_device(number)).into(),
         _ => cannot_open(path, e).into(),
     })
 }
@@ -488,25 +571,6 @@ fn node_of(path: &Path, stat: &Stat) -> Result<Node> {
     Err(Error::usage(text).mend("give a block device or a regular file"))
 }
 
-/// A lock on all of a file, held by its open description: on writing if it is to be written. It
-/// also conflicts with the locks that virtual machines take on their images.
-fn lock(fd: BorrowedFd<'_>, access: Access) -> rustix::io::Result<()> {
-    let kind = if access == Access::Exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
-    let all = libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    // SAFETY: F_OFD_SETLK reads one `struct flock`, which outlives the call; the descriptor is
-    // open.
-    match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const all) } {
-        0 => Ok(()),
-        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
-    }
-}
-
 fn cannot(path: &Path) -> impl Display + use<> {
     format!("cannot use {}", path.display())
 }
@@ -520,8 +584,10 @@ fn cannot_open(path: &Path, errno: Errno) -> Error {
             Error::failure(format!("nothing is behind {shown}")).mend("attach the drive first")
         }
         Errno::ROFS => read_only(path),
-        Errno::BUSY => in_use(path, None),
-        Errno::TXTBSY => in_use(path, Some("being executed or swapped to".to_owned())),
+        Errno::BUSY => in_use(path, Busy::default()),
+        Errno::TXTBSY => {
+            in_use(path, Busy::itself(Some("being executed or swapped to".to_owned())))
+        }
         Errno::ACCESS | Errno::PERM => {
             Error::failure(format!("cannot open {shown}: permission denied"))
                 .mend("run as root, or as its owner")
@@ -535,15 +601,22 @@ fn read_only(path: &Path) -> Error {
         .mend("make it writable, or give another")
 }
 
-fn in_use(path: &Path, holder: Option<String>) -> Error {
-    let holder = holder.unwrap_or_else(|| "held by something invisible from here".to_owned());
+fn in_use(path: &Path, busy: Busy) -> Error {
+    let holder = busy.holder.unwrap_or_else(|| "held by something invisible from here".to_owned());
     let mend = match holder.split(' ').next() {
         Some("mounted") => "unmount it first",
         Some("swap") => "swapoff it first",
         Some("given") => "give another",
+        Some("volume") => "take that volume down first, or give another drive",
+        Some("loop") => "detach that device first (`losetup -d`), or give another drive",
         _ => "end that first, or give another",
     };
-    Error::failure(format!("{} is in use: {holder}", path.display())).mend(mend)
+    let path = path.display();
+    Error::busy(match busy.below {
+        None => format!("{path} is in use: {holder}"),
+        Some(below) => format!("{path} is in use by way of {}: {holder}", below.display()),
+    })
+    .mend(mend)
 }
 
 #[cfg(all(test, not(miri)))]

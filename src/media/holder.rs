@@ -1,16 +1,19 @@
-//! Who keeps a drive from being opened: a mount, swap, a stacked device, a process. For error
-//! texts.
+//! The holder that keeps a drive from being opened: a mount, swap, a stacked device, a volume, a
+//! process. For error texts.
 //!
 //! Invariant: only `/proc`, `/sys` and device nodes are looked at, so that a dead file server can't
 //! stop the search. Best effort: other users' processes and other mount namespaces may stay unseen.
 
+use super::mounts::{MountEntry, mount_of, mounts, swaps};
 use super::sysfs::{self, entries, name};
 use std::fs;
+use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// What holds the block device `number`, one of its partitions, or the disk that it is a part of,
-/// in words: `mounted on /mnt`, `swap`, `device dm-0`, `process 123 (fio)`.
+/// in words: `mounted on /mnt`, `swap`, `device dm-0`, ``volume `data` (process 123)``, `process
+/// 123 (fio)`.
 pub(super) fn of_device(number: u64) -> Option<String> {
     let mut numbers = vec![number];
     if let Some(dir) = sysfs::dir_of(number) {
@@ -20,72 +23,89 @@ pub(super) fn of_device(number: u64) -> Option<String> {
             numbers.extend(dir.parent().and_then(sysfs::number_in));
         }
     }
-    let stacked = numbers.iter().find_map(|n| claim_on(*n));
+    let mounts = mounts();
+    let stacked = numbers.iter().find_map(|n| claim_on(*n, &mounts));
     stacked.or_else(|| {
-        process(1, |link| {
-            link.starts_with("/dev") && is_node(link, |found| numbers.contains(&found))
-        })
+        // Nodes may be anywhere.
+        let answers = |link: &Path| mount_of(&mounts, link).is_some_and(MountEntry::is_local);
+        process(1, |link| answers(link) && is_node(link, |found| numbers.contains(&found)))
     })
 }
 
-/// What shows a regular file as something else: `swap`, `loop device /dev/loop0`. `file` is its
-/// canonical name.
-pub(super) fn over_file(file: &Path) -> Option<String> {
-    if swaps().any(|s| s == file) {
+/// The holder of bytes of a regular file with the canonical name `file`: swap, or a process.
+pub(super) fn of_file(file: &Path, inode: u64, bytes: &Range<u64>) -> Option<String> {
+    if is_swap(file) {
         return Some("swap".to_owned());
     }
-    let mut disks = entries(Path::new("/sys/block"));
-    let found = disks.find(|d| sysfs::loop_file(d).is_some_and(|f| f == file))?;
-    Some(format!("loop device /dev/{}", name(&found)))
+    // Besides the descriptor that the caller looks for it with.
+    lock_on(file, inode, bytes).or_else(|| process(2, |link| link == file))
 }
 
-/// The process that has a regular file open, besides the descriptor that the caller looks for it
-/// with.
-pub(super) fn process_on_file(file: &Path) -> Option<String> {
-    process(2, |link| link == file)
+/// Whether the kernel swaps to a file.
+pub(super) fn is_swap(file: &Path) -> bool {
+    swaps().iter().any(|s| s == file)
+}
+
+/// The process that has a lock on bytes of a file, under any name of it.
+pub(super) fn lock_on(file: &Path, inode: u64, bytes: &Range<u64>) -> Option<String> {
+    let mounts = mounts();
+    let (major, minor) = mount_of(&mounts, file)?.device;
+    let place = format!("{major:02x}:{minor:02x}:{inode}");
+    let holds = |info: &str| info.lines().any(|line| is_lock(line, &place, bytes));
+    let has = |dir: &Path| {
+        entries(&dir.join("fdinfo")).filter(|fd| fs::read_to_string(fd).is_ok_and(|i| holds(&i)))
+    };
+    let me = std::process::id();
+    let all = entries(Path::new("/proc")).filter_map(|dir| Some((name(&dir).parse().ok()?, dir)));
+    let other = all.filter(|(pid, _): &(u32, _)| *pid != me);
+    let other = other.filter(|(_, dir)| has(dir).next().is_some()).map(|(pid, _)| in_words(pid));
+    let twice = || has(Path::new("/proc/self")).next().map(|_| TWICE.to_owned());
+    other.into_iter().next().or_else(twice)
+}
+
+/// The holder if that is this process.
+const TWICE: &str = "given twice to this command";
+
+/// Whether a line of `fdinfo` is a lock on bytes there: `lock: 1: OFDLCK ADVISORY WRITE -1
+/// fe:01:1234 0 EOF`.
+fn is_lock(line: &str, place: &str, bytes: &Range<u64>) -> bool {
+    let mut words = line.split_whitespace();
+    if words.next() != Some("lock:") {
+        return false;
+    }
+    let mut words = words.skip_while(|word| *word != place).skip(1);
+    let from = words.next().and_then(|word| word.parse::<u64>().ok());
+    // The last byte, not the one behind it.
+    let to = words.next().map(|word| word.parse::<u64>().map_or(u64::MAX, |n| n.saturating_add(1)));
+    matches!((from, to), (Some(from), Some(to)) if from < bytes.end && bytes.start < to)
 }
 
 /// What the kernel itself has put on a device.
-fn claim_on(number: u64) -> Option<String> {
+fn claim_on(number: u64, mounts: &[MountEntry]) -> Option<String> {
     let dir = sysfs::dir_of(number)?;
-    let node = Path::new("/dev").join(name(&dir));
-    if let Some(point) = mount_of(&sysfs::text_of(number), &node) {
-        return Some(format!("mounted on {point}"));
+    let node = sysfs::node_of(&dir);
+    // Some file systems (btrfs) have device numbers of their own, so it goes by the source as well.
+    let own = (rustix::fs::major(number), rustix::fs::minor(number));
+    if let Some(mount) = mounts.iter().find(|m| m.device == own || m.source == node) {
+        return Some(format!("mounted on {}", mount.point.display()));
     }
-    if swaps().any(|s| s == node || is_node(&s, |found| found == number)) {
+    let same = |s: &Path| s.starts_with("/dev") && is_node(s, |found| found == number);
+    if swaps().iter().any(|s| *s == node || same(s)) {
         return Some("swap".to_owned());
     }
     if let Some(holder) = entries(&dir.join("holders")).next() {
         return Some(format!("device {}", name(&holder)));
     }
-    over_file(&node)
-}
-
-/// Where a device is mounted. Some file systems (btrfs) have device numbers of their own, so it
-/// goes by the source as well.
-fn mount_of(number: &str, node: &Path) -> Option<String> {
-    let text = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    text.lines().find_map(|line| {
-        let (left, right) = line.split_once(" - ")?;
-        let mut left = left.split(' ').skip(2);
-        let own = left.next()? == number;
-        let point = left.nth(1)?;
-        let source = right.split(' ').nth(1)?;
-        (own || Path::new(source) == node).then(|| point.replace("\\040", " "))
-    })
-}
-
-/// The devices and files that the kernel swaps to.
-fn swaps() -> impl Iterator<Item = PathBuf> {
-    let text = fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let first = |l: &str| l.split_whitespace().next().map(|s| s.replace("\\040", " "));
-    text.lines().skip(1).filter_map(first).map(PathBuf::from).collect::<Vec<_>>().into_iter()
+    let mut disks = entries(Path::new("/sys/block"));
+    let above = disks.find(|d| sysfs::loop_file(d).is_some_and(|f| f == node))?;
+    // The user of that loop device says more.
+    let further = sysfs::number_in(&above).and_then(of_device);
+    further.or_else(|| Some(format!("loop device {}", sysfs::node_of(&above).display())))
 }
 
 /// Whether a path is a block device whose number satisfies `is_it`.
 fn is_node(path: &Path, is_it: impl Fn(u64) -> bool) -> bool {
-    let dev = path.starts_with("/dev").then(|| fs::metadata(path).ok()).flatten();
-    dev.is_some_and(|m| m.file_type().is_block_device() && is_it(m.rdev()))
+    fs::metadata(path).is_ok_and(|m| m.file_type().is_block_device() && is_it(m.rdev()))
 }
 
 /// A process that has something open whose link satisfies `is_it`: another one if possible, or this
@@ -98,9 +118,57 @@ fn process(own: usize, is_it: impl Fn(&Path) -> bool) -> Option<String> {
     let me = std::process::id();
     let other = entries(Path::new("/proc")).find_map(|dir| {
         let pid = name(&dir).parse::<u32>().ok().filter(|pid| *pid != me)?;
-        let comm = sysfs::line(&dir.join("comm")).unwrap_or_else(|| "?".to_owned());
-        (count(&dir) > 0).then(|| format!("process {pid} ({comm})"))
+        (count(&dir) > 0).then(|| in_words(pid))
     });
-    let twice = || "given twice to this command".to_owned();
-    other.or_else(|| (count(Path::new("/proc/self")) >= own).then(twice))
+    other.or_else(|| (count(Path::new("/proc/self")) >= own).then(|| TWICE.to_owned()))
+}
+
+/// A process, by the volume that it serves if it is a daemon.
+fn in_words(pid: u32) -> String {
+    let dir = PathBuf::from(format!("/proc/{pid}"));
+    let line = fs::read_to_string(dir.join("cmdline")).unwrap_or_default();
+    if let Some(volume) = volume_of(&line) {
+        return format!("volume `{volume}` (process {pid})");
+    }
+    let comm = sysfs::line(&dir.join("comm")).unwrap_or_else(|| "?".to_owned());
+    format!("process {pid} ({comm})")
+}
+
+/// The volume of a daemon with this command line.
+fn volume_of(line: &str) -> Option<&str> {
+    let mut words = line.split('\0');
+    let program = Path::new(words.next()?).file_name()?;
+    let (command, name) = (words.next()?, words.next()?);
+    let daemon = program == "ztier" && ["daemon", "up"].contains(&command);
+    // Other processes choose their command lines freely.
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    (daemon && !name.starts_with('-') && !name.is_empty() && name.chars().all(plain))
+        .then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_is_called_by_its_volume() {
+        assert_eq!(volume_of("ztier\0daemon\0data\0"), Some("data"));
+        assert_eq!(volume_of("/usr/bin/ztier\0up\0data\0--foreground\0"), Some("data"));
+        let others =
+            ["ztier\0up\0--size\x001G\0", "fio\0daemon\0data\0", "ztier\0daemon\0\x1b[2J\0"];
+        for line in ["", "ztier\0"].into_iter().chain(others) {
+            assert_eq!(volume_of(line), None, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_lock_is_one_on_these_bytes_of_this_file() {
+        let lock = |range: &str| format!("lock:\t1: OFDLCK ADVISORY  WRITE -1 fe:01:1234 {range}");
+        let of = |line: &str, bytes| is_lock(line, "fe:01:1234", &bytes);
+        assert!(of(&lock("0 EOF"), 0..u64::MAX) && of(&lock("0 EOF"), 4096..8192));
+        assert!(of(&lock("4096 8191"), 8191..u64::MAX) && !of(&lock("4096 8191"), 8192..u64::MAX));
+        assert!(!of(&lock("4096 8191"), 0..4096));
+        assert!(!is_lock(&lock("0 EOF"), "fe:01:123", &(0..1)));
+        assert!(!of("pos:\t0", 0..1) && !of("", 0..1) && !of("lock:", 0..1));
+    }
 }

@@ -1,9 +1,11 @@
-//! What tells one backing drive from another, and from itself after somebody else wrote to it.
+//! Tells one backing drive from another, and from itself after a write by another program.
 //!
-//! An identity is the drive's own id, its size, and checksums of eight samples of its content: the
-//! first 128 KiB in four parts, where file systems keep their superblocks, which a mount changes
-//! (ext4 at 1024, XFS at 0, btrfs at 64 KiB); three samples inside; and the last one, where copies
-//! of partition tables and RAID superblocks are.
+//! An identity is the drive's own id, its size, and checksums of samples of its content. Eight are
+//! where they are on every drive: the first 128 KiB in four parts, where file systems keep their
+//! superblocks, which a mount changes (ext4 at 1024, XFS at 0, btrfs at 64 KiB), and partition
+//! tables; three samples inside; and the end, where copies of partition tables and RAID superblocks
+//! are. The others are where [`super::contents`] finds superblocks: of partitions, logical volumes,
+//! and file systems that begin elsewhere.
 //!
 //! Invariants:
 //! - it is made through [`Drive`] alone, so every drive has one;
@@ -11,21 +13,31 @@
 //!   what it does not understand, it refuses;
 //! - a sample that is not known on both sides is not compared.
 //!
-//! The samples are of the drive as it is. Whoever writes to a drive whose identity is stored either
-//! stores a new one, or calls [`Identity::forget`] for what it may have written, before comparing.
-//! The superblocks have samples of one block each, so that little is forgotten with them.
+//! The samples are of the drive as it is. Before ztier writes to a drive whose identity is stored,
+//! it calls [`Identity::forget`] for the range, and when the data is durable,
+//! [`Identity::renewed`]. Superblocks have samples of their own, so a write to one drops little.
 
 use super::buffer::Buffer;
+use super::contents::{self, Kind, REGIONS, Region};
 use super::drive::{ALIGN, Drive, DriveError};
 use super::stable_id::{IdKind, StableId};
 use std::ops::Range;
 
-/// Samples in an identity.
+/// Samples that every identity has.
 const SAMPLES: usize = 8;
-/// Bytes of the samples that are not at the beginning.
+/// Bytes of the samples inside, and of that at the end.
 const SAMPLE: u64 = 16 << 10;
-const VERSION: u8 = 1;
+const END: u64 = 64 << 10;
+const VERSION: u8 = 2;
 const BLOCK: u64 = ALIGN as u64;
+
+/// Where the sums are in the stored form, the places of the other samples, and the checksum.
+const SUMS_AT: usize = 24;
+const REGIONS_AT: usize = SUMS_AT + 4 * SAMPLES;
+const REGION: usize = 12;
+const CRC_AT: usize = Identity::STORED - 4;
+
+const _: () = assert!(REGIONS_AT + REGION * REGIONS <= CRC_AT);
 
 /// What each sample is of, in words.
 const NAMES: [&str; SAMPLES] = [
@@ -40,25 +52,29 @@ const NAMES: [&str; SAMPLES] = [
 ];
 
 /// The identity of a drive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     kind: IdKind,
     id: u64,
     size: u64,
-    /// Bit `n`: whether `sums[n]` is known.
-    known: u8,
-    sums: [u32; SAMPLES],
+    /// `None`: it is not known.
+    sums: [Option<u32>; SAMPLES],
+    /// The other samples, with their sums.
+    regions: Vec<(Region, Option<u32>)>,
 }
 
 /// How a drive compares with the one whose identity was stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
-    /// It is the same one, and nobody has changed it.
+    /// It is the same one, and no sample of it was changed.
     Same,
-    /// It has the content, and another id: a copy, or the same drive on a system that names it
-    /// otherwise.
-    Moved,
-    /// It is the same one, and somebody has written to it.
+    /// It has another id, and what can be compared is the same: a copy, or the same drive on a
+    /// system that names it otherwise.
+    Moved {
+        /// Samples that were compared; 0: only the size was.
+        compared: usize,
+    },
+    /// It is the same one, and another program has written to it.
     Changed {
         /// What is different, in words: `the end and its size (4096 bytes then, 8192 now)`.
         what: String,
@@ -72,7 +88,7 @@ pub enum Match {
 
 impl Identity {
     /// Bytes of the stored form.
-    pub const STORED: usize = 64;
+    pub const STORED: usize = 632;
 
     /// The identity of `drive` as it is now, of which `id` is known.
     ///
@@ -81,33 +97,61 @@ impl Identity {
     /// # Errors
     /// The drive's, if none can be read.
     pub fn of(drive: &dyn Drive, id: &StableId) -> Result<Self, DriveError> {
+        let regions = contents::regions(drive, None).into_iter().map(|region| (region, None));
         let size = drive.size();
-        let mut made =
-            Self { kind: id.kind(), id: id.number(), size, known: 0, sums: [0; SAMPLES] };
+        let (kind, id, regions) = (id.kind(), id.number(), regions.collect());
+        Self { kind, id, size, sums: [None; SAMPLES], regions }.measured(drive)
+    }
+
+    /// The identity of a drive with samples at the places of this one, to be compared with it.
+    ///
+    /// # Errors
+    /// As [`Identity::of`].
+    pub fn alike(&self, drive: &dyn Drive, id: &StableId) -> Result<Self, DriveError> {
+        let regions = self.regions.iter().map(|(region, _)| (*region, None)).collect();
+        let (kind, id, size) = (id.kind(), id.number(), drive.size());
+        Self { kind, id, size, sums: [None; SAMPLES], regions }.measured(drive)
+    }
+
+    /// This identity, with forgotten samples and new superblocks read from the drive.
+    ///
+    /// # Errors
+    /// As [`Identity::of`].
+    pub fn renewed(&self, drive: &dyn Drive) -> Result<Self, DriveError> {
+        let known: Vec<_> = self.regions.iter().map(|(region, _)| *region).collect();
+        let sum_of = |region: &Region| self.regions.iter().find(|(r, _)| r == region)?.1;
+        let regions = contents::regions(drive, Some(&known));
+        let regions = regions.into_iter().map(|region| (region, sum_of(&region)));
+        Self { regions: regions.collect(), ..self.clone() }.measured(drive)
+    }
+
+    /// Reads the samples that are not known.
+    fn measured(mut self, drive: &dyn Drive) -> Result<Self, DriveError> {
         let (mut buffer, mut unread) = (Buffer::new(64 << 10), None);
-        for (n, range) in Self::samples(size).into_iter().enumerate() {
-            let Some(range) = range else { continue };
+        for (sum, range) in self.sums.iter_mut().zip(Self::samples(self.size)) {
+            let Some(range) = range.filter(|_| sum.is_none()) else { continue };
             let bytes = &mut buffer[..(range.end - range.start) as usize];
             match drive.read(range.start, bytes) {
-                Ok(()) => {
-                    made.sums[n] = crc_fast::crc32_iscsi(bytes);
-                    made.known |= 1 << n;
-                }
+                Ok(()) => *sum = Some(crc_fast::crc32_iscsi(bytes)),
                 Err(e) => unread = Some(e),
             }
         }
+        for (region, sum) in self.regions.iter_mut().filter(|(_, sum)| sum.is_none()) {
+            let pieces: Option<Vec<_>> =
+                region.pieces(self.size).map(|piece| contents::bytes(drive, piece)).collect();
+            *sum = pieces.map(|pieces| crc_fast::crc32_iscsi(&pieces.concat()));
+        }
         match unread {
-            Some(e) if made.known == 0 => Err(e),
-            _ => Ok(made),
+            Some(e) if self.sums.iter().all(Option::is_none) => Err(e),
+            _ => Ok(self),
         }
     }
 
-    /// The ranges, in bytes, of which a drive of `size` bytes gives samples; `None` for those that
-    /// it is too small for.
-    pub fn samples(size: u64) -> [Option<Range<u64>>; SAMPLES] {
+    /// The fixed ranges, in bytes, on a drive of `size` bytes; `None` where it is too small.
+    fn samples(size: u64) -> [Option<Range<u64>>; SAMPLES] {
         let head = |from: u64, to: u64| (from < size).then(|| from..to.min(size));
-        let len = SAMPLE.min(size);
         let inner = |quarters: u64| {
+            let len = SAMPLE.min(size);
             let at = size / 4 * quarters / BLOCK * BLOCK;
             (len > 0).then(|| at.min(size - len)..at.min(size - len) + len)
         };
@@ -119,7 +163,7 @@ impl Identity {
             inner(1),
             inner(2),
             inner(3),
-            inner(4),
+            (size > 0).then(|| size - END.min(size)..size),
         ]
     }
 
@@ -128,37 +172,57 @@ impl Identity {
         self.size
     }
 
+    /// Whether all of its samples are known.
+    pub fn is_whole(&self) -> bool {
+        let mut places = Self::samples(self.size).into_iter().zip(&self.sums);
+        places.all(|(range, sum)| range.is_none() || sum.is_some())
+            && self.regions.iter().all(|(_, sum)| sum.is_some())
+    }
+
+    /// The ranges, in bytes, of the samples that are known.
+    pub fn ranges(&self) -> Vec<Range<u64>> {
+        let known = Self::samples(self.size).into_iter().zip(&self.sums);
+        let known = known.filter_map(|(range, sum)| sum.and(range));
+        let others = self.regions.iter().filter(|(_, sum)| sum.is_some());
+        known.chain(others.flat_map(|(region, _)| region.pieces(self.size))).collect()
+    }
+
     /// Drops the samples of which `changed` says that we may have written to them ourselves.
     pub fn forget(&mut self, changed: impl Fn(Range<u64>) -> bool) {
-        for (n, range) in Self::samples(self.size).into_iter().enumerate() {
-            if range.is_some_and(&changed) {
-                self.known &= !(1 << n);
-            }
+        for (sum, range) in self.sums.iter_mut().zip(Self::samples(self.size)) {
+            *sum = sum.filter(|_| !range.is_some_and(&changed));
+        }
+        for (region, sum) in &mut self.regions {
+            *sum = sum.filter(|_| !region.pieces(self.size).any(&changed));
         }
     }
 
-    /// How the drive with the identity `now` compares with this one, stored earlier.
+    /// How the drive with the identity `now` compares with this one, stored earlier. A place at
+    /// which `now` has no sample, because it was not made [`alike`](Self::alike), does not count.
     pub fn compare(&self, now: &Self) -> Match {
-        let mut different = Vec::new();
-        let common = self.known & now.known;
+        let (mut different, mut compared) = (Vec::new(), 0);
         if self.size == now.size {
-            different.extend(
-                (0..SAMPLES)
-                    .filter(|n| common >> n & 1 == 1 && self.sums[*n] != now.sums[*n])
-                    .map(|n| NAMES[n].to_owned()),
-            );
+            let mut compare = |name: &dyn Fn() -> String, then: &Option<u32>, now: &Option<u32>| {
+                if let (Some(then), Some(now)) = (then, now) {
+                    compared += 1;
+                    different.extend((then != now).then(name));
+                }
+            };
+            for (n, (then, now)) in self.sums.iter().zip(&now.sums).enumerate() {
+                compare(&|| NAMES[n].to_owned(), then, now);
+            }
+            for (region, then) in &self.regions {
+                let name = || format!("{} at byte {}", region.kind.name(), region.sector * 512);
+                let now = now.regions.iter().find(|(r, _)| r == region);
+                compare(&name, then, &now.and_then(|(_, sum)| *sum));
+            }
         } else {
             different.push(format!("its size ({} bytes then, {} now)", self.size, now.size));
         }
         let named = self.kind != IdKind::Unknown && now.kind != IdKind::Unknown;
         let same_name = (self.kind, self.id) == (now.kind, now.id);
         if different.is_empty() {
-            return match (same_name || !named, common) {
-                (true, _) => Match::Same,
-                // Nothing speaks for it.
-                (false, 0) => Match::Other { what: "its id".into() },
-                (false, _) => Match::Moved,
-            };
+            return if same_name || !named { Match::Same } else { Match::Moved { compared } };
         }
         if named && !same_name {
             different.insert(0, "its id".into());
@@ -167,18 +231,25 @@ impl Identity {
         Match::Changed { what: different.join(" and ") }
     }
 
-    /// The stored form: version, kind of id, known samples, 0; 4 bytes of 0; size; id; sums; 4
-    /// bytes of 0; 4 bytes of CRC32C over all before.
+    /// The stored form, as `docs/format.md` draws it.
     pub fn encode(&self) -> [u8; Self::STORED] {
         let mut out = [0; Self::STORED];
-        out[..3].copy_from_slice(&[VERSION, self.kind as u8, self.known]);
+        out[..3].copy_from_slice(&[VERSION, self.kind as u8, self.regions.len() as u8]);
         out[8..16].copy_from_slice(&self.size.to_le_bytes());
         out[16..24].copy_from_slice(&self.id.to_le_bytes());
-        for (place, sum) in out[24..56].chunks_exact_mut(4).zip(self.sums) {
-            place.copy_from_slice(&sum.to_le_bytes());
+        for (n, sum) in self.sums.iter().enumerate() {
+            out[3] |= u8::from(sum.is_some()) << n;
+            let at = SUMS_AT + 4 * n;
+            out[at..at + 4].copy_from_slice(&sum.unwrap_or(0).to_le_bytes());
         }
-        let crc = crc_fast::crc32_iscsi(&out[..60]);
-        out[60..].copy_from_slice(&crc.to_le_bytes());
+        let places = out[REGIONS_AT..CRC_AT].chunks_exact_mut(REGION);
+        for (place, (region, sum)) in places.zip(&self.regions) {
+            place[..6].copy_from_slice(&region.sector.to_le_bytes()[..6]);
+            place[6..8].copy_from_slice(&[region.kind as u8, u8::from(sum.is_some())]);
+            place[8..].copy_from_slice(&sum.unwrap_or(0).to_le_bytes());
+        }
+        let crc = crc_fast::crc32_iscsi(&out[..CRC_AT]);
+        out[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
         out
     }
 
@@ -186,15 +257,25 @@ impl Identity {
     pub fn decode(stored: &[u8; Self::STORED]) -> Option<Self> {
         let u32_at = |at: usize| stored[at..at + 4].try_into().ok().map(u32::from_le_bytes);
         let u64_at = |at: usize| stored[at..at + 8].try_into().ok().map(u64::from_le_bytes);
-        if stored[0] != VERSION || u32_at(60)? != crc_fast::crc32_iscsi(&stored[..60]) {
+        let count = usize::from(stored[2]);
+        let fits = stored[0] == VERSION && count <= REGIONS;
+        if !fits || u32_at(CRC_AT)? != crc_fast::crc32_iscsi(&stored[..CRC_AT]) {
             return None;
         }
-        let mut sums = [0; SAMPLES];
+        let mut sums = [None; SAMPLES];
         for (n, sum) in sums.iter_mut().enumerate() {
-            *sum = u32_at(24 + 4 * n)?;
+            *sum = u32_at(SUMS_AT + 4 * n).filter(|_| stored[3] >> n & 1 == 1);
         }
+        let places = stored[REGIONS_AT..].chunks_exact(REGION).take(count);
+        let regions = places.enumerate().map(|(n, place)| {
+            let at = REGIONS_AT + REGION * n;
+            let sector = u64_at(at)? & 0xffff_ffff_ffff;
+            let region = Region { sector, kind: Kind::from_number(place[6])? };
+            Some((region, u32_at(at + 8).filter(|_| place[7] == 1)))
+        });
+        let regions = regions.collect::<Option<_>>()?;
         let kind = IdKind::from_number(stored[1])?;
-        Some(Self { kind, id: u64_at(16)?, size: u64_at(8)?, known: stored[2], sums })
+        Some(Self { kind, id: u64_at(16)?, size: u64_at(8)?, sums, regions })
     }
 }
 
@@ -282,7 +363,7 @@ mod tests {
         let (one, two) = (Memory::new(SIZE), Memory::new(SIZE));
         two.0.lock()[1080] = 99;
         let before = one.identity("one");
-        assert_eq!(before.compare(&one.identity("two")), Match::Moved);
+        assert_eq!(before.compare(&one.identity("two")), Match::Moved { compared: 8 });
         assert_eq!(before.compare(&one.identity("")), Match::Same);
         assert!(matches!(before.compare(&two.identity("one")), Match::Changed { .. }));
         assert!(matches!(before.compare(&two.identity("two")), Match::Other { .. }));
@@ -305,7 +386,70 @@ mod tests {
         assert_eq!(before.compare(&now), Match::Same);
         before.forget(|_| true);
         assert_eq!(before.compare(&now), Match::Same);
-        assert!(matches!(before.compare(&drive.identity("b")), Match::Other { .. }));
+        // Nothing but the size speaks for it.
+        assert_eq!(before.compare(&drive.identity("b")), Match::Moved { compared: 0 });
+        assert!(before.ranges().is_empty() && !before.is_whole());
+    }
+
+    /// A drive with a file system at each of these bytes, and a partition table that names those
+    /// that are not at a round place.
+    fn with_file_systems(at: &[usize]) -> Memory {
+        let drive = Memory(Mutex::new(vec![0; 16 << 20]));
+        for (n, &at) in at.iter().enumerate() {
+            let mut bytes = drive.0.lock();
+            bytes[at + 1080..at + 1082].copy_from_slice(&[0x53, 0xef]);
+            bytes[at + 1048] = 1;
+            if !at.is_power_of_two() {
+                let entry = 446 + 16 * n;
+                bytes[entry + 4] = 0x83;
+                bytes[entry + 8..entry + 12].copy_from_slice(&(at as u32 / 512).to_le_bytes());
+                bytes[entry + 12..entry + 16].copy_from_slice(&2048u32.to_le_bytes());
+                bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
+            }
+        }
+        drive
+    }
+
+    #[test]
+    fn a_mount_of_a_part_of_the_drive_is_a_change() {
+        let starts = [3 << 20, (5 << 20) + 512, 2 << 20];
+        let drive = with_file_systems(&starts);
+        let before = drive.identity("a");
+        for at in starts {
+            // Its mount count, and something that no superblock is near.
+            for (byte, changes) in [(at + 1076, true), (at + 20_000, false)] {
+                drive.0.lock()[byte] ^= 1;
+                let now = before.alike(&drive, &StableId::given("a")).unwrap();
+                let found = before.compare(&now);
+                let said = what(&found).contains("superblock of the");
+                assert_eq!(said, changes, "{byte}: {found:?}");
+                drive.0.lock()[byte] ^= 1;
+            }
+        }
+        assert_eq!(Identity::decode(&before.encode()), Some(before));
+    }
+
+    #[test]
+    fn what_was_forgotten_is_renewed_with_what_is_new() {
+        let drive = with_file_systems(&[3 << 20, 2 << 20]);
+        let mut identity = drive.identity("a");
+        assert!(identity.is_whole());
+        let touched = |range: Range<u64>| range.contains(&((3 << 20) + 1024));
+        identity.forget(touched);
+        assert!(!identity.is_whole() && !identity.ranges().into_iter().any(touched));
+        assert!(identity.ranges().iter().any(|range| range.start == 2 << 20));
+        // Another partition was made meanwhile, and one of them was mounted.
+        {
+            let other = with_file_systems(&[3 << 20, 7 << 20]);
+            let mut bytes = drive.0.lock();
+            bytes[..512].copy_from_slice(&other.0.lock()[..512]);
+            bytes[(7 << 20) + 1080..(7 << 20) + 1082].copy_from_slice(&[0x53, 0xef]);
+            bytes[(3 << 20) + 1076] = 5;
+        }
+        identity.forget(|range| range.start == 0);
+        let renewed = identity.renewed(&drive).unwrap();
+        assert_eq!(renewed, drive.identity("a"));
+        assert!(renewed.ranges().iter().any(|range| range.start == 7 << 20));
     }
 
     #[test]
@@ -326,7 +470,7 @@ mod tests {
         let identity = Memory::new(SIZE).identity("a");
         let stored = identity.encode();
         assert_eq!(Identity::decode(&stored), Some(identity));
-        for bit in 0..stored.len() * 8 {
+        for bit in (0..REGIONS_AT * 8).chain(CRC_AT * 8..stored.len() * 8) {
             let mut damaged = stored;
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Identity::decode(&damaged), None, "bit {bit}");

@@ -11,6 +11,7 @@
 
 use super::{Arena, PAGE};
 use crate::error::{Context, Error, Result};
+use crate::remedy;
 use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, Mode, OFlags, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -149,8 +150,8 @@ fn fit(file: Arc<OwnedFd>, name: &str, len: usize) -> Result<Arc<OwnedFd>> {
 }
 
 fn strange(why: String) -> Error {
-    Error::failure(format!("the memory that was kept {why}: it is of another version or volume"))
-        .mend("go on with the program that made it, or give it up (`ztier down NAME --discard`)")
+    Error::would_lose(format!("the memory that was kept {why}: it is of another version or volume"))
+        .mend(remedy::KEPT_ELSEWHERE)
 }
 
 /// The root of a file system in memory that nothing but this descriptor refers to, and whose pages

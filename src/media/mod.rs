@@ -5,13 +5,19 @@
 
 mod arena;
 mod buffer;
+mod claims;
+mod contents;
 mod drive;
+mod failures;
 mod file_drive;
 mod flushes;
 mod holder;
 mod identity;
+mod layers;
 mod lender;
+mod loops;
 mod memory;
+pub mod mounts;
 mod pool;
 pub mod ring;
 mod signature;
@@ -24,15 +30,17 @@ mod words;
 pub use arena::Arena;
 pub use buffer::Buffer;
 pub use drive::{ALIGN, Action, Drive, DriveError};
-pub use file_drive::{Access, FileDrive};
+pub use failures::{Alarm, Failures};
+pub use file_drive::{Access, FileDrive, common_layer};
 pub use identity::{Identity, Match};
 pub use lender::Lender;
+pub use loops::LoopInfo;
 pub use memory::Memory;
 pub use pool::{Frame, Pool};
 pub use ring::{Completion, Ring, Submission, Waker};
 pub use signature::Signature;
-pub use stable_id::{IdKind, StableId};
-pub use witness::witness;
+pub use stable_id::{IdKind, Place, StableId};
+pub use witness::Witness;
 pub use words::Words;
 
 /// Bytes in a page of the machine; x86-64 and the usual aarch64 kernels have this size.

@@ -1,13 +1,17 @@
 //! What a drive is called by itself, whatever name or number the system gives it today.
 //!
-//! Invariants: the same drive has the same id after a restart and on another port; the id is read
-//! from `/sys` and from the file's own attributes, never from the drive's content, which
-//! [`super::Identity`] adds. A drive that has no such name (a virtual disk without a serial number)
-//! has the id [`IdKind::Unknown`], which says nothing.
+//! Invariants: the same drive has the same id after a restart, on another port, and by each path to
+//! it: a loop device on a whole file has the file's id, a partition of that device the id of that
+//! part of the file. The id is read from `/sys` and from the file's own
+//! attributes, never from the drive's content, which [`super::Identity`] adds. A drive that has no
+//! such name (a virtual disk without a serial number) has the id [`IdKind::Unknown`], which says
+//! nothing.
 
 use super::file_drive::FileDrive;
+use super::layers::{Base, Layer};
 use super::sysfs;
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 
 /// Where an id comes from. The numbers are stored.
@@ -22,7 +26,7 @@ pub enum IdKind {
     Disk = 2,
     /// A place on a disk, or the unique id of a partition.
     Partition = 3,
-    /// The file behind a loop device.
+    /// A part of a regular file, behind a loop device.
     Loop = 4,
     /// A regular file: inode and birth time.
     File = 5,
@@ -56,10 +60,7 @@ impl StableId {
 
     /// The id of a block device or file, as well as this system tells.
     pub fn of(drive: &FileDrive) -> Self {
-        let found = match drive.device_number() {
-            Some(number) => sysfs::dir_of(number).and_then(|dir| device_id(&dir)),
-            None => file_id(drive.fd(), Path::new("")).map(|text| (IdKind::File, text)),
-        };
+        let found = lowest(drive).and_then(|lowest| layer_id(drive, lowest));
         found.map_or_else(Self::unknown, |(kind, text)| Self { kind, text })
     }
 
@@ -82,36 +83,89 @@ impl StableId {
     }
 }
 
-/// The id of the device that a directory of `/sys` describes.
-fn device_id(dir: &Path) -> Option<(IdKind, String)> {
-    if !sysfs::is_partition(dir) {
-        return disk_id(dir);
-    }
-    // By its place if the disk is known. `PARTUUID` is newer than many kernels, and an id must not
-    // change because the kernel did.
-    let start = sysfs::line(&dir.join("start"))?;
-    let placed = dir.parent().and_then(disk_id).map(|(_, disk)| format!("{disk} from {start}"));
-    let text = placed.or_else(|| sysfs::event(dir, "PARTUUID"))?;
-    Some((IdKind::Partition, text))
+/// The bytes of a disk or file that a drive is, to find overlaps between drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// The id of a disk or file, as a number.
+    pub of: u64,
+    /// The first byte.
+    pub from: u64,
+    /// The byte behind the last one.
+    pub to: u64,
 }
 
-fn disk_id(dir: &Path) -> Option<(IdKind, String)> {
-    if let Some(file) = sysfs::loop_file(dir) {
-        let offset = sysfs::line(&dir.join("loop/offset")).unwrap_or_default();
-        return Some((IdKind::Loop, format!("{} from {offset}", file_id(CWD, &file)?)));
+impl Place {
+    /// The place of a drive, if its disk or file has an id.
+    pub fn of(drive: &FileDrive) -> Option<Self> {
+        let lowest = lowest(drive)?;
+        let of = crc_fast::crc64_nvme(base_id(drive, lowest)?.as_bytes());
+        Some(Self { of, from: lowest.bytes.start, to: lowest.bytes.end })
     }
-    let names =
-        ["wwid", "device/wwid", "serial", "device/serial", "device/cid", "dm/uuid", "md/uuid"];
-    let text = names.iter().find_map(|name| sysfs::line(&dir.join(name)))?;
-    Some((IdKind::Disk, text))
+
+    /// Whether two have bytes in common.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.of == other.of && self.from < other.to && other.from < self.to
+    }
+}
+
+/// The lowest layer that is the drive and nothing else.
+fn lowest(drive: &FileDrive) -> Option<&Layer> {
+    drive.layers().iter().take_while(|layer| !layer.shared).last()
+}
+
+/// The id of a layer's base.
+fn base_id(drive: &FileDrive, layer: &Layer) -> Option<String> {
+    match layer.base {
+        Base::File(_, inode) if drive.device_number().is_none() => {
+            file_id(drive.fd(), Path::new(""), inode)
+        }
+        Base::File(_, inode) => file_id(CWD, &layer.name, inode),
+        Base::Disk(number) => {
+            let dir = sysfs::dir_of(number)?;
+            let names = [
+                "wwid",
+                "device/wwid",
+                "serial",
+                "device/serial",
+                "device/cid",
+                "dm/uuid",
+                "md/uuid",
+            ];
+            names.iter().find_map(|name| sysfs::line(&dir.join(name)))
+        }
+    }
+}
+
+fn layer_id(drive: &FileDrive, layer: &Layer) -> Option<(IdKind, String)> {
+    let start = layer.bytes.start;
+    let base = base_id(drive, layer);
+    match (layer.base, base) {
+        (Base::File(..), Some(file)) if start == 0 => Some((IdKind::File, file)),
+        (Base::File(..), Some(file)) => Some((IdKind::Loop, format!("{file} from {start}"))),
+        // By its place if the disk is known. `PARTUUID` is newer than many kernels, and an id must
+        // not change because the kernel did.
+        (Base::Disk(_), Some(disk)) if layer.number.is_some_and(is_part) || start > 0 => {
+            Some((IdKind::Partition, format!("{disk} from {}", start / 512)))
+        }
+        (Base::Disk(_), Some(disk)) => Some((IdKind::Disk, disk)),
+        (Base::Disk(_), None) => {
+            let part = sysfs::dir_of(layer.number.filter(|number| is_part(*number))?)?;
+            Some((IdKind::Partition, sysfs::event(&part, "PARTUUID")?))
+        }
+        (Base::File(..), None) => None,
+    }
+}
+
+fn is_part(number: u64) -> bool {
+    sysfs::dir_of(number).is_some_and(|dir| sysfs::is_partition(&dir))
 }
 
 /// Inode and birth time, which no other file shares. Without a birth time, the device number, which
-/// a restart may change, has to do.
-fn file_id(at: impl rustix::fd::AsFd, path: &Path) -> Option<String> {
+/// a restart may change, has to do. Nothing if the name leads to another file.
+fn file_id(at: impl rustix::fd::AsFd, path: &Path, inode: u64) -> Option<String> {
     let want = StatxFlags::INO | StatxFlags::BTIME;
-    let found = statx(at, path, AtFlags::EMPTY_PATH, want).ok()?;
-    let (inode, born) = (found.stx_ino, found.stx_btime);
+    let found = statx(at, path, AtFlags::EMPTY_PATH, want).ok().filter(|f| f.stx_ino == inode)?;
+    let born = found.stx_btime;
     Some(if StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME) {
         format!("inode {inode} of {}.{:09}", born.tv_sec, born.tv_nsec)
     } else {

@@ -5,9 +5,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// Where the kernel's own tree is.
+pub(super) const SYS: &str = "/sys";
+
 /// The directory of a device number, by its real name (`/sys/devices/…/sda/sda1`).
 pub(super) fn dir_of(number: u64) -> Option<PathBuf> {
-    fs::canonicalize(format!("/sys/dev/block/{}", text_of(number))).ok()
+    dir_in(Path::new(SYS), number)
+}
+
+/// The same in a tree like the kernel's.
+pub(super) fn dir_in(sys: &Path, number: u64) -> Option<PathBuf> {
+    fs::canonicalize(sys.join("dev/block").join(text_of(number))).ok()
 }
 
 /// A device number as the kernel's tables write it: `8:1`.
@@ -20,6 +28,17 @@ pub(super) fn number_in(dir: &Path) -> Option<u64> {
     let text = line(&dir.join("dev"))?;
     let (major, minor) = text.split_once(':')?;
     Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// The node of a directory's device, where the kernel puts it.
+pub(super) fn node_of(dir: &Path) -> PathBuf {
+    // A name with `/` in it (`cciss/c0d0`) has `!` there.
+    Path::new("/dev").join(name(dir).replace('!', "/"))
+}
+
+/// The number in a file of one line.
+pub(super) fn count(path: &Path) -> Option<u64> {
+    line(path)?.parse().ok()
 }
 
 /// The first line of a file, without blanks around it; `None` when it is empty.
@@ -40,11 +59,15 @@ pub(super) fn is_partition(dir: &Path) -> bool {
     dir.join("partition").exists()
 }
 
+/// The directory of the disk that a device is, or is a partition of.
+pub(super) fn disk_of(dir: &Path) -> &Path {
+    if is_partition(dir) { dir.parent().unwrap_or(dir) } else { dir }
+}
+
 /// Whether the device of a directory takes discards.
 pub(super) fn discards(dir: &Path) -> bool {
-    let disk = if is_partition(dir) { dir.parent().unwrap_or(dir) } else { dir };
-    let most = line(&disk.join("queue/discard_max_bytes")).and_then(|text| text.parse().ok());
-    most.is_some_and(|bytes: u64| bytes > 0)
+    let disk = disk_of(dir);
+    count(&disk.join("queue/discard_max_bytes")).is_some_and(|bytes| bytes > 0)
 }
 
 /// The file behind the loop device of a directory, as the kernel names it.

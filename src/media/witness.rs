@@ -1,17 +1,23 @@
-//! What shows that nobody has written to a drive since we let go of it.
+//! Change counters: whether a drive was written to since the last volume on it went down.
 //!
-//! The content of a drive can't be compared without reading it. But within one boot the kernel
-//! counts what is written to a block device, and notes when a file was changed. A witness is a
-//! number that stands for all of that: if it is the same later, nothing was written. Invariants:
-//! where something is not known for certain there is no witness; so there is none of drives that
-//! are not known to be this machine's alone, of files on file systems that do not tell all changes,
-//! and across a boot, because what was noted before a crash may have been lost while what was
-//! written was not.
+//! Comparing the content would mean to read all of it. But within one boot the kernel counts the
+//! sectors that are written to a block device, and notes when a file was changed. A witness gives
+//! two answers, and neither is the negation of the other:
+//!
+//! - *sure*: nothing was written, also not past the device or through mapped memory. Given only
+//!   where that is certain: not for drives that other machines may write to, nor for files on file
+//!   systems that do not note every change.
+//! - *changed*: this drive was written to. Given only where nothing else explains it: a stacked
+//!   device goes by its own counters, a file by the time of its content, not of its inode.
+//!
+//! Invariant: after a reboot, or on another drive, it gives neither answer: a crash may lose a
+//! time stamp and keep the write.
 
 use super::buffer::Buffer;
 use super::drive::{ALIGN, Drive};
 use super::file_drive::FileDrive;
-use super::sysfs;
+use super::layers::Base;
+use super::sysfs::{self, disk_of};
 use std::fs;
 use std::iter;
 use std::os::unix::fs::MetadataExt;
@@ -21,6 +27,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// File systems that note each change of a file at once, also one through mapped memory: ext2 to 4,
 /// XFS, btrfs and F2FS, by their numbers.
 const NOTING: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
+/// Other local file systems, on which a changed time means a write, but not every write changes it:
+/// tmpfs, overlayfs.
+const TELLING: [u64; 2] = [0x0102_1994, 0x794c_7630];
 /// A file that was changed less than this ago could be changed again without that being noted: the
 /// kernel's clock for it ticks at least each 10 ms.
 const TICKS: Duration = Duration::from_millis(50);
@@ -32,23 +41,136 @@ const DEEP: u32 = 8;
 /// Times that counters are read, until they stand still.
 const TRIES: u32 = 5;
 
-/// The witness of a drive that has nothing to write any more; `None`: nothing would show a change.
-/// Waits a moment if the drive was changed just now.
-#[must_use]
-pub fn witness(drive: &FileDrive) -> Option<u64> {
-    let boot = sysfs::line(Path::new("/proc/sys/kernel/random/boot_id"))?;
-    let text = match drive.device_number() {
-        None => of_file(&fs::File::from(drive.reopen().ok()?))?,
-        Some(number) => {
-            let dir = sysfs::dir_of(number)?;
-            if sysfs::loop_file(disk_of(&dir)).is_none() && !counts(drive, &dir) {
-                return None;
-            }
-            of_device(&dir, DEEP)?
+/// The change counters of a drive at one moment, each as a checksum of a text; 0: unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Witness {
+    /// The boot, and the object whose changes are counted.
+    pub scope: u64,
+    /// Equal only if nothing was written.
+    pub sure: u64,
+    /// Different, in the same scope, only if something was written.
+    pub written: u64,
+}
+
+impl Witness {
+    /// The counters of a drive. Waits up to 50 ms if the drive was changed just now.
+    #[must_use]
+    pub fn of(drive: &FileDrive) -> Self {
+        let Some(boot) = sysfs::line(Path::new("/proc/sys/kernel/random/boot_id")) else {
+            return Self::default();
+        };
+        let sure = sure(drive).map(|text| format!("{} {text}", drive.size()));
+        let (scope, written) = changes(drive).unzip();
+        Self {
+            scope: number(&boot, scope),
+            sure: number(&boot, sure),
+            written: number(&boot, written),
         }
-    };
+    }
+
+    /// Whether nothing was written between the two for certain.
+    #[must_use]
+    pub fn is_sure(&self, now: &Self) -> bool {
+        self.sure != 0 && self.sure == now.sure
+    }
+
+    /// Whether something was written between the two for certain.
+    #[must_use]
+    pub fn is_changed(&self, now: &Self) -> bool {
+        let counted = self.written != 0 && now.written != 0;
+        counted && self.scope != 0 && self.scope == now.scope && self.written != now.written
+    }
+}
+
+fn number(boot: &str, text: Option<String>) -> u64 {
     // 0 means that there is none.
-    Some(crc_fast::crc64_nvme(format!("{boot} {} {text}", drive.size()).as_bytes()).max(1))
+    text.map_or(0, |text| crc_fast::crc64_nvme(format!("{boot} {text}").as_bytes()).max(1))
+}
+
+/// The text behind [`Witness::sure`].
+fn sure(drive: &FileDrive) -> Option<String> {
+    let Some(number) = drive.device_number() else {
+        return of_file(&fs::File::from(drive.reopen().ok()?));
+    };
+    let dir = sysfs::dir_of(number)?;
+    if sysfs::loop_file(disk_of(&dir)).is_none() && !counts(drive, &dir) {
+        return None;
+    }
+    of_device(&dir, DEEP)
+}
+
+/// The texts behind [`Witness::scope`] and [`Witness::written`].
+fn changes(drive: &FileDrive) -> Option<(String, String)> {
+    let lowest = drive.layers().last()?;
+    let is_file = matches!(lowest.base, Base::File(..)) && lowest.bytes == (0..u64::MAX);
+    if is_file && !lowest.shared {
+        let file = match drive.device_number() {
+            None => fs::File::from(drive.reopen().ok()?),
+            Some(_) => fs::File::open(&lowest.name).ok()?,
+        };
+        return file_changes(&file, lowest.base);
+    }
+    // Other programs may write to other parts of a file, a disk, or a member of a stacked device.
+    device_changes(&sysfs::dir_of(drive.device_number()?)?)
+}
+
+fn file_changes(file: &fs::File, base: Base) -> Option<(String, String)> {
+    let kind = rustix::fs::fstatfs(file).ok()?.f_type as u64;
+    let found = || {
+        let stat = file.metadata().ok()?;
+        (Base::File(stat.dev(), stat.ino()) == base).then_some(stat)
+    };
+    if !NOTING.contains(&kind) && !TELLING.contains(&kind) {
+        return None;
+    }
+    let stat = found()?;
+    settle(stat.mtime(), stat.mtime_nsec());
+    let stat = found()?;
+    let scope = format!("file {} {}", stat.dev(), stat.ino());
+    Some((scope, format!("{} {}.{}", stat.size(), stat.mtime(), stat.mtime_nsec())))
+}
+
+fn device_changes(dir: &Path) -> Option<(String, String)> {
+    // Not those of the rest of a disk: under load their difference is not read at one moment.
+    Some((format!("device {} {}", dir.display(), life(dir)?), format!("{:?}", written(dir)?)))
+}
+
+/// Changes when counters start again at 0: with the disk, the partition, or its neighbours. `None`
+/// if the counters do not cover every change.
+fn life(dir: &Path) -> Option<String> {
+    let disk = disk_of(dir);
+    let zoned = sysfs::line(&disk.join("queue/zoned"));
+    // Zones are reset without a sector being written.
+    let counts = zoned.is_none_or(|kind| kind == "none");
+    if !counts || sysfs::line(&disk.join("queue/iostats"))? != "1" {
+        return None;
+    }
+    let mut text = sysfs::line(&disk.join("diskseq"))?;
+    if disk != dir {
+        let parts = sysfs::entries(disk).filter(|dir| sysfs::is_partition(dir));
+        let mut inodes: Vec<_> = parts.map(|dir| Some(fs::metadata(dir).ok()?.ino())).collect();
+        inodes.sort_unstable();
+        text += &format!(" {inodes:?}");
+    }
+    Some(text)
+}
+
+/// The counters of a device; for a partition, also of the rest of its disk.
+fn own_changes(dir: &Path) -> Option<String> {
+    let mut text = format!("{:?}", written(dir)?);
+    if disk_of(dir) != dir {
+        text += &format!(" past it {:?}", past_partitions(disk_of(dir))?);
+    }
+    Some(text)
+}
+
+/// Waits until the next change of a file will have a later time than the last one.
+fn settle(seconds: i64, nanoseconds: i64) -> Option<()> {
+    let changed = Duration::new(seconds as u64, nanoseconds as u32);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+    // A clock that was put back says nothing.
+    std::thread::sleep(TICKS.saturating_sub(now.checked_sub(changed)?));
+    Some(())
 }
 
 /// What a file is, and when it was changed.
@@ -62,11 +184,7 @@ fn of_file(file: &fs::File) -> Option<String> {
         let fine = stat.ctime_nsec() != 0 && stat.mtime_nsec() != 0;
         fine.then_some(stat)
     };
-    let changed = Duration::new(found()?.ctime() as u64, found()?.ctime_nsec() as u32);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
-    // A clock that was put back says nothing.
-    let ago = now.checked_sub(changed)?;
-    std::thread::sleep(TICKS.saturating_sub(ago));
+    settle(found()?.ctime(), found()?.ctime_nsec())?;
     let stat = found()?;
     let disk = sysfs::dir_of(stat.dev()).map(|dir| sequence(&dir)).unwrap_or_default();
     Some(format!(
@@ -86,11 +204,6 @@ fn sequence(dir: &Path) -> String {
     sysfs::line(&disk_of(dir).join("diskseq")).unwrap_or_default()
 }
 
-/// The disk that a device is, or is a partition of.
-fn disk_of(dir: &Path) -> &Path {
-    if sysfs::is_partition(dir) { dir.parent().unwrap_or(dir) } else { dir }
-}
-
 /// What was written to a device so far, and to those below it.
 fn of_device(dir: &Path, deep: u32) -> Option<String> {
     if deep == 0 {
@@ -100,14 +213,10 @@ fn of_device(dir: &Path, deep: u32) -> Option<String> {
     if let Some(file) = sysfs::loop_file(disk) {
         return of_file(&fs::File::open(file).ok()?);
     }
-    if !is_own(disk) || sysfs::line(&disk.join("queue/iostats"))? != "1" {
+    if !is_own(disk) {
         return None;
     }
-    let seq = sysfs::line(&disk.join("diskseq"))?;
-    let mut text = format!("device {} {seq} {:?}", dir.display(), written(dir)?);
-    if disk != dir {
-        text += &format!(" past it {:?}", past_partitions(disk)?);
-    }
+    let mut text = format!("device {} {} {}", dir.display(), life(dir)?, own_changes(dir)?);
     for below in sysfs::entries(&disk.join("slaves")) {
         text += &format!(" over {}", of_device(&fs::canonicalize(below).ok()?, deep - 1)?);
     }
@@ -161,10 +270,11 @@ fn are_pcie(controllers: impl Iterator<Item = PathBuf>) -> bool {
     ways.peek().is_some() && ways.all(|way| way.as_deref() == Some("pcie"))
 }
 
-/// Writes, sectors of them, discards, sectors of those.
-fn written(dir: &Path) -> Option<[u64; 4]> {
+/// Sectors that were written, and that were discarded. Not how often: a flush is counted as a write
+/// of no sectors.
+fn written(dir: &Path) -> Option<[u64; 2]> {
     let all = numbers(dir)?;
-    Some([*all.get(4)?, *all.get(6)?, *all.get(11)?, *all.get(13)?])
+    Some([*all.get(6)?, *all.get(13)?])
 }
 
 fn numbers(dir: &Path) -> Option<Vec<u64>> {
@@ -173,7 +283,7 @@ fn numbers(dir: &Path) -> Option<Vec<u64>> {
 }
 
 /// What was written to a disk and not to one of its partitions.
-fn past_partitions(disk: &Path) -> Option<[i64; 4]> {
+fn past_partitions(disk: &Path) -> Option<[i64; 2]> {
     let once = || {
         let mut past = written(disk)?.map(u64::cast_signed);
         for part in sysfs::entries(disk).filter(|dir| sysfs::is_partition(dir)) {
@@ -207,10 +317,11 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::media::Access;
-    use std::os::unix::fs::{FileExt, symlink};
+    use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 
     fn of(path: &Path) -> Option<u64> {
-        witness(&FileDrive::open(path, Access::ReadOnly).unwrap())
+        let witness = Witness::of(&FileDrive::open(path, Access::ReadOnly).unwrap());
+        (witness.sure != 0).then_some(witness.sure)
     }
 
     #[test]
@@ -234,6 +345,80 @@ mod tests {
         let times = fs::FileTimes::new().set_modified(UNIX_EPOCH + Duration::from_millis(1));
         file.set_times(times).unwrap();
         assert!(of(&path).is_some() && of(&path) != second);
+    }
+
+    #[test]
+    fn a_file_is_changed_by_what_is_written_and_not_by_its_name_mode_or_owner() {
+        for dir in [tempfile::tempdir(), tempfile::tempdir_in("/dev/shm")].into_iter().flatten() {
+            let (path, other) = (dir.path().join("a"), dir.path().join("b"));
+            let file = fs::File::create(&path).unwrap();
+            file.write_all_at(&[1; 8192], 0).unwrap();
+            let of = |path: &Path| Witness::of(&FileDrive::open(path, Access::ReadOnly).unwrap());
+            let first = of(&path);
+            if first.written == 0 {
+                eprintln!("skipped: this file system tells nothing of changes");
+                continue;
+            }
+            fs::read(&path).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            fs::rename(&path, &other).unwrap();
+            fs::hard_link(&other, &path).unwrap();
+            assert!(!first.is_changed(&of(&other)) && !first.is_changed(&of(&path)));
+            // At once, and the same bytes.
+            file.write_all_at(&[1], 8191).unwrap();
+            let second = of(&path);
+            assert!(first.is_changed(&second) && !first.is_sure(&second));
+            file.set_len(12288).unwrap();
+            assert!(second.is_changed(&of(&path)));
+            // A copy is another file.
+            fs::copy(&other, dir.path().join("c")).unwrap();
+            assert!(!second.is_changed(&of(&dir.path().join("c"))));
+        }
+    }
+
+    #[test]
+    fn a_device_is_changed_by_what_is_counted_on_itself() {
+        let root = tempfile::tempdir().unwrap();
+        let (above, below) = (root.path().join("dm-0"), root.path().join("sda"));
+        device(&below, [0, 7, 0]);
+        stack(&above, "dm", &[&below]);
+        let of = |dir: &Path| {
+            let (scope, written) = device_changes(dir).unwrap();
+            Witness {
+                scope: number("b", Some(scope)),
+                sure: 0,
+                written: number("b", Some(written)),
+            }
+        };
+        let before = of(&above);
+        // A write to a sibling on the same disk.
+        device(&below, [0, 8, 0]);
+        assert!(!before.is_changed(&of(&above)));
+        counted(&above, [9, 5, 0]);
+        assert!(!before.is_changed(&of(&above)), "reading changes nothing");
+        for changed in [[0, 6, 0], [0, 5, 1]] {
+            counted(&above, changed);
+            assert!(before.is_changed(&of(&above)), "{changed:?}");
+        }
+        // A partition that was removed and added again starts at 0.
+        let (disk, part) = (root.path().join("vda"), root.path().join("vda/vda1"));
+        device(&disk, [0, 30, 0]);
+        let make = |written: u64| {
+            counted(&part, [0, written, 0]);
+            fs::write(part.join("partition"), "1\n").unwrap();
+            of(&part)
+        };
+        let one = make(10);
+        assert!(one.is_changed(&make(11)));
+        fs::rename(&part, disk.join("away")).unwrap();
+        let again = make(0);
+        fs::remove_dir_all(disk.join("away")).unwrap();
+        assert!(!one.is_changed(&again));
+        // A device with the same name is another one.
+        fs::write(above.join("diskseq"), "10\n").unwrap();
+        assert!(!before.is_changed(&of(&above)));
+        fs::write(above.join("queue/iostats"), "0\n").unwrap();
+        assert_eq!(device_changes(&above), None);
     }
 
     /// A directory like the kernel's for a virtual machine's disk.
@@ -267,6 +452,13 @@ mod tests {
 
     #[test]
     fn whatever_is_written_to_a_device_shows_in_its_counters() {
+        // A flush is counted as a write, of nothing.
+        let flushed = |dir: &Path| {
+            let stat = fs::read_to_string(dir.join("stat")).unwrap();
+            let flushed = stat.replace(" 50 0 ", " 51 0 ");
+            assert_ne!(stat, flushed);
+            fs::write(dir.join("stat"), flushed).unwrap();
+        };
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("sda");
         device(&dir, [100, 50, 5]);
@@ -274,6 +466,8 @@ mod tests {
         assert!(before.is_some());
         device(&dir, [200, 50, 5]);
         assert_eq!(of_device(&dir, DEEP), before, "reading changes nothing");
+        flushed(&dir);
+        assert_eq!(of_device(&dir, DEEP), before, "flushing changes nothing");
         for changed in [[100, 51, 5], [100, 50, 6]] {
             device(&dir, changed);
             assert_ne!(of_device(&dir, DEEP), before, "{changed:?}");
@@ -341,6 +535,11 @@ mod tests {
         device(&dir, [1, 1, 1]);
         fs::write(dir.join("stat"), "1 2 3\n").unwrap();
         assert_eq!(of_device(&dir, DEEP), None, "a kernel that does not count discards");
+        device(&dir, [1, 1, 1]);
+        fs::write(dir.join("queue/zoned"), "host-aware\n").unwrap();
+        assert_eq!(of_device(&dir, DEEP), None, "zones are reset without a count");
+        fs::write(dir.join("queue/zoned"), "none\n").unwrap();
+        assert!(of_device(&dir, DEEP).is_some());
     }
 
     fn is_witnessed(dir: &Path) -> bool {

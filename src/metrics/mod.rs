@@ -8,6 +8,7 @@
 mod describe;
 mod http;
 mod metric;
+mod of_log;
 mod serve;
 mod table;
 mod text;

@@ -4,11 +4,15 @@
 //! The historic layouts (`ramzswap`, `zramconfig`, `zram`) are only other ways to print it.
 
 mod distribution;
+pub mod drives;
+pub mod health;
 pub mod histogram;
 pub mod layout;
 pub mod time;
 
 pub use distribution::{Distribution, Latencies, Spent};
+
+pub use health::{About, Health, Trouble};
 
 use serde::{Deserialize, Serialize};
 
@@ -189,7 +193,8 @@ pub struct Stats {
     /// Requests to the spill device that failed.
     #[serde(default)]
     pub spill_errors: u64,
-    /// Whether the spill device failed to take something; then nothing more goes down.
+    /// Whether the spill device failed to take what it was given last: it is tried again in at most
+    /// a minute.
     #[serde(default)]
     pub spill_failed: bool,
 
@@ -200,9 +205,18 @@ pub struct Stats {
     /// and count.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log_lost_blocks: Vec<(u64, u64)>,
+    /// Whether somebody has taken note of all of those.
+    #[serde(default)]
+    pub log_loss_noted: bool,
     /// The copies of a backing store's blocks, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheStats>,
+    /// Drives on which something has failed, since the daemon began.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drives: Vec<drives::Failing>,
+    /// How the volume is, in one word.
+    #[serde(default)]
+    pub health: Health,
 }
 
 impl Stats {

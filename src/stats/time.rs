@@ -1,4 +1,4 @@
-//! Moments in words: RFC 3339, in UTC.
+//! Moments in words: RFC 3339, in UTC. A time of before 2001 is none: nobody had set the clock.
 
 /// Seconds since 1970 as `2026-11-21T14:03:05Z`; the calendar is Howard Hinnant's
 /// `civil_from_days`.
@@ -16,6 +16,14 @@ pub fn rfc3339(unix_s: u64) -> String {
     format!("{year:04}-{month:02}-{of_month:02}T{hour:02}:{minute:02}:{:02}Z", second % 60)
 }
 
+/// An earlier time, in seconds since 1970, means that nobody had set the clock.
+const CLOCK_SET: u64 = 978_307_200;
+
+/// The same after a word like ` at` or ` since`; nothing if the machine did not know the time.
+pub fn with(word: &str, unix_s: u64) -> String {
+    if unix_s < CLOCK_SET { String::new() } else { format!("{word} {}", rfc3339(unix_s)) }
+}
+
 /// Now, in seconds since 1970.
 pub fn now() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -24,7 +32,13 @@ pub fn now() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::rfc3339;
+    use super::{rfc3339, with};
+
+    #[test]
+    fn a_machine_without_a_clock_tells_no_time() {
+        assert_eq!(with(" since", 1_709_251_199), " since 2024-02-29T23:59:59Z");
+        assert_eq!((with(" since", 0), with(" at", 12)), (String::new(), String::new()));
+    }
 
     #[test]
     fn moments_of_leap_years_and_others() {

@@ -11,6 +11,7 @@ use super::RESERVE_SEGMENTS;
 use super::budget::{Budget, Taker};
 use crate::error::{Error, Result};
 use crate::media::{Arena, Memory};
+use crate::remedy;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
@@ -69,8 +70,10 @@ impl Frames {
         taken.sort_unstable();
         let fresh = taken.last().map_or(0, |last| last + 1);
         if fresh > self.count {
-            return Err(Error::failure("the memory that was kept names frames that are not there")
-                .mend("give it up (`ztier down NAME --discard`)"));
+            return Err(Error::would_lose(
+                "the memory that was kept names frames that are not there",
+            )
+            .mend(remedy::KEPT_BROKEN));
         }
         let there: Vec<_> = self.arena.present().collect();
         let is_taken = |frame: usize| taken.binary_search(&(frame as u32)).is_ok();

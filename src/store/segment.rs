@@ -19,6 +19,7 @@ use super::log::Reservation;
 use super::planted::{Bug, on};
 use crate::error::{Error, Result};
 use crate::media::{Memory, Words};
+use crate::remedy;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashSet;
@@ -434,11 +435,11 @@ impl Segments {
                 Some(Place::Slot(slot)) => ("slot", slot < self.slots && slots.insert(slot)),
             };
             if !is_possible {
-                return Err(Error::failure(format!(
+                return Err(Error::would_lose(format!(
                     "the memory that was kept contradicts itself: segment {segment} has a {what} \
                      that cannot be"
                 ))
-                .mend("give it up (`ztier down NAME --discard`)"));
+                .mend(remedy::KEPT_BROKEN));
             }
             left.push(place.map(|place| Left { place, settled }));
         }

@@ -19,7 +19,7 @@ use super::policy::{self, CHILL, Candidate};
 use super::ram::Ram;
 use super::spill::{Spill, SpillCounts, SpillTo};
 use crate::BLOCK_SIZE;
-use crate::media::{ALIGN, Buffer};
+use crate::media::{ALIGN, Buffer, Failures};
 use crate::store::budget::Taker;
 use crate::store::planted::{Bug, on};
 use crate::store::segment::Sealed;
@@ -99,7 +99,12 @@ impl Ram {
         self.lower().map(|lower| lower.spill.counts())
     }
 
-    /// Whether the spill device failed to take something.
+    /// What has failed on the spill device.
+    pub fn spill_failures(&self) -> Option<&Failures> {
+        self.lower().and_then(|lower| lower.spill.failures())
+    }
+
+    /// Whether the spill device failed to take what it was given last.
     pub fn spill_failed(&self) -> bool {
         self.lower().is_some_and(|lower| lower.spill.has_failed())
     }

@@ -17,9 +17,10 @@ use super::pace::Pace;
 use super::packing::Packing;
 use super::tending::MOVERS;
 use super::waits::Awaited;
+use super::watched::Watched;
 use crate::BLOCK_SIZE;
 use crate::durable::cluster::Unpacked;
-use crate::durable::format::{CLUSTER_MAX, Kind, Stamp, crc};
+use crate::durable::format::{CLUSTER_MAX, IDENTITY, Kind, Stamp, crc};
 use crate::durable::{Core, Fills, Found, Outcome, Reading, Refused};
 use crate::media::{Drive, DriveError, Identity, StableId, Waker};
 use crate::stats::LogStats;
@@ -86,8 +87,19 @@ impl LogHand {
     }
 }
 
-/// Hears what a log has become, and whether blocks of it are lost.
-pub type Listener = Box<dyn Fn(&LogStats, bool) + Send + Sync>;
+/// What a log means for its backing store.
+pub struct Standing {
+    /// Its counters.
+    pub stats: LogStats,
+    /// Blocks that cannot be read any more, as first block and count.
+    pub lost: Vec<(u64, u64)>,
+    /// The backing store's identity, if the superblock of a failed log could not take it before
+    /// the backing store was changed.
+    pub unmarked: Option<[u8; IDENTITY]>,
+}
+
+/// Hears how a log stands.
+pub type Listener = Box<dyn Fn(&Standing) + Send + Sync>;
 
 /// A log, its backing store, and their state.
 pub struct Logged {
@@ -105,8 +117,8 @@ pub struct Logged {
     began: Instant,
     damaged_reads: AtomicU64,
     pub(super) written_back: AtomicU64,
-    /// What identifies the backing store, as the log's superblock has it.
-    identity: Mutex<Option<(Identity, StableId)>>,
+    /// What identifies the backing store.
+    watched: Watched,
     /// Lets writeback give way to reads of the backing store.
     brake: Brake,
     /// Lets writers of a nearly full log wait a little instead of long.
@@ -147,7 +159,7 @@ impl Logged {
             began: now(),
             damaged_reads: AtomicU64::new(0),
             written_back: AtomicU64::new(0),
-            identity: Mutex::new(None),
+            watched: Watched::default(),
             brake: Brake::new(MOVERS),
             pace: Pace::default(),
             listener: OnceLock::new(),
@@ -198,16 +210,16 @@ impl Logged {
         let _ = self.listener.set(listener);
     }
 
-    /// Tells the listener how the backing store stands.
+    /// How the log stands now.
+    pub fn standing(&self) -> Standing {
+        let core = self.core.lock();
+        Standing { stats: core.stats(), lost: core.lost(), unmarked: self.watched.unmarked() }
+    }
+
+    /// Tells the listener how the log stands.
     pub(super) fn note_backing(&self) {
         if let Some(listener) = self.listener.get() {
-            let (stats, lost) = {
-                let core = self.core.lock();
-                let stats = core.stats();
-                // Whom that could hurt is who reads the backing store alone.
-                (stats, stats.through && !core.lost().is_empty())
-            };
-            listener(&stats, lost);
+            listener(&self.standing());
         }
     }
 
@@ -218,28 +230,25 @@ impl Logged {
     }
 
     /// Says what the superblock has of the backing store's identity: from now on it is kept true.
-    pub fn watch(&self, identity: Identity, id: StableId) {
-        *self.identity.lock() = Some((identity, id));
+    /// `drive` is the backing store itself.
+    pub fn watch(&self, identity: Identity, id: StableId, drive: Arc<dyn Drive>) {
+        self.watched.begin(identity, id, drive);
     }
 
     /// Notes on the log's drive what identifies the backing store.
     ///
     /// # Errors
     /// The log has failed.
-    fn identify(&self, identity: Identity, id: StableId) -> Result<(), Fault> {
-        *self.identity.lock() = Some((identity, id));
-        self.core.lock().identify(identity.encode());
+    fn identify(&self, identity: Option<[u8; IDENTITY]>) -> Result<(), Fault> {
+        let Some(identity) = identity else { return Ok(()) };
+        self.core.lock().identify(identity);
         // Of a log that has failed it is tried: to save its content is worth more.
         self.settle(Awaited::Commit, |core| core.is_written().then_some(Ok(())))
     }
 
     /// The parts of the backing store that its identity has samples of, as blocks.
     pub(super) fn samples(&self) -> Vec<Range<u64>> {
-        if self.identity.lock().is_none() {
-            return Vec::new();
-        }
-        let ranges = Identity::samples(self.backing.size()).into_iter().flatten();
-        ranges.map(|r| r.start / BLOCK_SIZE as u64..r.end.div_ceil(BLOCK_SIZE as u64)).collect()
+        self.watched.samples()
     }
 
     /// Before the backing store changes where `changes` says: the identity in the log forgets it.
@@ -247,12 +256,22 @@ impl Logged {
     /// # Errors
     /// The log has failed.
     pub(super) fn forget(&self, changes: impl Fn(&Range<u64>) -> bool) -> Result<(), Fault> {
-        let Some((mut identity, id)) = self.identity.lock().clone() else { return Ok(()) };
-        let before = identity;
-        identity.forget(|bytes| {
-            changes(&(bytes.start / BLOCK_SIZE as u64..bytes.end.div_ceil(BLOCK_SIZE as u64)))
-        });
-        if identity == before { Ok(()) } else { self.identify(identity, id) }
+        let identity = self.watched.forget(changes);
+        let identified = self.identify(identity);
+        if identity.is_some() && self.core.lock().is_failed() {
+            // The superblock may not have it. This machine's record then does.
+            self.watched.set_unmarked();
+            self.note_backing();
+        }
+        identified
+    }
+
+    /// After a change of the backing store is durable: the superblock that moves the tail has the
+    /// dropped samples again.
+    pub(super) fn remember(&self) {
+        if let Some(identity) = self.watched.remember() {
+            self.core.lock().note_identity(identity);
+        }
     }
 
     /// When nothing will be written to the backing store any more: its identity as it is now.
@@ -260,9 +279,7 @@ impl Logged {
     /// # Errors
     /// A drive fails.
     pub(super) fn renew_identity(&self) -> Result<(), Fault> {
-        let Some((_, id)) = self.identity.lock().clone() else { return Ok(()) };
-        let identity = Identity::of(&*self.backing, &id)?;
-        self.identify(identity, id)
+        self.identify(self.watched.renew()?)
     }
 
     /// The backing store, with its copies.

@@ -27,9 +27,10 @@ mod spill;
 mod stock;
 mod tending;
 mod waits;
+mod watched;
 
 pub use demote::Unread;
-pub use logged::{Fault, LogHand, Logged};
+pub use logged::{Fault, LogHand, Logged, Standing};
 pub use ram::{NoSpace, Ram};
 pub use recompress::{Pass, Pressed, Recompress, RecompressCounts};
 pub use shelf::Shelf;

@@ -10,7 +10,7 @@ use crate::BLOCK_SIZE;
 use crate::durable::cluster::Unpacked;
 use crate::durable::format::Kind;
 use crate::durable::{Core, Found, Reading};
-use crate::media::{ALIGN, Buffer, Drive, DriveError};
+use crate::media::{ALIGN, Buffer, Drive, DriveError, Failures};
 use crate::store::codec::{Algorithm, Codec};
 use crate::sync::Mutex;
 use std::sync::Arc;
@@ -207,6 +207,10 @@ impl Drive for Shelf {
         self.backing.zeroes_quickly()
     }
 
+    fn failures(&self) -> Option<&Failures> {
+        self.backing.failures()
+    }
+
     fn flush(&self) -> Result<(), DriveError> {
         self.backing.flush()
     }
@@ -218,6 +222,7 @@ mod tests {
     use super::super::logged::{LogHand, Logged};
     use super::super::tending::{Policy, Tending};
     use super::*;
+    use crate::durable::format::IDENTITY;
     use crate::durable::{Kept, Options, format, open};
     use crate::media::{Access, FileDrive, Memory};
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -271,7 +276,7 @@ mod tests {
         };
         let (drive, backing) = (drive("log", 16 << 20), Arc::new(drive("backing", 1 << 20)));
         let log = Arc::new(Deadly { drive, strikes: AtomicBool::new(false) });
-        format(&*log, [7; 16], [0; 64], 256, 64 << 10).unwrap();
+        format(&*log, [7; 16], [0; IDENTITY], 256, 64 << 10).unwrap();
         let kept = Kept::new(&Memory::default()).unwrap();
         let options = Options { keep_percent: 50, ..Options::default() };
         let (core, _) = open(&*log, options, 1000, false, kept).unwrap();
@@ -295,6 +300,6 @@ mod tests {
         assert!(core.lock().stats().segments_clean > 0);
         logged.keep(0);
         eventually("the segment is still pinned", || core.lock().stats().segments_clean == 0);
-        tending.close(&|| 0).unwrap();
+        tending.close(&crate::media::Witness::default).unwrap();
     }
 }

@@ -1,13 +1,13 @@
 //! The spill device: where its slots are, what was asked of it, and whether it still takes writes.
 //!
 //! Invariants: what could not be written is still in memory, so a failed write loses nothing; after
-//! one, nothing more is written ([`Spill::has_failed`]); what could not be read fails for those who
-//! asked for it, and for nobody else.
+//! one, nothing is written for a while, and then it is tried again ([`Pause`]); what could not be
+//! read fails for those who asked for it, and for nobody else.
 
 use super::allowance::Allowance;
-use crate::media::{ALIGN, Buffer, Drive, DriveError};
+use crate::media::{ALIGN, Buffer, Drive, DriveError, Failures};
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,13 +41,58 @@ pub struct SpillCounts {
     pub errors: u64,
 }
 
+/// How long nothing is written after a write has failed; twice as long each time that the next one
+/// fails as well, up to [`LONGEST_PAUSE`].
+const PAUSE: Duration = Duration::from_secs(1);
+/// See [`PAUSE`].
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// When a device that failed to take something is tried again. Times are milliseconds.
+struct Pause {
+    /// How long it is; 0 while the device takes what it is given.
+    length: AtomicU64,
+    /// When it ends.
+    until: AtomicU64,
+}
+
+impl Pause {
+    fn new() -> Self {
+        Self { length: AtomicU64::new(0), until: AtomicU64::new(0) }
+    }
+
+    /// Whether the last write failed.
+    fn is_on(&self) -> bool {
+        self.length.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether nothing may be written now.
+    fn holds(&self, now: Duration) -> bool {
+        self.is_on() && (now.as_millis() as u64) < self.until.load(Ordering::Acquire)
+    }
+
+    /// A write has failed.
+    fn begin(&self, now: Duration) {
+        let before = self.length.load(Ordering::Acquire);
+        let length = (before * 2).clamp(PAUSE.as_millis() as u64, LONGEST_PAUSE.as_millis() as u64);
+        self.until.store(now.as_millis() as u64 + length, Ordering::Release);
+        self.length.store(length, Ordering::Release);
+    }
+
+    /// A write has ended well.
+    fn end(&self) {
+        if self.is_on() {
+            self.length.store(0, Ordering::Release);
+        }
+    }
+}
+
 /// See [`SpillTo`].
 pub(super) struct Spill {
     drive: Arc<dyn Drive>,
     segment: u32,
     began: Instant,
     allowance: Mutex<Allowance>,
-    failed: AtomicBool,
+    pause: Pause,
     reads: AtomicU64,
     read_bytes: AtomicU64,
     writes: AtomicU64,
@@ -65,7 +110,7 @@ impl Spill {
             segment,
             began: Instant::now(),
             allowance: Mutex::new(Allowance::new(to.daily, Duration::ZERO)),
-            failed: AtomicBool::new(false),
+            pause: Pause::new(),
             reads: zero(),
             read_bytes: zero(),
             writes: zero(),
@@ -76,15 +121,20 @@ impl Spill {
         }
     }
 
-    /// Whether a write failed: nothing goes down any more.
+    /// Whether the last write failed: nothing goes down for a while.
     pub(super) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Acquire)
+        self.pause.is_on()
+    }
+
+    /// What has failed on the device.
+    pub(super) fn failures(&self) -> Option<&Failures> {
+        self.drive.failures()
     }
 
     /// Whether a segment may be written now.
     pub(super) fn takes(&self) -> bool {
         let has = || self.allowance.lock().has(self.segment.into(), self.began.elapsed());
-        !self.has_failed() && has()
+        !self.pause.holds(self.began.elapsed()) && has()
     }
 
     /// Bytes that may still be written now; `None` when there is no limit.
@@ -105,9 +155,12 @@ impl Spill {
         let done = self.drive.write(self.at(slot, 0), bytes);
         self.writing_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         match done {
-            Ok(()) => self.written_bytes.fetch_add(len, Ordering::Relaxed),
+            Ok(()) => {
+                self.pause.end();
+                self.written_bytes.fetch_add(len, Ordering::Relaxed)
+            }
             Err(_) => {
-                self.failed.store(true, Ordering::Release);
+                self.pause.begin(self.began.elapsed());
                 self.errors.fetch_add(1, Ordering::Relaxed)
             }
         };
@@ -147,5 +200,27 @@ impl Spill {
             writing_ns: get(&self.writing_ns),
             errors: get(&self.errors),
         }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_failed_is_tried_again_less_and_less_often() {
+        let (pause, seconds) = (Pause::new(), Duration::from_secs);
+        assert!(!pause.is_on() && !pause.holds(seconds(0)));
+        let mut now = seconds(10);
+        for length in [1, 2, 4, 8, 16, 32, 60, 60] {
+            pause.begin(now);
+            assert!(pause.is_on() && pause.holds(now + seconds(length) - Duration::from_millis(1)));
+            now += seconds(length);
+            assert!(!pause.holds(now), "{length}");
+        }
+        pause.end();
+        assert!(!pause.is_on() && !pause.holds(now));
+        pause.begin(now);
+        assert!(!pause.holds(now + seconds(1)), "as at the first time");
     }
 }

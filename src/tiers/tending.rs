@@ -11,7 +11,7 @@ use super::planted::{self, Bug};
 use super::waits::{self, Awaited, Role};
 use crate::durable::{Command, Core, Device, Ended, Op, Outcome, Writeback, join};
 use crate::error::{Context, Result};
-use crate::media::{Buffer, Completion, Ring, Submission, ring};
+use crate::media::{Buffer, Completion, Ring, Submission, Witness, ring};
 use crate::store::codec::Algorithm;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, JoinHandle, Mutex, scope, sleep, spawn, spawn_scoped};
@@ -149,7 +149,7 @@ impl Tending {
     ///
     /// # Errors
     /// The log has failed; it is then as after a cut of power.
-    pub fn close(mut self, witness: &dyn Fn() -> u64) -> std::result::Result<(), Fault> {
+    pub fn close(mut self, witness: &dyn Fn() -> Witness) -> std::result::Result<(), Fault> {
         // If the log has failed, this waits until all is in the backing store.
         let _ = self.logged.flush();
         self.logged.stop_threads();
@@ -174,7 +174,7 @@ impl Tending {
         self.logged.renew_identity()?;
         // What others may have in the page cache counts as written before, not after.
         let flushed = matches!(self.logged.flush_backing(), Outcome::Done);
-        let witness = if flushed { witness() } else { 0 };
+        let witness = if flushed { witness() } else { Witness::default() };
         self.logged.core().close(witness);
         settle(Core::is_closed)
     }
@@ -259,6 +259,9 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
         logged.note_backing();
         let before = logged.core().windows_failed();
         let ended = carry(logged, Writeback::new(plan).watching(logged.samples()), &pressed);
+        if matches!(ended, Ended::Well { .. }) {
+            logged.remember();
+        }
         logged.pace().end();
         logged.core().end_window(ended);
         let between = |core: &mut Core| core.is_between_windows() || logged.is_stopping();
@@ -392,6 +395,7 @@ mod tests {
     use super::super::logged::LogHand;
     use super::*;
     use crate::BLOCK_SIZE;
+    use crate::durable::format::IDENTITY;
     use crate::durable::{Kept, Options, format, open};
     use crate::media::{Access, Drive, FileDrive, Memory};
     use crate::threadless::is_alone;
@@ -408,7 +412,7 @@ mod tests {
             Arc::new(FileDrive::open(&path, Access::Exclusive).unwrap())
         };
         let (log, backing) = (drive("log", 16 << 20), drive("backing", 1 << 20));
-        format(&*log, [7; 16], [0; 64], 256, 64 << 10).unwrap();
+        format(&*log, [7; 16], [0; IDENTITY], 256, 64 << 10).unwrap();
         let kept = Kept::new(&Memory::default()).unwrap();
         let (core, _) = open(&*log, Options::default(), 1000, false, kept).unwrap();
         let below = Arc::clone(&backing) as Arc<dyn Drive>;

@@ -6,6 +6,7 @@
 //! blocks for himself meanwhile, all others share them.
 
 use super::counters::{Accounts, Counters, Kind, Outcome};
+use super::drives::{self, Alarm};
 use super::record::Book;
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 use crate::BLOCK_SIZE;
@@ -13,6 +14,8 @@ use crate::cache::Cached;
 use crate::durable::Kept;
 use crate::error::{Context, Error, Result};
 use crate::media::{Access, Drive, DriveError, FileDrive, Memory};
+use crate::remedy;
+use crate::stats::drives::Role;
 use crate::stats::{Latencies, Stats};
 use crate::sync::ready_to_wait;
 use parking_lot::{RwLock, RwLockReadGuard};
@@ -59,24 +62,22 @@ impl BareVolume {
         (ram_limit, most): (u64, u64),
     ) -> Result<Arc<Self>> {
         if !Kept::new(memory)?.is_empty() {
-            return Err(Error::failure(format!(
+            return Err(Error::would_lose(format!(
                 "{} lacks what is in memory of its log",
                 backing.display()
             ))
-            .mend("go on with that log, or give it up with `ztier down NAME --discard`"));
+            .mend(remedy::MEMORY_OF_LOG));
         }
         let drive = FileDrive::take(backing, memory.is_inherited())?;
-        match Book::of(state, &drive).load()? {
-            Some(record) if record.dirty => Err(Error::failure(format!(
+        let book = Book::of(state, &drive);
+        book.refuse_beside(backing)?;
+        match book.load()? {
+            Some(record) if record.dirty => Err(Error::would_lose(format!(
                 "{} lacks what its log on {} holds",
                 backing.display(),
                 record.log.display()
             ))
-            .mend(format!(
-                "bring it up with that --log, then drain it (`ztier restart NAME --log none`); if that \
-                 log is gone, give any new file as --log together with --abandon-log; {}",
-                record.state()
-            ))),
+            .mend(format!("{} ({})", remedy::LOG_MISSED_BARE, record.state()))),
             _ => Ok(Self::cached(Cached::over(Arc::new(drive), ram_limit, most)?)),
         }
     }
@@ -103,8 +104,12 @@ impl BareVolume {
 
     /// All counters, now. What only a store in memory or a log has is 0.
     pub fn stats(&self) -> Stats {
-        let stats =
-            Stats { disk_size_bytes: self.backing.size(), ..self.accounts.totals().stats() };
+        let failing = |failures| drives::failing(Role::Backing, failures);
+        let stats = Stats {
+            disk_size_bytes: self.backing.size(),
+            drives: self.backing.failures().and_then(failing).into_iter().collect(),
+            ..self.accounts.totals().stats()
+        };
         stats.with_cache(self.cache.as_ref().map(|cache| cache.stats()))
     }
 
@@ -188,6 +193,12 @@ impl Serving for BareVolume {
 
     fn volatile_bytes(&self) -> u64 {
         0
+    }
+
+    fn heed(&self, alarm: &Alarm) {
+        if let Some(failures) = self.backing.failures() {
+            drives::heed(failures, alarm);
+        }
     }
 
     fn close(&self) -> Result<()> {

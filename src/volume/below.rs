@@ -8,6 +8,7 @@ use super::{SpillTo, min_ram_limit};
 use crate::durable::{self, OpenError};
 use crate::error::{Context, Error, Result};
 use crate::media::{ALIGN, Buffer, Drive, FileDrive, Memory, Signature, Words};
+use crate::remedy;
 use crate::store::format::SEGMENTS_MAX;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -134,11 +135,8 @@ impl SpillDevice {
         let found = read_label(drive)?;
         let path = self.path.display();
         let refuse = |why: String| {
-            Err(Error::failure(format!("{path} {why}")).mend(format!(
-                "bring back the device that `{0}` had; or give up what is in memory with `ztier \
-                 down {0} --discard`",
-                self.volume
-            )))
+            Err(Error::would_lose(format!("{path} {why}"))
+                .mend(remedy::SPILL_MISSED.of(&self.volume)))
         };
         match (kept, found) {
             (Some(kept), Some(found)) if kept == found => {
@@ -182,12 +180,13 @@ impl SpillDevice {
             // One that cannot be used here, too.
             Ok(_) | Err(_) => {
                 let text = format!("{path} is a log of ztier");
-                return Err(Error::failure(text).mend("give another device"));
+                return Err(Error::would_lose(text).mend("give another device"));
             }
         };
         match found {
-            Some(found) if !self.wipe => Err(Error::failure(format!("{path} holds {found}"))
-                .mend("give another device, or overwrite this one with --wipe")),
+            Some(found) if !self.wipe => {
+                Err(Error::would_lose(format!("{path} holds {found}")).mend(remedy::DRIVE_HOLDS))
+            }
             found => Ok(found),
         }
     }

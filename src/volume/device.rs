@@ -3,6 +3,7 @@
 //! A [`Device`] is shared; every thread of a front-end serves requests through a [`Channel`] of its
 //! own, run to completion: when `submit` returns, the request is done.
 
+use super::drives::Alarm;
 use crate::error::{Error, Result as Outcome};
 use crate::stats::{Latencies, Stats};
 use crate::tiers::{Policy, Recompress};
@@ -259,6 +260,19 @@ pub trait Serving: Device {
     /// There is no room for what that needs.
     fn carry_swap(&self, _on: bool) -> Outcome<()> {
         Ok(())
+    }
+
+    /// Has `alarm` called whenever a drive below has failed a request, or blocks turn out to be
+    /// lost. It must neither wait nor allocate.
+    fn heed(&self, _alarm: &Alarm) {}
+
+    /// Takes note of all blocks that are lost: nobody needs to be told of these any more. How many
+    /// they are.
+    ///
+    /// # Errors
+    /// That can't be written down.
+    fn note_loss(&self) -> Outcome<u64> {
+        Ok(0)
     }
 
     /// Ends the volume's own work; what can be durable is.

@@ -5,20 +5,22 @@
 //! contract allows.
 
 use super::counters::{Accounts, Counters, Kind, Outcome};
-use super::record::{Book, Record};
+use super::drives::{self, Alarm};
+use super::record::{Book, Record, common};
 use super::split::{Piece, each, each_mut};
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 use crate::BLOCK_SIZE;
 use crate::cache::Cached;
 use crate::durable::{self, Inspection, Kept, OpenError};
 use crate::error::{Context, Error, Result};
-use crate::media::{Drive, Identity, Memory, Ring, StableId};
+use crate::media::{self, Drive, Failures, Identity, Memory, Ring, StableId};
+use crate::stats::drives::Role;
 use crate::stats::{Latencies, LogStats, Stats};
 use crate::store::codec::Algorithm;
 use crate::sync::{Mutex, ready_to_wait};
-use crate::tiers::{Fault, LogHand, Logged, Policy, Shelf, Tending};
-use std::sync::Arc;
+use crate::tiers::{Fault, LogHand, Logged, Policy, Shelf, Standing, Tending};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -44,8 +46,8 @@ pub struct LogOptions {
     pub ram_limit_max: u64,
 }
 
-/// Says what is known of a backing store, as a number; 0: nothing.
-pub type Witness = Box<dyn Fn() -> u64 + Send>;
+/// Says what is known of a backing store.
+pub type Witness = Box<dyn Fn() -> media::Witness + Send>;
 
 /// A block device over a log and a backing store.
 pub struct LogVolume {
@@ -61,7 +63,12 @@ pub struct LogVolume {
     /// Parts of requests that read and wrote less than a block.
     partial: [AtomicU64; 2],
     /// What this machine knows of the backing store, and where it keeps that.
-    record: Mutex<Option<(Book, Record)>>,
+    record: Mutex<Option<(Book, Arc<Mutex<Record>>)>>,
+    /// Lost blocks of which somebody has taken note, in order.
+    noted: Arc<Mutex<Vec<(u64, u64)>>>,
+    /// Called when blocks turn out to be lost.
+    alarm: Arc<OnceLock<Alarm>>,
+    drives: [(Role, Arc<dyn Drive>); 2],
     /// Says what is known of the backing store when it is let go.
     witness: Mutex<Option<Witness>>,
 }
@@ -102,13 +109,14 @@ impl LogVolume {
     /// # Errors
     /// The drive fails.
     pub(super) fn open_found(
-        found: Inspection,
+        mut found: Inspection,
         (log, mut backing): (Arc<dyn Drive>, Arc<dyn Drive>),
         options: LogOptions,
         epoch: u64,
         kept: Kept,
     ) -> std::result::Result<Arc<Self>, OpenError> {
         let fitted = options.log.fitted(&found.superblock);
+        found.superblock.at_s = crate::stats::time::now();
         if found.superblock.spent {
             // What went past it is forgotten with that mark, and no flush of the log covers it.
             backing.flush()?;
@@ -126,6 +134,7 @@ impl LogVolume {
             cache = Some(cached);
         }
         let discards = backing.zeroes_quickly();
+        let drives = [(Role::Log, Arc::clone(&log)), (Role::Backing, Arc::clone(&backing))];
         Ok(Arc::new(Self {
             logged: Arc::new(Logged::new(core, log, backing)),
             cache,
@@ -137,6 +146,9 @@ impl LogVolume {
             report,
             partial: Default::default(),
             record: Mutex::new(None),
+            noted: Arc::default(),
+            alarm: Arc::default(),
+            drives,
             witness: Mutex::new(None),
         }))
     }
@@ -160,27 +172,47 @@ impl LogVolume {
     }
 
     /// Says what the superblock has of the backing store's identity: from now on it is kept true.
-    pub(super) fn watch(&self, identity: Identity, id: StableId) {
-        self.logged.watch(identity, id);
+    /// `drive` is the backing store itself.
+    pub(super) fn watch(&self, identity: Identity, id: StableId, drive: Arc<dyn Drive>) {
+        self.logged.watch(identity, id, drive);
     }
 
     /// Keeps this machine's record of the backing store true from now on.
     pub(super) fn keep(&self, book: Book, record: Record) -> Result<()> {
-        let (stats, lost) = self.standing();
-        let first = record.after(&stats, !lost.is_empty());
+        let first = record.after(&self.logged.standing());
         book.save(&first)?;
-        let last = Mutex::new(first.clone());
-        let listener = book.clone();
-        self.logged.listen(Box::new(move |stats, lost| {
+        self.noted.lock().clone_from(&first.noted);
+        let record = Arc::new(Mutex::new(first));
+        let (listener, last) = (book.clone(), Arc::clone(&record));
+        let still_noted = self.watch_losses();
+        self.logged.listen(Box::new(move |standing| {
             let mut last = last.lock();
-            let now = last.after(stats, lost);
+            let now = Record { noted: still_noted(&standing.lost), ..last.after(standing) };
             // A record that cannot be written says less than is true, as after a crash.
             if now != *last && listener.save(&now).is_ok() {
                 *last = now;
             }
         }));
-        *self.record.lock() = Some((book, first));
+        *self.record.lock() = Some((book, record));
         Ok(())
+    }
+
+    /// What, given the lost blocks, calls the alarm when they are more than before, and says which
+    /// of them are noted. A block that was written since is not: it may be lost again.
+    fn watch_losses(&self) -> impl Fn(&[(u64, u64)]) -> Vec<(u64, u64)> + Send + Sync + use<> {
+        let (noted, alarm) = (Arc::clone(&self.noted), Arc::clone(&self.alarm));
+        let known = AtomicU64::new(0);
+        move |lost| {
+            let count = lost.iter().map(|(_, count)| count).sum();
+            if count > known.swap(count, Ordering::Relaxed)
+                && let Some(alarm) = alarm.get()
+            {
+                alarm();
+            }
+            let mut noted = noted.lock();
+            *noted = common(&noted, lost);
+            noted.clone()
+        }
     }
 
     /// What opening found.
@@ -201,27 +233,34 @@ impl LogVolume {
     pub fn close(&self) -> std::result::Result<(), Fault> {
         let tending = self.tending.lock().take();
         let witness = self.witness.lock().take();
-        let witness = move || witness.as_ref().map_or(0, |witness| witness());
+        let witness = move || witness.as_ref().map(|witness| witness()).unwrap_or_default();
         let closed = tending.map_or(Ok(()), |tending| tending.close(&witness));
         if let Some((book, record)) = self.record.lock().take() {
-            let (stats, lost) = self.standing();
-            let now = record.after(&stats, !lost.is_empty());
-            let is_over = stats.clean && lost.is_empty();
-            // What stays is no less safe: it says that the log may hold something.
-            let _ = if is_over { book.settle(&now) } else { book.save(&now) };
+            let standing = self.logged.standing();
+            let noted = common(&self.noted.lock(), &standing.lost);
+            let mut now = Record { noted, ..record.lock().after(&standing) };
+            now.dirty &= !(standing.stats.clean && standing.lost.is_empty());
+            let core = self.logged.core();
+            if core.is_closed() {
+                // That superblock is durable.
+                let sb = core.superblock();
+                (now.generation, now.at_unix_s) = (sb.generation, sb.at_s);
+            }
+            drop(core);
+            // What stays is no less safe: it says that the log may hold something, and is older.
+            let _ = book.save(&now);
         }
         closed
     }
 
-    /// How the log stands, and which blocks are lost.
-    fn standing(&self) -> (LogStats, Vec<(u64, u64)>) {
-        let core = self.logged.core();
-        (core.stats(), core.lost())
+    /// What has failed on its drives.
+    fn failures(&self) -> impl Iterator<Item = (Role, &Failures)> {
+        self.drives.iter().filter_map(|(role, drive)| Some((*role, drive.failures()?)))
     }
 
     /// All counters, now. What only a store in memory has is 0.
     pub fn stats(&self) -> Stats {
-        let (log, lost) = self.standing();
+        let Standing { stats: log, lost, .. } = self.logged.standing();
         let log = LogStats {
             reads_partial: self.partial[0].load(Ordering::Relaxed),
             writes_partial: self.partial[1].load(Ordering::Relaxed),
@@ -232,7 +271,9 @@ impl LogVolume {
             disk_size_bytes: self.blocks * BLOCK,
             corrupt_records: self.logged.damaged_reads(),
             log: Some(log),
+            log_loss_noted: !lost.is_empty() && common(&self.noted.lock(), &lost) == lost,
             log_lost_blocks: lost,
+            drives: self.failures().filter_map(|(role, f)| drives::failing(role, f)).collect(),
             ..self.accounts.totals().stats()
         }
         .with_cache(self.cache.as_ref().map(|cache| cache.stats()))
@@ -285,6 +326,26 @@ impl Device for LogVolume {
 }
 
 impl Serving for LogVolume {
+    fn heed(&self, alarm: &Alarm) {
+        self.failures().for_each(|(_, failures)| drives::heed(failures, alarm));
+        let _ = self.alarm.set(Arc::clone(alarm)); // the first one stays
+    }
+
+    fn note_loss(&self) -> Result<u64> {
+        let kept = self.record.lock();
+        // The listener leaves the note alone meanwhile.
+        let mut kept = kept.as_ref().map(|(book, record)| (book, record.lock()));
+        let lost = self.logged.standing().lost;
+        if let Some((book, record)) = &mut kept {
+            let now = Record { noted: lost.clone(), ..Record::clone(record) };
+            book.save(&now)?;
+            **record = now;
+        }
+        let count = lost.iter().map(|(_, count)| count).sum();
+        *self.noted.lock() = lost;
+        Ok(count)
+    }
+
     fn drain(&self, on: bool) -> Result<u64> {
         Ok(self.drain(on))
     }

@@ -7,9 +7,11 @@ mod attach;
 mod bare;
 mod below;
 mod channel;
+mod claimed;
 mod counters;
 mod crew;
 mod device;
+mod drives;
 mod hand;
 mod logged;
 mod packer;
@@ -28,11 +30,13 @@ pub use bare::BareVolume;
 pub use below::{SpillDevice, min_ram_limit_above};
 pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 pub use device::{Freight, Load, Way};
+pub use drives::Alarm;
 pub use logged::{LogOptions, LogVolume};
 
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
 use crate::media::Memory;
+use crate::stats::drives::Role;
 use crate::stats::{Latencies, Stats};
 use crate::store::epoch::PARTICIPANTS_MAX;
 use crate::store::format::{BLOCKS_MAX, Home, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX};
@@ -275,7 +279,7 @@ impl Volume {
             return Ok(());
         }
         let used = self.ram.store().budget().used();
-        Err(Error::failure(format!(
+        Err(Error::would_lose(format!(
             "ram-limit {bytes} is less than what is stored takes ({used} bytes)"
         ))
         .mend("discard something (fstrim) or give a higher limit"))
@@ -381,6 +385,7 @@ impl Volume {
     fn with_spill(&self, stats: Stats) -> Stats {
         let (ram, store) = (&self.ram, self.ram.store());
         let Some(counts) = ram.spill_counts() else { return stats };
+        let failing = |failures| drives::failing(Role::Spill, failures);
         let (slots, (bytes, blocks)) = (store.slots(), store.segments().live_below());
         Stats {
             spill_device_reads: counts.reads,
@@ -397,6 +402,7 @@ impl Volume {
             spill_promoted_blocks: ram.promoted(),
             spill_errors: counts.errors,
             spill_failed: ram.spill_failed(),
+            drives: ram.spill_failures().and_then(failing).into_iter().collect(),
             ..stats
         }
     }
@@ -604,6 +610,12 @@ impl Serving for Volume {
 
     fn disown(&self) {
         self.ram.disown();
+    }
+
+    fn heed(&self, alarm: &Alarm) {
+        if let Some(failures) = self.ram.spill_failures() {
+            drives::heed(failures, alarm);
+        }
     }
 
     fn close(&self) -> Result<()> {

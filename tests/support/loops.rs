@@ -1,8 +1,9 @@
 //! Loop devices, detached whatever happens to the test.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, dead_code)]
 
-use super::shell::{ok, run, text};
+use super::shell::{missing, ok, run, text};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// A loop device, detached when dropped.
 pub struct Loop(pub PathBuf);
@@ -23,6 +24,54 @@ impl Loop {
     pub fn path(&self) -> &str {
         self.0.to_str().unwrap()
     }
+
+    /// A partition of these bytes, whether or not a table says so.
+    pub fn part(&self, number: u32, bytes: std::ops::Range<u64>) -> Part {
+        let [n, start, len] = [number.into(), bytes.start / 512, (bytes.end - bytes.start) / 512]
+            .map(|n| n.to_string());
+        ok(20, "addpart", &[self.path(), &n, &start, &len]);
+        let part =
+            Part { disk: self.0.clone(), number, node: format!("{}p{n}", self.path()).into() };
+        if !part.node.exists() {
+            let sys = Path::new("/sys/class/block").join(part.node.file_name().unwrap());
+            let text = std::fs::read_to_string(sys.join("dev")).unwrap();
+            let (major, minor) = text.trim().split_once(':').unwrap();
+            ok(20, "mknod", &[part.path(), "b", major, minor]);
+        }
+        part
+    }
+}
+
+/// A partition of a loop device, removed when dropped: the device would keep it for its next file.
+pub struct Part {
+    disk: PathBuf,
+    number: u32,
+    pub node: PathBuf,
+}
+
+impl Part {
+    pub fn path(&self) -> &str {
+        self.node.to_str().unwrap()
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let number = self.number.to_string();
+        let out = run(20, "delpart", &[self.disk.to_str().unwrap(), &number]);
+        if !out.status.success() {
+            eprintln!("{} was left: {}", self.node.display(), text(&out));
+        }
+    }
+}
+
+/// Whether this machine lacks a program, or loop devices; says so.
+pub fn lacks_loops(programs: &[&str]) -> bool {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
+        println!("skipped: loop devices need root and /dev/loop-control");
+        return true;
+    }
+    missing(programs) || missing(&["losetup", "addpart", "delpart", "mount", "umount"])
 }
 
 /// Makes the nodes of new devices, which nothing else makes where `/dev` is a container's own.
@@ -43,6 +92,12 @@ impl Drop for Loop {
         let out = run(20, "losetup", &["-d", self.path()]);
         if !out.status.success() {
             eprintln!("{} was left: {}", self.path(), text(&out));
+        }
+        // The kernel detaches it when the last program that looks at all devices has closed it.
+        let shown = Path::new("/sys/block").join(self.0.file_name().unwrap()).join("loop");
+        let until = Instant::now() + Duration::from_secs(10);
+        while shown.exists() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 }

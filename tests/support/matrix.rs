@@ -388,11 +388,12 @@ impl Rig {
         let words = self.up();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let done = match self.command(&["restart", "v"]) {
-            Some(done) if done.status == 0 => Some(done),
+            Some(done) if matches!(done.status, 0 | 6) => Some(done),
             _ => self.command(&words),
         };
         match done {
-            Some(done) if done.status == 0 => true,
+            // It is up, and tells of what is lost.
+            Some(done) if matches!(done.status, 0 | 6) => true,
             Some(done) => {
                 self.found.faults.push(format!("not up again after the drives heal: {done:?}"));
                 false
@@ -466,7 +467,7 @@ fn judge(rig: &mut Rig, loads: &mut [Load]) {
     if was_up && !goes_on(rig, loads) {
         // What it says has to be enough to have it again.
         let Some(done) = rig.command(&["down", "v"]) else { return };
-        if done.status != 0 {
+        if !matches!(done.status, 0 | 6) {
             rig.found.faults.push(format!("does not go on, nor down: {done:?}"));
             return;
         }
@@ -525,7 +526,7 @@ fn goes_on(rig: &mut Rig, loads: &mut [Load]) -> bool {
         }
     }
     let Some(done) = rig.command(&["status", "v"]) else { return false };
-    let says = ["has failed", "fails", "lost"].iter().any(|word| done.out.contains(word));
+    let says = ["failed", "lost"].iter().any(|word| done.out.contains(word));
     if !says {
         rig.found.faults.push(format!("does not go on, and does not say why: {done:?}"));
     }

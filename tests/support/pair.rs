@@ -4,7 +4,7 @@
 use super::ram_drive::RamDrive;
 use std::sync::Arc;
 use std::time::Instant;
-use ztier::durable;
+use ztier::durable::{self, format::IDENTITY};
 use ztier::volume::{LogOptions, LogVolume};
 
 pub const BLOCK: u64 = 4096;
@@ -22,7 +22,7 @@ impl Pair {
     pub fn new(log_bytes: u64) -> Self {
         let log = Arc::new(RamDrive::new(log_bytes));
         let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
-        durable::format(&*log, [7; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
+        durable::format(&*log, [7; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
         Self { log, backing, opened: 0 }
     }
 

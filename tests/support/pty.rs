@@ -16,6 +16,60 @@ fn size(n: u16) -> NonZeroU16 {
     NonZeroU16::new(n).unwrap()
 }
 
+/// The two sides of a new terminal: the keyboard, and what programs have of it.
+fn pair() -> (File, File) {
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&master).unwrap();
+    unlockpt(&master).unwrap();
+    let name = ptsname(&master, Vec::new()).unwrap();
+    let path = std::ffi::OsStr::from_bytes(name.to_bytes());
+    let flags = rustix::fs::OFlags::NOCTTY.bits().cast_signed();
+    let line = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap();
+    (File::from(master), line)
+}
+
+/// Starts a command as the leader of a session whose terminal has this line.
+fn spawn_on(line: &File, command: &Command) -> Child {
+    let mut leader = Command::new("setsid");
+    leader.arg("--ctty").arg(command.get_program()).args(command.get_args());
+    for (key, value) in command.get_envs() {
+        match value {
+            Some(value) => leader.env(key, value),
+            None => leader.env_remove(key),
+        };
+    }
+    let line = || OwnedFd::from(line.try_clone().unwrap());
+    leader.env("TERM", "xterm-256color").env("LC_ALL", "C.UTF-8");
+    leader.stdin(line()).stdout(line()).stderr(line()).spawn().unwrap()
+}
+
+/// A terminal that can be closed under a program; what is shown is looked at by nobody.
+pub struct Window {
+    keyboard: File,
+    line: File,
+}
+
+impl Window {
+    pub fn new() -> Self {
+        let (keyboard, line) = pair();
+        Self { keyboard, line }
+    }
+
+    /// Starts a command as the leader of a session whose terminal this is.
+    pub fn spawn(&self, command: &Command) -> Child {
+        spawn_on(&self.line, command)
+    }
+
+    pub fn press(&mut self, keys: &[u8]) {
+        self.keyboard.write_all(keys).unwrap();
+    }
+
+    /// Closes it: the kernel hangs up, and whatever is written there fails from then on.
+    pub fn close(self) {
+        drop(self.keyboard);
+    }
+}
+
 pub struct Pty {
     keyboard: File,
     /// Kept open: what is shown stays, though nobody else has it.
@@ -25,16 +79,7 @@ pub struct Pty {
 
 impl Pty {
     pub fn new(rows: u16, columns: u16) -> Self {
-        let master =
-            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let name = ptsname(&master, Vec::new()).unwrap();
-        let path = std::ffi::OsStr::from_bytes(name.to_bytes());
-        let flags = rustix::fs::OFlags::NOCTTY.bits().cast_signed();
-        let line =
-            OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap();
-        let keyboard = File::from(master);
+        let (keyboard, line) = pair();
         let screen = Arc::new(Mutex::new(vt100::Parser::new(size(rows), size(columns), 0)));
         let (mut shown, parser) = (keyboard.try_clone().unwrap(), Arc::clone(&screen));
         std::thread::spawn(move || {
@@ -53,17 +98,7 @@ impl Pty {
 
     /// Starts a command as the leader of a session whose terminal this is.
     pub fn spawn(&self, command: &Command) -> Child {
-        let mut leader = Command::new("setsid");
-        leader.arg("--ctty").arg(command.get_program()).args(command.get_args());
-        for (key, value) in command.get_envs() {
-            match value {
-                Some(value) => leader.env(key, value),
-                None => leader.env_remove(key),
-            };
-        }
-        let line = || OwnedFd::from(self.line.try_clone().unwrap());
-        leader.env("TERM", "xterm-256color").env("LC_ALL", "C.UTF-8");
-        leader.stdin(line()).stdout(line()).stderr(line()).spawn().unwrap()
+        spawn_on(&self.line, command)
     }
 
     pub fn press(&mut self, keys: &[u8]) {

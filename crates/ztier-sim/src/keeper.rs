@@ -14,7 +14,7 @@ use crate::rng::{Rng, mix};
 use crate::trouble::{Kind, Trouble};
 use crate::volume::Opening;
 use crate::world::World;
-use ztier::media::Drive;
+use ztier::media::{Drive, Witness};
 
 /// The steps, and between them those of a keeper of copies; and of somebody who writes to the
 /// backing store where he may.
@@ -165,7 +165,7 @@ impl World<'_> {
                 self.sync()?;
                 self.settle()?;
                 self.finish_windows()?;
-                self.volume.core.close(0);
+                self.volume.core.close(Witness::default());
                 self.wait("closing", |world| world.volume.core.is_closed())?;
                 if gone(self) {
                     return self.cut_closed();

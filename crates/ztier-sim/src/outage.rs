@@ -16,7 +16,7 @@ use crate::world::World;
 use std::sync::Arc;
 use ztier::durable::OpenError;
 use ztier::durable::format::{Header, SUPER_AT, Superblock};
-use ztier::media::Memory;
+use ztier::media::{Memory, Witness};
 
 impl World<'_> {
     /// The power goes and comes back.
@@ -237,7 +237,7 @@ impl World<'_> {
             return Ok(());
         }
         self.finish_windows()?;
-        self.volume.core.close(0);
+        self.volume.core.close(Witness::default());
         self.wait("closing", |world| world.volume.core.is_closed())?;
         if self.is_troubled() {
             return self.cut_closed();

@@ -109,25 +109,11 @@ impl Teller<'_> {
     /// What somebody should do something about.
     fn trouble(&self) -> Vec<Line> {
         let stats = &self.sample.stats;
-        let mut all = Vec::new();
-        if let Some(log) = stats.log.filter(|log| log.failed) {
-            all.push(match (log.rescuing, log.through) {
-                (true, _) => {
-                    "the log's drive failed: what it holds is being brought to the backing store"
-                }
-                (_, true) => "the log's drive failed: writes go to the backing store",
-                _ => "the log's drive failed, and nothing more is taken",
-            });
-        }
-        if stats.spill_failed {
-            all.push("the spill device failed: nothing more goes down");
-        }
-        if !stats.log_lost_blocks.is_empty() {
-            all.push("blocks were damaged in the log before they reached the backing store");
-        }
+        let mut all: Vec<String> =
+            stats.troubles(self.unix_s).into_iter().map(|trouble| clean(&trouble.text)).collect();
         let errors = status::errors(stats);
         if errors != "none" {
-            all.push(&errors);
+            all.push(errors);
         }
         all.iter().flat_map(|what| text("TROUBLE", what, Style::Bad, self.columns)).collect()
     }

@@ -8,6 +8,7 @@ use super::paint::{Line, Style, clean, cut, width};
 use super::state::{Flow, Order, Rates, Row, State};
 use crate::config::size::human;
 use crate::control::{Role, Sample};
+use crate::stats::Health;
 use crate::stats::time::rfc3339;
 
 /// How large the screen is.
@@ -223,6 +224,10 @@ fn summary(state: &State, columns: usize) -> Line {
     };
     let mut line: Line = vec![(Style::Head, "ztier".into()), (Style::Plain, format!("  {count}"))];
     line.push((Style::Bad, not_up));
+    let ill = samples().filter(|sample| sample.stats.health != Health::Ok).count();
+    if ill > 0 {
+        line.push((Style::Bad, format!(", {ill} not ok")));
+    }
     let load = format!("  {} requests/s  {} of memory", short(requests), human(memory));
     line.push((Style::Plain, load));
     let used: usize = line.iter().map(|(_, text)| width(text)).sum();

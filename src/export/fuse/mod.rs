@@ -235,7 +235,7 @@ impl FuseLoop {
 fn refuse_taken(point: &Path, link: Option<&Path>) -> Result<()> {
     if let Some(m) = super::mounts::mounted_on(point) {
         let mend = if m.is_ours() { "take the volume down first" } else { "unmount it first" };
-        return Err(Error::failure(format!("{} is mounted already", point.display())).mend(mend));
+        return Err(Error::busy(format!("{} is mounted already", point.display())).mend(mend));
     }
     let Some(link) = link else { return Ok(()) };
     link::refuse_taken(link, |to| holders::backing_file(to).is_some())

@@ -7,7 +7,8 @@
 use super::file::{BlockFile, FILE};
 use crate::error::{Context, Error, Result};
 use crate::export::leftover::fusermount;
-use crate::export::mounts::{SOURCE, ours_on};
+use crate::export::mounts::ours_on;
+use crate::media::mounts::SOURCE;
 use fuser::{BackgroundSession, Config, MountOption, Notifier, Session};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};

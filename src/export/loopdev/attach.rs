@@ -3,8 +3,9 @@
 //! Invariants: the device has direct I/O or is not made at all; it has the partitions of its own
 //! content and none of an earlier user's; no descriptor of it is kept.
 
-use super::{LoopInfo, backing_file, detach, held, open, partitions, require_backing, sys};
+use super::{backing_file, detach, held, open, partitions, require_backing, sys};
 use crate::error::{Context, Error, Result};
+use crate::media::LoopInfo;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

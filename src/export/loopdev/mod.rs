@@ -17,16 +17,16 @@ pub(super) use queue::tune;
 
 use super::holders::{backing_file, of_block_device};
 use crate::error::{Context, Error, Result};
+use crate::media::LoopInfo;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{NoArg, Opcode, Setter, Updater, ioctl};
+use rustix::ioctl::{NoArg, Opcode, Setter, ioctl};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const LOOP_CLR_FD: Opcode = 0x4C01;
 const LOOP_SET_STATUS64: Opcode = 0x4C04;
-const LOOP_GET_STATUS64: Opcode = 0x4C05;
 
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 
@@ -38,45 +38,6 @@ const DETACH_WAIT: Duration = Duration::from_secs(5);
 
 /// What a loop device reads ahead before anybody sets it, in KiB (Linux: `VM_READAHEAD_PAGES`).
 const USUAL_READ_AHEAD: &str = "128";
-
-/// `struct loop_info64` of the kernel's ABI.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct LoopInfo {
-    device: u64,
-    inode: u64,
-    rdevice: u64,
-    offset: u64,
-    size_limit: u64,
-    number: u32,
-    encrypt_type: u32,
-    encrypt_key_size: u32,
-    flags: u32,
-    file_name: [u8; 64],
-    crypt_name: [u8; 64],
-    encrypt_key: [u8; 32],
-    init: [u64; 2],
-}
-
-const _: () = assert!(size_of::<LoopInfo>() == 232);
-
-impl LoopInfo {
-    const ZERO: Self = Self {
-        device: 0,
-        inode: 0,
-        rdevice: 0,
-        offset: 0,
-        size_limit: 0,
-        number: 0,
-        encrypt_type: 0,
-        encrypt_key_size: 0,
-        flags: 0,
-        file_name: [0; 64],
-        crypt_name: [0; 64],
-        encrypt_key: [0; 32],
-        init: [0; 2],
-    };
-}
 
 /// Opens a device to control it.
 fn open(device: &Path, extra: OFlags) -> rustix::io::Result<OwnedFd> {
@@ -178,17 +139,16 @@ pub(super) fn in_use(device: &Path, holder: &str) -> Error {
         Some("swap") => "swapoff it first",
         _ => "end that first",
     };
-    Error::failure(format!("{} is in use: {holder}", device.display())).mend(mend)
+    Error::busy(format!("{} is in use: {holder}", device.display())).mend(mend)
 }
 
 /// Undoes a detach that is still waiting for the last user, so that the device is not lost under
 /// it.
 fn keep(device: &Path) {
     let Ok(node) = open(device, OFlags::empty()) else { return };
-    let mut info = LoopInfo::ZERO;
-    // SAFETY: LOOP_GET_STATUS64 fills one `struct loop_info64`, which `LoopInfo` is, byte for byte.
-    let got = unsafe { ioctl(&node, Updater::<LOOP_GET_STATUS64, LoopInfo>::new(&mut info)) };
-    if got.is_ok() && info.flags & LO_FLAGS_AUTOCLEAR != 0 {
+    if let Ok(mut info) = LoopInfo::of(&node)
+        && info.flags & LO_FLAGS_AUTOCLEAR != 0
+    {
         info.flags &= !LO_FLAGS_AUTOCLEAR;
         // SAFETY: LOOP_SET_STATUS64 reads one `struct loop_info64`. If it fails, the device goes at
         // its last close, which is what was asked for in the first place.

@@ -174,7 +174,7 @@ fn lock_directory(path: &Path) -> Result<OwnedFd> {
             locked => return locked.map(|()| fd).context(what),
         }
     }
-    Err(Error::failure(format!("{what}: another process keeps that directory locked")))
+    Err(Error::busy(format!("{what}: another process keeps that directory locked")))
 }
 
 /// Removes the socket at `path` if nobody listens there any more.
@@ -190,7 +190,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
         Err(Errno::CONNREFUSED) => std::fs::remove_file(path)
             .context(format_args!("cannot remove the stale socket {shown}")),
         Err(Errno::NOENT) => Ok(()),
-        _ => Err(Error::failure(format!("another process serves the socket {shown}"))
+        _ => Err(Error::busy(format!("another process serves the socket {shown}"))
             .mend("choose another path, or end that process")),
     }
 }
@@ -201,8 +201,11 @@ fn tcp(address: SocketAddr) -> Result<Listener> {
     let fd = socket(if v4 { AddressFamily::INET } else { AddressFamily::INET6 })?;
     sockopt::set_socket_reuseaddr(&fd, true).context(&what)?;
     rustix::net::bind(&fd, &address).map_err(|e| {
-        let error = Error::failure(format!("{what}: {e}"));
-        if e == Errno::ADDRINUSE { error.mend("choose another port") } else { error }
+        let text = format!("{what}: {e}");
+        match e {
+            Errno::ADDRINUSE => Error::busy(text).mend("choose another port"),
+            _ => Error::failure(text),
+        }
     })?;
     rustix::net::listen(&fd, BACKLOG).context(&what)?;
     let bound = rustix::net::getsockname(&fd)
@@ -255,7 +258,7 @@ fn inherited() -> Result<Vec<Listener>> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     let handed = handed()?;
     if TAKEN.swap(true, Ordering::AcqRel) {
-        return Err(Error::failure("the inherited sockets are in use by another export"));
+        return Err(Error::busy("the inherited sockets are in use by another export"));
     }
     handed.iter().map(serve).collect()
 }

@@ -179,7 +179,7 @@ impl Export for Server {
     fn stop(&mut self) -> Result<()> {
         if !self.clients.close_if_unused() {
             let holders = self.clients.describe().unwrap_or_else(|| "NBD clients".into());
-            return Err(Error::failure(format!("the volume is in use by {holders}"))
+            return Err(Error::busy(format!("the volume is in use by {holders}"))
                 .mend("disconnect them first"));
         }
         self.finish();

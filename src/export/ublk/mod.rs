@@ -133,7 +133,7 @@ impl Ublk {
             Some((id, _)) => {
                 let name = &options.name;
                 let text = format!("{} of volume `{name}` exists", node::block(id).display());
-                return Err(Error::failure(text).mend(format!("`ztier down {name}` first")));
+                return Err(Error::busy(text).mend(format!("`ztier down {name}` first")));
             }
             None => Self::make(&mut control, device, options)?,
         };
@@ -355,7 +355,7 @@ fn begin_recovery(control: &mut Control, id: u32) -> Result<()> {
             }
             Err(Failure::Errno(Errno::BUSY)) => {
                 let server = control.info(id).map_or(0, |info| info.server_pid);
-                return Err(Error::failure(format!(
+                return Err(Error::busy(format!(
                     "{} is still served by process {server}",
                     node::block(id).display()
                 ))

@@ -11,6 +11,7 @@ use crate::error::{Context, Error, Result};
 use crate::export::leftover::within;
 use crate::export::usage::{self, Usage};
 use crate::export::{holders, loopdev};
+use crate::remedy;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -51,12 +52,10 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
     let held = holders::of_block_device(&shown);
     if let Some(holder) = held.iter().find(|h| !force && !h.starts_with("process")) {
         // Who waits for a daemon that never comes can't let go of it either.
-        return Err(loopdev::in_use(&shown, holder).mend(
-            "end that first, or, where that hangs, give it errors with `ztier down --force`",
-        ));
+        return Err(loopdev::in_use(&shown, holder).mend(remedy::HELD_UNSERVED));
     }
     if is_served(&info) {
-        return Err(Error::failure(format!(
+        return Err(Error::busy(format!(
             "{} is still served by process {}",
             shown.display(),
             info.server_pid
@@ -100,7 +99,7 @@ pub(super) fn delete(control: &mut Control, id: u32, limit: Duration) -> Result<
             let shown = node::block(id);
             let holder = holders::of_block_device(&shown).into_iter().next();
             let holder = holder.unwrap_or_else(|| "something invisible from here".to_owned());
-            return Err(Error::failure(format!(
+            return Err(Error::busy(format!(
                 "{} is stopped, but still open: {holder}",
                 shown.display()
             ))

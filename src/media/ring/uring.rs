@@ -6,7 +6,7 @@
 //!   leaked if it never comes;
 //! - there are never more requests than the submission queue has room for.
 
-use super::{Completion, FAREWELL, Op, Submission};
+use super::{Completion, Drive, FAREWELL, Op, Submission};
 use crate::media::buffer::Buffer;
 use crate::media::drive::DriveError;
 use crate::media::file_drive::{FileDrive, ZERO_MODES, is_unsupported};
@@ -124,6 +124,10 @@ impl Uring {
             self.begin();
             self.enter(if self.ended.is_empty() { left } else { Duration::ZERO });
             let rung = self.reap();
+            for failed in self.ended.iter().filter_map(|end| end.result.as_ref().err()) {
+                // It went past the drive's own methods.
+                self.drive.failures().inspect(|failures| failures.note(failed));
+            }
             ended.append(&mut self.ended);
             if rung || !ended.is_empty() || left.is_zero() {
                 break;

@@ -313,7 +313,14 @@ mod tests {
         let source = Source::new(Spec::Path(path.clone())).unwrap();
         let opened = source.open(8 << 20).unwrap();
         assert_eq!(opened.drive.size(), 8 << 20);
-        ztier::durable::format(&*opened.drive, [0; 16], [0; 64], 100, 256 << 10).unwrap();
+        ztier::durable::format(
+            &*opened.drive,
+            [0; 16],
+            [0; ztier::durable::format::IDENTITY],
+            100,
+            256 << 10,
+        )
+        .unwrap();
         drop(opened);
         refused("holds a log of ztier");
         drop(source);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 use ztier::BLOCK_SIZE;
-use ztier::durable;
+use ztier::durable::{self, format::IDENTITY};
 use ztier::error::{Context as _, Error, Result};
 use ztier::media::{Action, Drive, DriveError};
 use ztier::stats::LogStats;
@@ -101,7 +101,8 @@ impl OwnLog {
     ) -> Result<Self> {
         let backing = Arc::new(Gate { drive: backing, closed: AtomicBool::new(false) });
         let blocks = backing.size() / BLOCK;
-        durable::format(&*log.drive, [0; 16], [0; 64], blocks, segment).context("a new log")?;
+        durable::format(&*log.drive, [0; 16], [0; IDENTITY], blocks, segment)
+            .context("a new log")?;
         let volume =
             LogVolume::open(Arc::clone(&log.drive), Arc::clone(&backing) as _, options, epoch())
                 .context("the new log")?;

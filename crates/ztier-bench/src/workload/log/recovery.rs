@@ -18,7 +18,7 @@ use crate::workload::SEED;
 use std::sync::Arc;
 use std::time::Instant;
 use ztier::BLOCK_SIZE;
-use ztier::durable;
+use ztier::durable::{self, format::IDENTITY};
 use ztier::error::{Context as _, Error, Result};
 use ztier::media::Drive;
 use ztier::stats::LogStats;
@@ -223,7 +223,7 @@ fn fill(bytes: u64, load: Load, checkpoint: u64) -> Result<Left> {
     let drive = Arc::new(Compact::new(bytes, name));
     // As many blocks again as the log can hold, so that most records count.
     let backing: Arc<dyn Drive> = Arc::new(Nothing(2 * bytes));
-    durable::format(&*drive, [1; 16], [0; 64], 2 * bytes / BLOCK, SEGMENT as u32)
+    durable::format(&*drive, [1; 16], [0; IDENTITY], 2 * bytes / BLOCK, SEGMENT as u32)
         .context("a log in memory")?;
     let log = Arc::clone(&drive) as Arc<dyn Drive>;
     let volume = LogVolume::open(log, Arc::clone(&backing), options(checkpoint), epoch())

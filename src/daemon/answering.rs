@@ -1,0 +1,188 @@
+//! What a daemon answers on its control socket.
+
+use super::leaving::Down;
+use super::limiter::Limiter;
+use super::log;
+use super::running::Running;
+use super::signals::Event;
+use crate::config::Plan;
+use crate::control::{Asking, Handler, Noted, Request, Sample, Status, Version};
+use crate::error::{Context, Error, Result};
+use crate::remedy;
+use crate::stats::{LogStats, Stats, time};
+use serde_json::value::{RawValue, to_raw_value};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often it is looked how far a drain is, and whether somebody waits for it.
+const LOOK: Duration = Duration::from_millis(20);
+/// How many windows of writeback may fail while a volume is drained.
+const FAILURES: u64 = 3;
+/// A drain that has not moved anything for so long does not wait any more.
+const STUCK: Duration = Duration::from_secs(120);
+
+impl Handler for Running {
+    fn handle(&self, request: Request, asking: &mut Asking<'_>) -> Result<Box<RawValue>> {
+        let value = match request {
+            Request::Ping => to_raw_value(&Version {
+                version: env!("CARGO_PKG_VERSION").into(),
+                pid: std::process::id(),
+            }),
+            Request::Status => to_raw_value(&self.status()?),
+            Request::Stats => to_raw_value(&self.stats()),
+            Request::Sample => to_raw_value(&self.sample()),
+            Request::Holders => to_raw_value(&self.status()?.holders.unwrap_or_default()),
+            Request::Drain => to_raw_value(&self.drain(asking)?),
+            Request::AcceptLoss => {
+                asking.agree()?;
+                let lost_blocks = self.volume.note_loss()?;
+                if lost_blocks > 0 {
+                    log::line(&format!("note was taken of {lost_blocks} blocks that are lost"));
+                }
+                to_raw_value(&Noted { lost_blocks })
+            }
+            Request::Set { size_bytes, ram_limit_bytes, adapt, log, recompress } => {
+                self.set(size_bytes, (ram_limit_bytes, adapt), log, recompress, asking)?;
+                to_raw_value(&self.status()?)
+            }
+            Request::Swapon(ask) => {
+                let _turn = self.turn()?;
+                to_raw_value(&self.swapon(&ask, asking)?)
+            }
+            Request::Swapoff { force } => {
+                let _turn = self.turn()?;
+                to_raw_value(&self.swapoff(force, asking)?)
+            }
+            Request::Restart { force, log } => {
+                let restart = |asking: &mut Asking<'_>| self.restart(force, log.as_ref(), asking);
+                self.ending(Event::Left, asking, restart)?;
+                to_raw_value(&())
+            }
+            Request::Down { discard, force, drain } => {
+                let how = Down { discard, force, drain };
+                to_raw_value(&self.ending(Event::Down, asking, |asking| self.down(how, asking))?)
+            }
+        };
+        value.context("cannot encode the answer")
+    }
+}
+
+/// Has a log hurry for as long as somebody waits for it.
+struct Hurry<'a>(&'a Running);
+
+impl<'a> Hurry<'a> {
+    /// Says up to which segment the log is brought to the backing store.
+    fn begin(running: &'a Running) -> Result<(Self, u64)> {
+        let mut waiting = running.draining.lock();
+        let until_segment = running.volume.drain(true)?;
+        *waiting += 1;
+        drop(waiting);
+        Ok((Self(running), until_segment))
+    }
+}
+
+impl Drop for Hurry<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.0.draining.lock();
+        *waiting -= 1;
+        if *waiting == 0 {
+            // It could be begun, so it can be ended.
+            let _ = self.0.volume.drain(false);
+        }
+    }
+}
+
+impl Running {
+    fn status(&self) -> Result<Status> {
+        let (endpoints, holders) = {
+            let export = self.export()?;
+            export.as_ref().map(|e| (e.endpoints(), e.holders())).unwrap_or_default()
+        };
+        let holders = Some(holders);
+        let state = self.state.lock();
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: state.pid,
+            started_unix_s: state.started_unix_s,
+            restarts: state.restarts,
+            plan: Plan { size_bytes: self.volume.size(), ..state.plan.clone() },
+            endpoints,
+            holders,
+            adapting: self.limiter.lock().as_ref().and_then(Limiter::report),
+            stats: self.stats(),
+        })
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let stats = self.volume.stats();
+        Stats { health: stats.health_at(time::now()), ..stats }
+    }
+
+    fn sample(&self) -> Sample {
+        // Whoever stops the export has it for as long as that takes.
+        let endpoints = self.export.try_lock().and_then(|e| e.as_ref().map(|e| e.endpoints()));
+        let state = self.state.lock();
+        Sample {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: state.pid,
+            started_unix_s: state.started_unix_s,
+            restarts: state.restarts,
+            plan: Plan { size_bytes: self.volume.size(), ..state.plan.clone() },
+            endpoints: endpoints.unwrap_or_default(),
+            adapting: self.limiter.lock().as_ref().and_then(Limiter::report),
+            stats: self.stats(),
+            latencies: self.volume.latencies(),
+        }
+    }
+
+    /// Brings to the backing store what the log holds now, for as long as the caller waits.
+    fn drain(&self, asking: &Asking<'_>) -> Result<Stats> {
+        let first = self.log_of(&self.stats())?;
+        let (_hurry, until_segment) = Hurry::begin(self)?;
+        let (mut seen, mut moved) = (progress(&first), Instant::now());
+        loop {
+            let stats = self.stats();
+            let log = self.log_of(&stats)?;
+            if log.clean || log.segment_tail >= until_segment {
+                return Ok(stats);
+            }
+            if asking.is_gone() {
+                return Err(Error::failure("the caller has hung up"));
+            }
+            drop(self.export()?);
+            if std::mem::replace(&mut seen, progress(&log)) != seen {
+                moved = Instant::now();
+            }
+            let gave_up = log.failed && !log.rescuing && !log.through;
+            let fails = gave_up || log.windows_failed > first.windows_failed + FAILURES;
+            if fails || moved.elapsed() >= STUCK {
+                return Err(self.undrained(&stats, &log, fails));
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// The error of a drain that can't go on.
+    fn undrained(&self, stats: &Stats, log: &LogStats, fails: bool) -> Error {
+        let (name, blocks) = (&self.name, log.blocks_dirty);
+        let last = stats.drives.iter().max_by_key(|drive| drive.last_unix_s());
+        let why = match (fails, last) {
+            (true, Some(drive)) => format!("fails: {}", drive.last().unwrap_or_default()),
+            (true, None) => "fails".into(),
+            (false, _) => "does not answer".into(),
+        };
+        let text = format!("volume `{name}` still has {blocks} blocks in its log: a drive {why}");
+        Error::degraded(text).mend(remedy::DRIVE_FAILS)
+    }
+
+    fn log_of(&self, stats: &Stats) -> Result<LogStats> {
+        stats.log.ok_or_else(|| {
+            Error::usage(format!("volume `{}` has no log, so there is nothing to drain", self.name))
+        })
+    }
+}
+
+/// What changes while a log is drained.
+fn progress(log: &LogStats) -> (u64, u64, u64, u64) {
+    (log.blocks_dirty, log.segment_tail, log.segment_durable, log.written_back_bytes)
+}

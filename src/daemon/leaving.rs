@@ -1,0 +1,328 @@
+//! How a volume ends: taken down, left to its next daemon, or told to end by a signal.
+//!
+//! Invariants: what can't be is refused before anything is changed; a request changes something
+//! only once its caller has agreed ([`Asking::agree`]); a signal gives no data up.
+
+use super::draining;
+use super::keeper::Kept;
+use super::log;
+use super::relog;
+use super::running::{End, Running};
+use super::signals::Event;
+use crate::config::{Usage, plan, size};
+use crate::control::{Asking, Ended, LeftInLog, NewLog};
+use crate::error::{Error, Result};
+use crate::remedy;
+use crate::volume::{self, Device};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How a volume is to be taken down.
+#[derive(Clone, Copy)]
+pub(super) struct Down {
+    /// Although data is lost by it.
+    pub discard: bool,
+    /// Although somebody holds the device.
+    pub force: bool,
+    /// With what was written last brought to the backing store.
+    pub drain: bool,
+}
+
+impl Running {
+    /// Does what may end the export. If it has, however well, and nobody else has before, the
+    /// daemon ends by `event` once the answer is out.
+    pub(super) fn ending<T>(
+        &self,
+        event: Event,
+        asking: &mut Asking<'_>,
+        work: impl FnOnce(&mut Asking<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let _turn = self.turn()?;
+        let is_there = || self.export.lock().is_some();
+        let was_there = is_there();
+        let done = work(asking);
+        if was_there && !is_there() {
+            let events = self.events.lock().clone();
+            asking.afterwards(move || {
+                // If nobody listens, the daemon is ending anyway.
+                let _ = events.send(event);
+            });
+        }
+        done
+    }
+
+    /// Takes the volume down. Says what of it is in the log alone.
+    pub(super) fn down(&self, how: Down, asking: &mut Asking<'_>) -> Result<Ended> {
+        let name = &self.name;
+        let usage = self.state.lock().plan.usage.clone();
+        // A use of our own is ended below; who else holds the device then is found there.
+        if !how.force && usage.is_none() {
+            self.refuse_holders(remedy::HELD)?;
+        }
+        let volatile = self.volume.volatile_bytes();
+        // What is swapped out goes back to memory, and nothing is lost.
+        let swap = matches!(usage, Some(Usage::Swap { .. }));
+        if volatile > 0 && !how.discard && !swap {
+            return Err(Error::would_lose(format!(
+                "volume `{name}` holds {} that exist nowhere else",
+                size::human(volatile)
+            ))
+            .mend(remedy::ONLY_IN_MEMORY));
+        }
+        if !how.discard {
+            self.keep_all()?;
+        }
+        self.refuse_job(how.force)?;
+        asking.agree()?;
+        self.stop(how.force)?;
+        let drained = if how.drain { draining::drain(&*self.volume) } else { Ok(()) };
+        let loss = self.stats().loss();
+        let undrained = drained.err().map(|e| e.to_string());
+        Ok(Ended { left: self.left_in_log(), undrained, loss })
+    }
+
+    /// What only the log has, of a volume to which nobody writes any more.
+    fn left_in_log(&self) -> Option<LeftInLog> {
+        let log = self.stats().log.filter(|log| !log.clean)?;
+        let plan = self.state.lock().plan.log.clone()?;
+        let bytes = log.blocks_dirty * crate::BLOCK_SIZE as u64;
+        Some(LeftInLog { bytes, log: plan.log, backing: plan.backing })
+    }
+
+    /// Ends the device's use and stops the export. `force`: also when somebody holds the device.
+    pub(super) fn stop(&self, force: bool) -> Result<()> {
+        match self.end_job(force).and_then(|()| self.end_use()) {
+            Err(e) if force => log::line(&format!("forced: {e}")),
+            ended => ended?,
+        }
+        let mut slot = self.export()?;
+        let Some(export) = slot.as_mut() else { return Ok(()) };
+        match export.stop() {
+            Ok(()) => {}
+            Err(e) if force => {
+                log::line(&format!("forced: {e}"));
+                export.stop_by_force()?;
+            }
+            Err(e) => return Err(e),
+        }
+        *slot = None; // dropping it stops what `stop` refused to
+        Ok(())
+    }
+
+    /// Makes everything durable that can be, before the volume ends for good.
+    fn keep_all(&self) -> Result<()> {
+        let name = &self.name;
+        self.flush().map_err(|e| {
+            Error::would_lose(format!("volume `{name}` would lose data: {e}"))
+                .mend(remedy::NOT_DURABLE.of(name))
+        })
+    }
+
+    /// Makes everything durable that was written before.
+    fn flush(&self) -> Result<()> {
+        let device = Arc::clone(&self.volume) as Arc<dyn Device>;
+        device
+            .channel()
+            .submit(volume::Request::Flush, Instant::now())
+            .map_err(|e| Error::failure(format!("what was written can't be made durable: {e}")))
+    }
+
+    /// Leaves the volume to a daemon that is about to start, with another log if one is given.
+    /// `force`: also when its device can't wait and somebody holds it.
+    pub(super) fn restart(
+        &self,
+        force: bool,
+        log: Option<&NewLog>,
+        asking: &mut Asking<'_>,
+    ) -> Result<()> {
+        // Whoever watches over a job takes a daemon that leaves for one that died.
+        self.refuse_job(force)?;
+        self.refuse_unkept()?;
+        let next = match log {
+            None => None,
+            Some(log) => {
+                let next = relog::plan(&self.state.lock().plan, log, &self.records)?;
+                relog::refuse_lost(&*self.volume)?;
+                Some(next)
+            }
+        };
+        // What holds it for a use of our own goes with that.
+        if self.state.lock().plan.usage.is_none() {
+            self.refuse_left(force)?;
+        }
+        if !force {
+            self.flush().map_err(|e| e.mend(remedy::NOT_DURABLE_YET))?;
+        }
+        asking.agree()?;
+        self.make_way(force)?;
+        if let Some(next) = next {
+            draining::drain(&*self.volume)?;
+            *self.next.lock() = Some(next);
+        }
+        Ok(())
+    }
+
+    /// The next daemon has to find what is in memory only.
+    fn refuse_unkept(&self) -> Result<()> {
+        if self.volume.volatile_bytes() == 0 || self.is_kept() {
+            return Ok(());
+        }
+        let (name, socket) = (&self.name, self.files.keep.display());
+        Err(Error::would_lose(format!(
+            "nobody keeps the memory of `{name}`: {socket} does not answer"
+        ))
+        .mend("copy what you need, then take the volume down and up again"))
+    }
+
+    /// Has the memory kept by another process if no daemon could find the one that keeps it.
+    pub(super) fn renew_keeper(&self) {
+        if let Some(keeper) = &*self.keeper.lock()
+            && let Err(e) = keeper.renew()
+        {
+            log::line(&e.to_string());
+        }
+    }
+
+    /// Whether the next daemon finds what is in memory.
+    fn is_kept(&self) -> bool {
+        self.renew_keeper();
+        Kept::is_there(&self.files.keep)
+    }
+
+    /// Ends the use of a device that can't wait, which the next daemon begins again, and leaves.
+    fn make_way(&self, force: bool) -> Result<()> {
+        let leave = || {
+            let force = self.refuse_left(force)?;
+            self.leave().or_else(|e| if force { self.stop(true) } else { Err(e) })
+        };
+        if self.waits() {
+            return leave();
+        }
+        self.end_job(force)?;
+        self.end_use()?;
+        let left = leave();
+        if left.is_err()
+            && let Err(e) = self.begin_use(&|_| {})
+        {
+            log::line(&e.to_string());
+        }
+        left
+    }
+
+    /// Refuses to leave a device that can't wait to those who hold it, unless they can be hung up
+    /// on and `force` says so: then that is returned.
+    fn refuse_left(&self, force: bool) -> Result<bool> {
+        let export = self.state.lock().plan.export.clone();
+        // Nobody can take a loop device away from who holds it.
+        let by_fuse = export == plan::Export::Fuse;
+        let force = force && !by_fuse;
+        let holders = if force || self.waits() { Vec::new() } else { self.holders_that_stay()? };
+        if holders.is_empty() {
+            return Ok(force);
+        }
+        let (name, kind) = (&self.name, export.kind());
+        Err(Error::busy(format!(
+            "volume `{name}` is in use ({}), and a device by {kind} can't wait for its daemon",
+            holders.join(", ")
+        ))
+        .mend(match by_fuse {
+            true => "end that first".to_owned(),
+            false => remedy::CONNECTED.into(),
+        }))
+    }
+
+    /// Ends the export in a way that the next daemon takes it up, with everything durable that can
+    /// be. What can't, the keeper of the memory has.
+    fn leave(&self) -> Result<()> {
+        let mut slot = self.export()?;
+        let Some(export) = slot.as_mut() else { return Ok(()) };
+        match self.flush() {
+            Err(e) if self.is_kept() => {
+                log::line(&format!("{e}: it stays in memory, for the next daemon"));
+            }
+            flushed => flushed?,
+        }
+        export.leave()?;
+        let leftovers = export.leftovers();
+        *slot = None;
+        drop(slot);
+        self.note_left(leftovers);
+        Ok(())
+    }
+
+    /// Writes down what is left in the system.
+    fn note_left(&self, leftovers: Vec<crate::export::Leftover>) {
+        let mut state = self.state.lock();
+        state.leftovers = leftovers;
+        // Too late to stay. What is written there names what was left, too, and more.
+        if let Err(e) = state.write(&self.files) {
+            log::line(&e.to_string());
+        }
+    }
+
+    /// Whether the device waits for the next daemon.
+    fn waits(&self) -> bool {
+        self.export.lock().as_ref().is_some_and(|export| export.waits())
+    }
+
+    /// Whether it is to wait for the next daemon when this one is told to end.
+    pub(super) fn waits_for_next(&self) -> bool {
+        self.state.lock().plan.job.is_none() && self.waits()
+    }
+
+    /// Whether something would be lost if the memory was given up, with what that is.
+    fn holds_alone(&self) -> Option<String> {
+        let state = self.state.lock();
+        let swap = matches!(state.plan.usage, Some(Usage::Swap { .. }));
+        // What was swapped out has gone back to memory by then, or means nothing any more.
+        if swap || state.plan.job.is_some() {
+            return None;
+        }
+        let logs = state.plan.log.is_some();
+        drop(state);
+        match self.volume.volatile_bytes() {
+            0 if logs => self.flush().err().map(|e| e.to_string()),
+            0 => None,
+            bytes => Some(format!("{} exist nowhere else", size::human(bytes))),
+        }
+    }
+
+    /// Ends because of a signal, unless somebody inside changes something now, or somebody outside
+    /// holds the device. What exists nowhere else stays with the keeper of the memory.
+    pub(super) fn end_by_signal(&self) -> Result<End> {
+        let _turn = self.turn()?;
+        if self.waits_for_next() {
+            return self.leave().map(|()| End::Left);
+        }
+        let Some(what) = self.holds_alone() else { return self.stop(false).map(|()| End::Down) };
+        self.refuse_unkept()?;
+        self.make_way(false)?;
+        self.say_kept(&what);
+        Ok(End::Left)
+    }
+
+    /// Ends because of a second signal, whoever holds the device. What exists nowhere else stays
+    /// all the same, if there is a keeper.
+    pub(super) fn end_by_force(&self) -> End {
+        let Some(what) = self.holds_alone().filter(|_| self.is_kept()) else {
+            return self.give_up();
+        };
+        self.give_up();
+        self.note_left(Vec::new());
+        self.say_kept(&what);
+        End::Left
+    }
+
+    /// Ends though somebody holds the device, and leaves nothing.
+    pub(super) fn give_up(&self) -> End {
+        if let Err(e) = self.stop(true) {
+            log::line(&e.to_string());
+        }
+        End::Down
+    }
+
+    fn say_kept(&self, what: &str) {
+        let remedy = remedy::KEPT_ASIDE.of(&self.name);
+        log::line(&format!("{what}: the memory is kept; {remedy}"));
+    }
+}

@@ -1,0 +1,143 @@
+//! What is mounted, and what the kernel swaps to: `/proc/self/mountinfo` and `/proc/swaps`, as the
+//! kernel writes them.
+//!
+//! Invariant: nothing here touches a mounted file system, so that nothing hangs on a dead server.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// What our FUSE mounts name as their source, in the mount table and in `df`.
+pub const SOURCE: &str = "ztier";
+
+/// File systems on local drives or in memory: no server has to answer.
+const LOCAL: [&str; 17] = [
+    "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "devtmpfs", "ramfs", "overlay",
+    "vfat", "exfat", "ntfs3", "zfs", "bcachefs", "squashfs", "erofs",
+];
+
+/// One line of a mountinfo file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Device number of what is mounted.
+    pub device: (u32, u32),
+    /// Where.
+    pub point: PathBuf,
+    /// File system type, with the subtype of FUSE (`fuse.sshfs`).
+    pub kind: String,
+    /// What is mounted: a device path, or any text.
+    pub source: PathBuf,
+}
+
+impl MountEntry {
+    /// Whether this is a mount of ours: FUSE, with our source.
+    pub fn is_ours(&self) -> bool {
+        (self.kind == "fuse" || self.kind.starts_with("fuse.")) && self.source == Path::new(SOURCE)
+    }
+
+    /// Whether a request to it waits for no server.
+    pub(super) fn is_local(&self) -> bool {
+        LOCAL.contains(&self.kind.as_str())
+    }
+
+    /// A line: `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [TAGS…] - TYPE SOURCE SUPER-OPTIONS`.
+    pub fn parse(line: &str) -> Option<Self> {
+        let (left, right) = line.split_once(" - ")?;
+        let mut left = left.split(' ').skip(2);
+        let (major, minor) = left.next()?.split_once(':')?;
+        let point = left.nth(1)?;
+        let mut right = right.split(' ');
+        Some(Self {
+            device: (major.parse().ok()?, minor.parse().ok()?),
+            point: unescape(point),
+            kind: right.next()?.to_owned(),
+            source: unescape(right.next()?),
+        })
+    }
+}
+
+/// All mounts that this process sees, in the order in which they were made; empty if the kernel
+/// does not say.
+pub fn mounts() -> Vec<MountEntry> {
+    mounts_in(Path::new("/proc/self/mountinfo"))
+}
+
+/// All mounts in a mountinfo file (another process's, for example).
+pub fn mounts_in(file: &Path) -> Vec<MountEntry> {
+    std::fs::read_to_string(file)
+        .map(|text| text.lines().filter_map(MountEntry::parse).collect())
+        .unwrap_or_default()
+}
+
+/// Which of these mounts a path without links leads to, by its name alone.
+pub(super) fn mount_of<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
+    let above = mounts.iter().filter(|m| path.starts_with(&m.point));
+    // Of several at one place the last one is seen.
+    above.max_by_key(|m| m.point.components().count())
+}
+
+/// The devices and files that the kernel swaps to.
+pub(super) fn swaps() -> Vec<PathBuf> {
+    let text = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let first = |line: &str| line.split_whitespace().next().map(unescape);
+    text.lines().skip(1).filter_map(first).collect()
+}
+
+/// Undoes the octal escapes (`\040`) of the kernel's tables.
+pub fn unescape(text: &str) -> PathBuf {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let escape = bytes
+            .get(at + 1..at + 4)
+            .filter(|_| bytes[at] == b'\\')
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match escape {
+            Some(byte) => {
+                out.push(byte);
+                at += 4;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(out))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_mountinfo_line_is_taken_apart() {
+        let m = MountEntry::parse(
+            r"36 35 98:0 /mnt1 /mnt/two\040words rw,noatime master:1 shared:2 - fuse.ztier ztier rw",
+        )
+        .unwrap();
+        assert_eq!(m.device, (98, 0));
+        assert_eq!(m.point, Path::new("/mnt/two words"));
+        assert_eq!(m.kind, "fuse.ztier");
+        assert!(m.is_ours());
+    }
+
+    #[test]
+    fn broken_lines_and_escapes_are_not_a_panic() {
+        for line in ["", " - ", "1 2 x:y / / rw - a b", "1 2 3:4 /", "1 2 3:4 / /p rw -"] {
+            assert_eq!(MountEntry::parse(line), None, "{line}");
+        }
+        assert_eq!(unescape(r"a\9z\04"), Path::new(r"a\9z\04"));
+        assert_eq!(unescape(r"\134"), Path::new(r"\"));
+    }
+
+    #[test]
+    fn a_path_is_on_the_innermost_mount() {
+        let mounts = mounts();
+        assert_eq!(mount_of(&mounts, Path::new("/proc/self/stat")).unwrap().kind, "proc");
+        assert_eq!(mount_of(&mounts, Path::new("/")).unwrap().point, Path::new("/"));
+    }
+}

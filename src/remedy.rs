@@ -1,0 +1,398 @@
+//! What to do about a failure: the advice that stands behind a semicolon, as far as data can be
+//! lost by it, or a drive may come back by itself.
+//!
+//! Invariants (checked by tests): no other file advises a flag that gives data up; advice that
+//! loses data names a way without loss before it, unless there is none; it says what is lost.
+
+use std::fmt;
+
+/// What is lost by following advice to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loses {
+    /// Nothing.
+    Nothing,
+    /// What exists in memory only.
+    Memory,
+    /// What the log holds and the backing store lacks.
+    Log,
+    /// Parts of the log that can't be read any more.
+    Damaged,
+    /// What was written after an older state of the log.
+    Newer,
+    /// What is on a drive.
+    Drive,
+    /// The requests of whoever holds the device.
+    Requests,
+}
+
+/// Advice. `NAME` in it is the volume's name, where that is known.
+#[derive(Clone, Copy, Debug)]
+pub struct Remedy {
+    /// What to do.
+    pub text: &'static str,
+    /// What is lost by that.
+    pub loses: Loses,
+    /// The words of `text` that name a way without loss; `None`: nothing is lost, or there is no
+    /// other way left.
+    pub instead: Option<&'static str>,
+}
+
+impl Remedy {
+    const fn safe(text: &'static str) -> Self {
+        Self { text, loses: Loses::Nothing, instead: None }
+    }
+
+    const fn or(instead: &'static str, text: &'static str, loses: Loses) -> Self {
+        Self { text, loses, instead: Some(instead) }
+    }
+
+    /// Nothing else is left.
+    const fn last(text: &'static str, loses: Loses) -> Self {
+        Self { text, loses, instead: None }
+    }
+
+    /// The text for the volume `name`.
+    pub fn of(&self, name: &str) -> String {
+        self.text.replace("NAME", name)
+    }
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text)
+    }
+}
+
+impl From<Remedy> for String {
+    fn from(remedy: Remedy) -> Self {
+        remedy.text.to_owned()
+    }
+}
+
+macro_rules! remedies {
+    ($($(#[$doc:meta])* $name:ident = $remedy:expr;)*) => {
+        $($(#[$doc])* pub const $name: Remedy = $remedy;)*
+        /// All there are, with their names.
+        pub const ALL: &[(&str, Remedy)] = &[$((stringify!($name), $name)),*];
+    };
+}
+
+remedies! {
+    /// A daemon is gone, and its memory may be kept.
+    DEAD = Remedy::safe("`ztier restart NAME` goes on with it, `ztier down NAME` removes it");
+    /// The same, and its memory is kept.
+    DEAD_WITH_DATA = Remedy::safe("`ztier restart NAME` goes on with its data");
+    /// The same, and nothing is kept.
+    DEAD_WITHOUT = Remedy::safe("`ztier down NAME` removes it");
+    /// A daemon is gone, and its memory is kept.
+    KEPT = Remedy::or(
+        "go on with it (`ztier restart NAME`)",
+        "go on with it (`ztier restart NAME`), or give up what exists in memory only with --discard",
+        Loses::Memory,
+    );
+    /// A daemon has ended, and its memory is kept.
+    KEPT_ASIDE = Remedy::or(
+        "`ztier restart NAME` goes on with it",
+        "`ztier restart NAME` goes on with it, and `ztier down NAME --discard` gives up what exists \
+         in memory only",
+        Loses::Memory,
+    );
+    /// Kept memory that no program can go on with.
+    KEPT_IN_VAIN = Remedy::last(
+        "give up what exists in memory only with `ztier down NAME --discard`, then try again",
+        Loses::Memory,
+    );
+    /// Kept memory of another program.
+    KEPT_BY_ANOTHER = Remedy::or(
+        "go on with it by that ztier's `ztier restart NAME`",
+        "go on with it by that ztier's `ztier restart NAME`, or give up what exists in memory only \
+         with `ztier down NAME --discard`",
+        Loses::Memory,
+    );
+    /// Kept memory of another version or volume.
+    KEPT_ELSEWHERE = Remedy::or(
+        "go on with the program that made it",
+        "go on with the program that made it, or give up what exists in memory only \
+         (`ztier down NAME --discard`)",
+        Loses::Memory,
+    );
+    /// Kept memory that contradicts itself.
+    KEPT_BROKEN = Remedy::last(
+        "give up what exists in memory only (`ztier down NAME --discard`)",
+        Loses::Memory,
+    );
+    /// A volume holds what exists nowhere else.
+    ONLY_IN_MEMORY = Remedy::or(
+        "copy what you need",
+        "copy what you need, then give up what exists in memory only with --discard",
+        Loses::Memory,
+    );
+    /// What is in memory can't be made durable now.
+    NOT_DURABLE = Remedy::or(
+        "have the drive work again",
+        "have the drive work again (see the kernel's log); `ztier down NAME --discard` gives up \
+         what exists in memory only",
+        Loses::Memory,
+    );
+    /// The same, when another daemon is to go on with it.
+    NOT_DURABLE_YET = Remedy::safe(
+        "have the drive work again (see the kernel's log); with --force it stays in memory for the \
+         next daemon",
+    );
+    /// A log's drive does not take what it is given.
+    LOG_FAILED = Remedy::safe(
+        "have its drive work again: it is tried every 5 s, and nothing that was flushed is lost \
+         meanwhile",
+    );
+    /// A log has failed, and the volume works without it.
+    LOG_WORN = Remedy::safe(
+        "nothing is lost; give it another log with `ztier restart NAME --log DEV`, or none",
+    );
+    /// A spill device takes nothing.
+    SPILL_FAILS = Remedy::safe(
+        "give it room or have it work again: it is tried by itself, and a write that memory has no \
+         room for is refused meanwhile",
+    );
+    /// A drive fails, and nothing is lost yet.
+    DRIVE_FAILS = Remedy::safe("see the kernel's log, have the drive work again, then try again");
+    /// Somebody holds the device.
+    HELD = Remedy::or(
+        "end that first",
+        "end that first, or take it away with --force: requests of whoever holds it fail",
+        Loses::Requests,
+    );
+    /// Somebody is connected to a server that can't wait for its next daemon.
+    CONNECTED = Remedy::or(
+        "end that first",
+        "end that first, or add --force and connect again afterwards: requests under way fail",
+        Loses::Requests,
+    );
+    /// Somebody holds a device that nobody serves any more.
+    HELD_UNSERVED = Remedy::or(
+        "end that first",
+        "end that first, or, where that hangs, have requests of whoever holds it fail with \
+         `ztier down NAME --force`",
+        Loses::Requests,
+    );
+    /// Blocks are lost.
+    LOST = Remedy::safe(
+        "reading them fails: write them again, or take note of it with `ztier accept-loss NAME`",
+    );
+    /// Only the log knows which blocks are lost.
+    LOST_IN_LOG = Remedy::safe("write or discard them (`ztier status NAME` lists them), then try again");
+    /// The log that holds what the backing store lacks is not there.
+    LOG_MISSED = Remedy::or(
+        "bring that log back",
+        "bring that log back; only if it is gone for good, go on without what it held: \
+         --abandon-log, with another --log",
+        Loses::Log,
+    );
+    /// The same of a volume that was to have no log.
+    LOG_MISSED_BARE = Remedy::or(
+        "bring it up with that --log, then drain it (`ztier restart NAME --log none`)",
+        "bring it up with that --log, then drain it (`ztier restart NAME --log none`); only if that \
+         log is gone for good, go on without what it held: any new file as --log, and --abandon-log",
+        Loses::Log,
+    );
+    /// A drive that overlaps with a backing store whose log holds data.
+    OVERLAP_LACKS_LOG = Remedy::or(
+        "bring that backing store up with its log and take it down with --drain",
+        "bring that backing store up with its log and take it down with --drain; only if that log is \
+         gone for good, go on without what it held by --abandon-log",
+        Loses::Log,
+    );
+    /// A log whose superblocks are damaged.
+    LOG_BROKEN = Remedy::last(
+        "look at it with `ztier log check DEV`; where nothing else helps, go on without what it \
+         held by --abandon-log",
+        Loses::Log,
+    );
+    /// A log whose drive is smaller than it was.
+    LOG_SHRUNK = Remedy::or(
+        "give the drive its size back",
+        "give the drive its size back; where nothing else helps, go on without what it held by \
+         --abandon-log",
+        Loses::Log,
+    );
+    /// Durable parts of a log are damaged.
+    LOG_DAMAGED = Remedy::last(
+        "look at it with `ztier log check DEV`; --accept-loss goes on without what is damaged",
+        Loses::Damaged,
+    );
+    /// Parts of a log can't be read now.
+    LOG_UNREAD = Remedy::or(
+        "have the drive work again",
+        "have the drive work again (see the kernel's log); only if it stays so, --accept-loss goes \
+         on without what is damaged",
+        Loses::Damaged,
+    );
+    /// A verified log is damaged.
+    LOG_CHECKED = Remedy::last(
+        "what is damaged is lost; `ztier up NAME --accept-loss` and `ztier down NAME --drain` bring \
+         the rest to the backing store",
+        Loses::Damaged,
+    );
+    /// A log with data that is to be overwritten.
+    LOG_HOLDS = Remedy::or(
+        "bring it to the backing store with `ztier up NAME` and `ztier down NAME --drain`",
+        "bring it to the backing store with `ztier up NAME` and `ztier down NAME --drain`, or give up \
+         what it held with --force",
+        Loses::Log,
+    );
+    /// A log that can't be used here, and is to be overwritten.
+    LOG_HOLDS_ELSEWHERE = Remedy::or(
+        "bring it to its backing store where it can be used",
+        "bring it to its backing store where it can be used, or give up what it held with --force",
+        Loses::Log,
+    );
+    /// A log with data that the backing store has gone on without.
+    LOG_STALE = Remedy::or(
+        "give that log",
+        "give that log, or make this one anew, without what it held: `ztier log format DEV \
+         --backing DEV --force`; --accept-older-log puts what it held over newer data",
+        Loses::Log,
+    );
+    /// A log that this machine has seen newer.
+    LOG_OLDER = Remedy::or(
+        "give the newer log",
+        "give the newer log; only if it is gone for good, --accept-older-log goes on with this \
+         one, without what was written since",
+        Loses::Newer,
+    );
+    /// The same, and the backing store lacks nothing of the newer one.
+    LOG_OLDER_THAN_BACKING = Remedy::last(
+        "make it anew, the backing store has what it held: `ztier log format DEV --backing DEV \
+         --force`; only if the backing store was put back to that state, too, --accept-older-log \
+         goes on with both",
+        Loses::Log,
+    );
+    /// A backing store that was changed while its log held newer data.
+    LOG_BEHIND = Remedy::or(
+        "copy both drives first",
+        "copy both drives first; then give up the log and what it held with --abandon-log, or what was \
+         changed on the backing store with --accept-changed-backing (then check the file system)",
+        Loses::Log,
+    );
+    /// A log that does not say whose it is.
+    LOG_NAMELESS = Remedy::last(
+        "its superblock is damaged: see `ztier log check DEV`; `ztier log format DEV --backing DEV \
+         --force` gives up what it held",
+        Loses::Log,
+    );
+    /// A log with data of another backing store.
+    LOG_OF_ANOTHER = Remedy::or(
+        "give the backing store of that log",
+        "give the backing store of that log (`ztier log check DEV` says what it holds); only if it \
+         is its own, --abandon-log gives up what it held",
+        Loses::Log,
+    );
+    /// A log of another drive of the same content.
+    LOG_MOVED = Remedy::safe("give the right drive, or add --moved if this is a copy of it");
+    /// The same, if only the size could be compared.
+    LOG_MOVED_UNSEEN = Remedy::safe(
+        "give the right drive, or add --moved if you are certain that this is a copy of it as it was, \
+         or the same drive under another id",
+    );
+    /// Memory of a log that is another one.
+    MEMORY_OF_ANOTHER_LOG = Remedy::or(
+        "give the log that the volume had",
+        "give the log that the volume had; or give up what exists in memory only with \
+         `ztier down NAME --discard`",
+        Loses::Memory,
+    );
+    /// A volume that was to be its backing store, while memory is of its log.
+    MEMORY_OF_LOG = Remedy::or(
+        "go on with that log",
+        "go on with that log, or give up what exists in memory only with `ztier down NAME --discard`",
+        Loses::Memory,
+    );
+    /// Memory that does not go with its log any more.
+    MEMORY_OUTDATED = Remedy::last(
+        "give up what exists in memory only with `ztier down NAME --discard`, then bring the volume \
+         up",
+        Loses::Memory,
+    );
+    /// The spill device is another one.
+    SPILL_MISSED = Remedy::or(
+        "bring back the device that `NAME` had",
+        "bring back the device that `NAME` had; or give up what exists in memory only with \
+         `ztier down NAME --discard`",
+        Loses::Memory,
+    );
+    /// A drive holds something known.
+    DRIVE_HOLDS = Remedy::or(
+        "give another drive",
+        "give another drive, or overwrite what is on the drive with --wipe",
+        Loses::Drive,
+    );
+    /// A device that is to be swap holds something.
+    SWAP_HOLDS = Remedy::or(
+        "use an empty volume",
+        "use an empty volume, or overwrite what is on the drive with --force",
+        Loses::Drive,
+    );
+    /// A daemon that may wait for its own swap.
+    SWAP_UNSAFE = Remedy::safe(
+        "run it as root with CAP_SYS_RESOURCE, CAP_IPC_LOCK and CAP_SYS_NICE, or add --force where \
+         the machine itself never runs short of memory",
+    );
+    /// What is swapped out has no room elsewhere.
+    SWAP_FULL = Remedy::safe("end some programs, or try all the same with --force");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What gives data up, and the words that say what of it.
+    fn said(loses: Loses) -> &'static [&'static str] {
+        match loses {
+            Loses::Nothing => &[],
+            Loses::Memory => {
+                &["give up what exists in memory only", "gives up what exists in memory only"]
+            }
+            Loses::Log => &["what it held"],
+            Loses::Damaged => &["what is damaged"],
+            Loses::Newer => &["what was written since"],
+            Loses::Drive => &["overwrite what is on the drive"],
+            Loses::Requests => &["requests"],
+        }
+    }
+
+    #[test]
+    fn what_loses_data_says_so_and_comes_last() {
+        let lossy = [
+            "--abandon-log",
+            "--accept-changed-backing",
+            "--accept-loss",
+            "--accept-older-log",
+            "--discard",
+            "--wipe",
+            "log format",
+        ];
+        for (name, remedy) in ALL {
+            let Remedy { text, loses, instead } = *remedy;
+            assert!(!text.contains('\n') && !text.contains("  "), "{name}: {text}");
+            let flag = lossy.iter().filter_map(|flag| text.find(flag)).min();
+            if loses == Loses::Nothing {
+                assert!(flag.is_none() && instead.is_none(), "{name} loses something: {text}");
+                continue;
+            }
+            let tells = said(loses).iter().any(|words| text.contains(words));
+            assert!(tells, "{name} does not say what is lost: {text}");
+            let at = flag.or_else(|| text.find("--force"));
+            let Some(at) = at else { panic!("{name} loses nothing that is known: {text}") };
+            if let Some(words) = instead {
+                let safe = text.find(words).map(|from| from + words.len());
+                assert!(safe.is_some_and(|end| end <= at), "{name}: {words:?} comes after: {text}");
+                assert!(!lossy.iter().any(|flag| words.contains(flag)), "{name}: {words}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_filled_in() {
+        assert_eq!(DEAD.of("x"), "`ztier restart x` goes on with it, `ztier down x` removes it");
+        assert_eq!(String::from(DRIVE_FAILS), DRIVE_FAILS.to_string());
+    }
+}

@@ -1,0 +1,46 @@
+//! What the superblocks of a log say, changed as a crash, another boot or another machine would.
+#![allow(clippy::unwrap_used, dead_code)]
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use ztier::durable::format::{SUPER, SUPER_AT, Superblock};
+use ztier::media::Identity;
+
+/// The newest superblock of a log.
+pub fn read(log: &str) -> Superblock {
+    let file = File::open(log).unwrap();
+    let copies = SUPER_AT.map(|at| {
+        let mut bytes = [0; SUPER];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        Superblock::decode(&bytes).unwrap()
+    });
+    copies.into_iter().max_by_key(|sb| sb.generation).unwrap()
+}
+
+/// Changes both copies.
+pub fn edit(log: &str, change: impl Fn(&mut Superblock)) {
+    let mut sb = read(log);
+    change(&mut sb);
+    let file = File::options().write(true).open(log).unwrap();
+    for at in SUPER_AT {
+        file.write_all_at(&sb.encode(), at).unwrap();
+    }
+}
+
+/// As after a reboot since the log was closed: the change counters have another scope.
+pub fn reboot(log: &str) {
+    edit(log, |sb| {
+        sb.witness.scope ^= 1;
+        sb.witness.sure ^= 1;
+        sb.witness.written ^= 1;
+    });
+}
+
+/// As within a window that writes to every sampled range.
+pub fn forget_samples(log: &str) {
+    edit(log, |sb| {
+        let mut identity = Identity::decode(&sb.identity).unwrap();
+        identity.forget(|_| true);
+        sb.identity = identity.encode();
+    });
+}
