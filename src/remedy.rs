@@ -84,6 +84,8 @@ remedies! {
     DEAD_WITH_DATA = Remedy::safe("`ztier restart NAME` goes on with its data");
     /// The same, and nothing is kept.
     DEAD_WITHOUT = Remedy::safe("`ztier down NAME` removes it");
+    /// A daemon does not answer.
+    SILENT = Remedy::safe("`ztier down NAME --force` ends it; what is in memory is kept");
     /// A daemon is gone, and its memory is kept.
     KEPT = Remedy::or(
         "go on with it (`ztier restart NAME`)",

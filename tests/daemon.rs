@@ -532,7 +532,7 @@ fn a_limit_on_the_size_of_files_is_an_error_and_no_end() {
     let other = sandbox.path().join("fast").display().to_string();
     fs::File::create(&other).unwrap().set_len(64 << 20).unwrap();
     let log = ["log", "format", &other, "--backing", &file];
-    finish(limited("-f 16", &sandbox.command(&log))).refused(1, &[&other, "27"]); // EFBIG
+    finish(limited("-f 16", &sandbox.command(&log))).refused(1, &[&other, "errno 27"]); // EFBIG
     assert_eq!(sandbox.files(), [""; 0]);
 }
 

@@ -108,7 +108,7 @@ fn cgroup(sandbox: &Sandbox, name: &str) -> PathBuf {
 #[track_caller]
 fn nothing_left(turn: &Turn, sandbox: &Sandbox) {
     eventually("all volumes are gone", || {
-        sandbox.ztier(&["list", "--json"]).json().as_array().unwrap().is_empty()
+        sandbox.ztier(&["list", "--json"]).looked().trim() == "[]"
     });
     assert!(turn.is_as_before());
     assert_eq!(sandbox.files(), Vec::<String>::new());

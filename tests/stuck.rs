@@ -150,7 +150,7 @@ fn a_stopped_daemon_is_named_and_ended_by_force_without_loss() {
     stop();
     let begun = Instant::now();
     let refused = sandbox.ztier(&["down", "vol", "--discard"]);
-    refused.refused(1, &["is stopped", "kill -CONT", "--force"]);
+    refused.refused(6, &["is stopped", "kill -CONT", "--force"]);
     assert!(begun.elapsed() < Duration::from_secs(5), "that is known at once");
     // What was refused is not done later.
     kill_process(pid, Signal::CONT).unwrap();

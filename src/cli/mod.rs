@@ -205,10 +205,7 @@ fn client(paths: &Paths, volume: &str) -> Result<Client> {
     }
     match daemon::reach(paths, volume) {
         Found::Up(_) => Ok(Client::new(&paths.volume(volume).control)),
-        Found::Dead(_) | Found::Broken(_) => {
-            Err(Error::degraded(format!("the daemon of volume `{volume}` is gone"))
-                .mend(remedy::DEAD.of(volume)))
-        }
+        Found::Dead(_) | Found::Broken(_) => Err(gone(volume)),
         Found::Nothing => Err(unknown(paths, volume)),
     }
 }
@@ -237,6 +234,12 @@ fn ill(volume: &str, stats: &crate::stats::Stats) -> Option<Error> {
         About::Drive(..) => remedy::DRIVE_FAILS.into(),
     };
     Some(Error::degraded(format!("volume `{volume}`: {}", texts.join(", and "))).mend(remedy))
+}
+
+/// The error of a command for a volume whose daemon died.
+fn gone(volume: &str) -> Error {
+    Error::degraded(format!("the daemon of volume `{volume}` is gone"))
+        .mend(remedy::DEAD.of(volume))
 }
 
 fn unknown(paths: &Paths, volume: &str) -> Error {

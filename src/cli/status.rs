@@ -1,6 +1,6 @@
 //! `ztier status`: what a running volume is, what it holds, and who holds it.
 
-use super::{PATIENCE, adapting, client, ill, output};
+use super::{PATIENCE, adapting, client, gone, ill, output};
 use crate::config::log::LogPlan;
 use crate::config::plan::SpillPlan;
 use crate::config::size::{exact, human};
@@ -48,10 +48,10 @@ impl Status {
                     all.push(control::Status::from((**sample).clone()));
                 }
                 Seen::Starting { .. } => output::remark(&format!("{name} is coming up")),
-                _ => wrong.push(Error::degraded(format!(
-                    "volume `{name}`: {}, see `ztier list`",
-                    seen.state()
+                Seen::Silent { .. } => wrong.push(Error::degraded(format!(
+                    "the daemon of volume `{name}` does not answer, see `ztier list`"
                 ))),
+                Seen::Dead { .. } | Seen::Broken { .. } => wrong.push(gone(name)),
             }
         }
         match self.json {

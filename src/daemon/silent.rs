@@ -8,8 +8,9 @@ use super::state::Lock;
 use super::{opening, serve};
 use crate::config::paths::VolumeFiles;
 use crate::control::{Client, Request, Version};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Status};
 use crate::export::Leftover;
+use crate::remedy;
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
@@ -55,8 +56,11 @@ pub fn answering(files: &VolumeFiles, patience: Duration) -> Answering {
             Condition::Dying | Condition::Stopped => return Answering::No(process),
             Condition::Alive => {}
         }
-        if client.ask::<Version>(&Request::Ping, GLANCE).is_ok() {
-            return Answering::Yes;
+        match client.ask::<Version>(&Request::Ping, GLANCE) {
+            Ok(_) => return Answering::Yes,
+            // It says what is wrong with it.
+            Err(e) if e.status() == Status::Degraded => return Answering::Yes,
+            Err(_) => {}
         }
         if Instant::now() >= deadline {
             return Answering::No(process);
@@ -68,8 +72,8 @@ pub fn answering(files: &VolumeFiles, patience: Duration) -> Answering {
 /// Why a daemon that does not answer can't be asked to end, and what to do.
 pub fn refusal(files: &VolumeFiles, process: &Process) -> Error {
     let (name, pid) = (&files.name, process.pid());
-    let force = format!("`ztier down {name} --force` ends it; what is in memory is kept");
-    let error = |what: String| Error::failure(format!("the daemon of volume `{name}` {what}"));
+    let force = remedy::SILENT.of(name);
+    let error = |what: String| Error::degraded(format!("the daemon of volume `{name}` {what}"));
     match (process.condition(), opening::noted(files)) {
         (Condition::Stopped, _) => error(format!("(process {pid}) is stopped"))
             .mend(format!("`kill -CONT {pid}` lets it go on, {force}")),

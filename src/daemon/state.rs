@@ -58,7 +58,7 @@ impl State {
     /// When it can't be written; then the old one is still there.
     pub fn write(&self, files: &VolumeFiles) -> Result<()> {
         let what = || format!("cannot write {}", files.state.display());
-        let new = files.state.with_extension("new");
+        let new = unfinished(&files.state);
         let text = serde_json::to_vec(self).context(what())?;
         let mut file = fs::File::create(&new).context(what())?;
         file.write_all(&text).context(what())?;
@@ -161,7 +161,7 @@ impl Lock {
         if same_file(&self.file, &self.path) {
             return Ok(());
         }
-        let new = self.path.with_extension("lock.new");
+        let new = unfinished(&self.path);
         let _ = fs::remove_file(&new);
         let (file, _) = open_lock(&new).context(what())?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).context(what())?;
@@ -175,6 +175,13 @@ impl Lock {
         // A file that stays locks nothing.
         let _ = fs::remove_file(&self.path);
     }
+}
+
+/// The name of a file of the run directory until it is whole.
+fn unfinished(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".new");
+    name.into()
 }
 
 /// Opens a lock file, and says whether it was made just now.
@@ -463,7 +470,9 @@ pub fn forget(files: &VolumeFiles) {
 
 /// Removes the volume's files from the run directory, the lock last.
 pub fn remove_files(lock: Lock, files: &VolumeFiles) {
-    for file in [&files.control, &files.log, &files.step, &files.state] {
+    let unfinished = [&files.state, &files.lock].map(|file| unfinished(file));
+    let whole = [&files.control, &files.log, &files.step, &files.state];
+    for file in whole.into_iter().chain(&unfinished) {
         // Most are gone already, and none is worth an error at the very end.
         let _ = fs::remove_file(file);
     }
