@@ -157,11 +157,15 @@ impl Drop for Sandbox {
     fn drop(&mut self) {
         for file in self.files() {
             let Some(name) = file.strip_suffix(".json") else { continue };
-            let down = finish(self.command(&["down", name, "--discard", "--force"]));
-            if down.status != 0 {
-                eprintln!("{name} was left: {down:?}");
+            // Must not panic: that would end the process while another panic unwinds, and leave the
+            // directories of all tests beside this one.
+            let down =
+                || try_finish(self.command(&["down", name, "--discard", "--force"]), PATIENCE);
+            let done = down();
+            if done.as_ref().is_none_or(|done| done.status != 0) {
+                eprintln!("{name} was left: {done:?}");
                 self.kill_recorded(&file);
-                eprintln!("{:?}", finish(self.command(&["down", name, "--discard", "--force"])));
+                eprintln!("{:?}", down());
             }
         }
     }
