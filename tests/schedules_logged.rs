@@ -16,7 +16,8 @@ use shuttle::thread;
 use std::sync::Arc;
 use std::time::Instant;
 use support::schedules::hold_and_find;
-use ztier::durable::{self, format::DATA_MIN};
+use ztier::durable;
+use ztier::durable::format::{DATA_MIN, IDENTITY};
 use ztier::media::{Action, Drive, DriveError};
 use ztier::tiers::Policy;
 use ztier::tiers::planted::{Bug, plant};
@@ -97,7 +98,7 @@ impl Rig {
     fn new(enabled: bool) -> Self {
         let log = Faulty::new(DATA_MIN + SEGMENTS * u64::from(SEGMENT));
         let backing = Faulty::new(BLOCKS * BLOCK as u64);
-        durable::format(&*log, [7; 16], [0; 64], BLOCKS, SEGMENT).unwrap();
+        durable::format(&*log, [7; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
         let volume = Self::open(&log, &backing, enabled);
         Self { log, backing, volume }
     }

@@ -18,7 +18,7 @@ fn partitions(machine: &Machine) {
                 mount /dev/loop0p1 /mnt && echo kept >/mnt/a";
     ok(machine, part);
     refused(machine, "ztier down f --discard", "mounted on /mnt");
-    ok(machine, "umount /mnt && kill -9 $(pidof -s ztier:f) && sleep 0.3 && ztier restart f");
+    ok(machine, "umount /mnt && kill -9 $(pidof ztier:f) && sleep 0.3 && ztier restart f");
     ok(machine, "mount /dev/loop0p1 /mnt");
     assert_eq!(ok(machine, "cat /mnt/a"), "kept\n");
     ok(machine, "umount /mnt && ztier down f --discard");
