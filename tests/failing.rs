@@ -20,16 +20,14 @@ use support::sandbox::{Sandbox, eventually};
 
 const MIB: u64 = 1 << 20;
 
-/// A sandbox and drives in it that fail on demand; nothing where that can't be.
+/// A sandbox, and drives that fail on demand; nothing where that can't be.
 fn rig(drives: &[(&str, u64)]) -> Option<(Sandbox, FaultFs)> {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         println!("skipped: no /dev/fuse, or not root");
         return None;
     }
     let sandbox = Sandbox::new();
-    let point = sandbox.path().join("drives");
-    fs::create_dir(&point).unwrap();
-    let drives = FaultFs::mount(&point, drives);
+    let drives = FaultFs::mount(drives);
     Some((sandbox, drives))
 }
 

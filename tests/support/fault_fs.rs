@@ -14,10 +14,11 @@ use rustix::mount::{UnmountFlags, unmount};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
+use tempfile::TempDir;
 
 const TTL: Duration = Duration::from_secs(3600);
 /// Inode of the first drive.
@@ -107,14 +108,16 @@ impl State {
 
 /// A mounted file system of such drives; unmounted when it is dropped.
 pub struct FaultFs {
-    point: PathBuf,
+    /// A directory of its own: a sandbox, which ends the daemons first, cannot remove one that is
+    /// mounted.
+    point: TempDir,
     drives: Vec<Arc<Drive>>,
     session: Option<BackgroundSession>,
 }
 
 impl FaultFs {
-    /// Mounts drives of zeros, each a name and its bytes, on the directory `point`.
-    pub fn mount(point: &Path, drives: &[(&str, u64)]) -> Self {
+    /// Mounts drives of zeros, each a name and its bytes.
+    pub fn mount(drives: &[(&str, u64)]) -> Self {
         let drive = |(name, bytes): &(&str, u64)| Drive {
             name: (*name).to_owned(),
             bytes: Mutex::new(vec![0; *bytes as usize]),
@@ -123,13 +126,14 @@ impl FaultFs {
         let drives: Vec<_> = drives.iter().map(drive).map(Arc::new).collect();
         let mut config = Config::default();
         config.mount_options = vec![fuser::MountOption::FSName("faults".into())];
-        let session = Session::new(Files(drives.clone()), point, &config).unwrap().spawn().unwrap();
-        Self { point: point.to_owned(), drives, session: Some(session) }
+        let point = tempfile::Builder::new().prefix("ztier-").tempdir().unwrap();
+        let session = Session::new(Files(drives.clone()), point.path(), &config).unwrap();
+        Self { point, drives, session: Some(session.spawn().unwrap()) }
     }
 
     /// The file of a drive.
     pub fn path(&self, name: &str) -> PathBuf {
-        self.point.join(name)
+        self.point.path().join(name)
     }
 
     fn drive(&self, name: &str) -> &Drive {
@@ -163,7 +167,7 @@ impl Drop for FaultFs {
     fn drop(&mut self) {
         self.heal();
         // Detached, so that a daemon that a failed test has left cannot keep it mounted.
-        let _ = unmount(&self.point, UnmountFlags::DETACH);
+        let _ = unmount(self.point.path(), UnmountFlags::DETACH);
         drop(self.session.take());
     }
 }

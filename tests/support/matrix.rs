@@ -341,9 +341,7 @@ struct Rig {
 impl Rig {
     fn new(case: Case) -> Self {
         let sandbox = Sandbox::new();
-        let point = sandbox.path().join("drives");
-        std::fs::create_dir(&point).unwrap();
-        let drives = FaultFs::mount(&point, &[("log", LOG_BYTES), ("backing", BACKING_BYTES)]);
+        let drives = FaultFs::mount(&[("log", LOG_BYTES), ("backing", BACKING_BYTES)]);
         Self { case, sandbox, drives, found: Found::default() }
     }
 
