@@ -204,8 +204,10 @@ impl World<'_> {
     pub(crate) fn judge(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
         let (floor, submitted) = (self.history.floor(), self.history.submitted());
         if self.lies && !self.is_secured {
-            // The log has failed as well: what it had made durable has no mark behind it.
-            self.judge_lost(seen, submitted)?;
+            // The log has failed as well: what it had made durable has no mark behind it. Of writes
+            // that no flush covered the power cut has taken those in memory: then a block is what
+            // it was at the last flush, and that can be what the lie has taken.
+            self.judge_lost(seen, floor)?;
             self.history.acknowledge(submitted);
             return Ok(());
         }
