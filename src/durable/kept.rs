@@ -167,6 +167,9 @@ impl Kept {
 
     /// A superblock that is written after this may name such an epoch.
     pub(super) fn note(&mut self, epoch: u64) {
+        if self.epoch_at(epoch).is_some() {
+            return;
+        }
         self.epoch = (self.epoch + 1) % EPOCHS;
         self.set(EPOCHS_AT + self.epoch, epoch);
     }

@@ -55,6 +55,9 @@ pub(super) struct Rescue {
     owed: BTreeSet<u64>,
     /// Windows that have failed in a row.
     failures: u32,
+    /// The epoch that begins where the log is spent. It is the same at each attempt: kept memory
+    /// notes only the last few epochs, and has to know the one that is on the drive.
+    epoch: Option<u64>,
     /// The superblocks cannot be written.
     unmarkable: bool,
     /// When that was found, in milliseconds.
@@ -300,7 +303,8 @@ impl Core {
         (self.sb.written, self.sb.copies) = (self.sb.tail, false);
         self.sb.witness = Witness::default();
         // What was written and is not durable must not be found behind the new tail.
-        let epoch = next_epoch(self.epoch());
+        let epoch = self.rescue.epoch.unwrap_or_else(|| next_epoch(self.epoch()));
+        self.rescue.epoch = Some(epoch);
         self.sb.epochs.clear();
         self.begin_epoch(chunk, epoch);
         (self.sb.open, self.sb.spent, self.sb.lost) = (false, true, lost);
