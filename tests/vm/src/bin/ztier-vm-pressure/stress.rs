@@ -24,6 +24,9 @@ use ztier::error::{Context, Error, Result};
 const NAME: &str = "pressure";
 /// What a load may take to end beside its own time.
 const GRACE: Duration = Duration::from_secs(120);
+/// A load that has swapped nothing in runs again for twice as long, as far as this many seconds: a
+/// slow machine needs longer to fill its memory.
+const LONG_ENOUGH: u64 = 120;
 /// How often to look.
 const LOOK: Duration = Duration::from_millis(200);
 /// How often to say how it goes.
@@ -114,28 +117,39 @@ impl Stress {
     fn under_pressure(&self, log: &Log, stop: &AtomicBool, seen: &mut Seen) -> Result<()> {
         let memory = if self.over == Over::Machine { kernel::memory() } else { self.memory };
         let mib = (memory as f64 * self.times) as u64 >> 20;
-        // A quarter of it is ours: it compares all of its pages each time, in order.
-        let work = Work::new(mib - mib / 4, 2, &self.method, mib / 4, self.seconds);
         let of = human(memory);
         seen.load = format!("{mib} MiB ({} of stress-ng's {}) in {of}", mib - mib / 4, self.method);
         let json = tempfile::NamedTempFile::new().context("cannot make a file")?;
         let volume = (self.over == Over::Machine).then(|| self.up(memory)).transpose()?;
         let (sender, heard) = channel();
         let mut probe = self.probe(&sender)?;
-        let mut command = match &volume {
-            Some(_) => Command::new(std::env::current_exe().context("cannot find this program")?),
-            None => self.job(json.path())?,
-        };
         let before = Counters::now();
         let begun = Instant::now();
-        let child = command.args(work.args()).stdin(Stdio::null());
-        let mut child = child.stdout(Stdio::piped()).spawn().context("cannot start the load")?;
-        listen(child.stdout.take(), Who::Load, &sender);
         let mut lines = Vec::new();
-        let ended = self.watch(&mut child, &heard, stop, seen, || lines.extend(log.lines()));
-        seen.seconds = begun.elapsed().as_secs_f64();
-        seen.counters = Counters::now().since(before);
-        seen.failed = ended.err().map(|e| e.to_string());
+        let mut seconds = self.seconds;
+        loop {
+            let mut command = match &volume {
+                Some(_) => Command::new(current_program()?),
+                None => self.job(json.path())?,
+            };
+            // A quarter of it is ours: it compares all of its pages each time, in order.
+            let work = Work::new(mib - mib / 4, 2, &self.method, mib / 4, seconds);
+            let child = command.args(work.args()).stdin(Stdio::null()).stdout(Stdio::piped());
+            let mut child = child.spawn().context("cannot start the load")?;
+            listen(child.stdout.take(), Who::Load, &sender);
+            let patience = Duration::from_secs(seconds) + GRACE;
+            let mut each = || lines.extend(log.lines());
+            seen.failed = watch(&mut child, &heard, stop, seen, patience, &mut each)
+                .err()
+                .map(|e| e.to_string());
+            seen.seconds = begun.elapsed().as_secs_f64();
+            seen.counters = Counters::now().since(before);
+            if seen.failed.is_some() || seen.pressed() || seconds >= LONG_ENOUGH {
+                break;
+            }
+            seconds *= 2;
+            say(&format!("the load was too slow to swap; again, for {seconds} s"));
+        }
         end_probe(&mut probe, seen);
         drop(sender);
         heard.try_iter().for_each(|word| seen.take(word));
@@ -151,55 +165,9 @@ impl Stress {
         down
     }
 
-    /// Waits for the load's end.
-    fn watch(
-        &self,
-        child: &mut Child,
-        heard: &Receiver<(Who, String)>,
-        stop: &AtomicBool,
-        seen: &mut Seen,
-        mut each: impl FnMut(),
-    ) -> Result<()> {
-        let begun = Instant::now();
-        let mut tell = TELL;
-        let deadline = Duration::from_secs(self.seconds) + GRACE;
-        loop {
-            let ended = child.try_wait().context("cannot wait for the load")?;
-            while let Ok(word) = heard.try_recv() {
-                seen.take(word);
-            }
-            each();
-            seen.swap_most = seen.swap_most.max(kernel::swap_in_use());
-            seen.available_least = seen.available_least.min(kernel::available());
-            if let Some(status) = ended {
-                return match status.success() {
-                    true => Ok(()),
-                    false => Err(Error::failure(format!("it ended with {status}"))),
-                };
-            }
-            if begun.elapsed() >= deadline || stop.load(Ordering::Relaxed) {
-                end(child);
-                let seconds = begun.elapsed().as_secs();
-                return Err(Error::failure(format!("it was ended after {seconds} s")));
-            }
-            if begun.elapsed() >= tell {
-                tell += TELL;
-                let [memory, file] = seen.longest.map(|ms| ms.unwrap_or(0));
-                let swap = human(kernel::swap_in_use());
-                let (now, there) = (begun.elapsed().as_secs(), human(kernel::available()));
-                say(&format!(
-                    "{now} s: {swap} swapped out, {there} available; longest waits {memory} ms for \
-                     memory, {file} ms for a file"
-                ));
-            }
-            std::thread::sleep(LOOK);
-        }
-    }
-
     /// Starts the one beside the load.
     fn probe(&self, sender: &Sender<(Who, String)>) -> Result<Child> {
-        let own = std::env::current_exe().context("cannot find this program")?;
-        let mut command = Command::new(own);
+        let mut command = Command::new(current_program()?);
         command.arg("probe").arg(&self.file).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("cannot start the one beside the load")?;
         listen(child.stdout.take(), Who::Probe, sender);
@@ -218,7 +186,7 @@ impl Stress {
 
     /// `ztier run`, with everything but the program.
     fn job(&self, json: &std::path::Path) -> Result<Command> {
-        let own = std::env::current_exe().context("cannot find this program")?;
+        let own = current_program()?;
         let mut command = Command::new("ztier");
         let (memory, swap) = (self.memory.to_string(), self.swap_bytes(self.memory).to_string());
         command.args(["run", "--mem", &memory, "--swap-size", &swap, "--export", &self.export]);
@@ -235,6 +203,55 @@ impl Stress {
         say(ztier(&["swapon".into(), NAME.into()])?.trim_end());
         Ok(volume)
     }
+}
+
+/// Waits for the load's end.
+fn watch(
+    child: &mut Child,
+    heard: &Receiver<(Who, String)>,
+    stop: &AtomicBool,
+    seen: &mut Seen,
+    patience: Duration,
+    each: &mut impl FnMut(),
+) -> Result<()> {
+    let begun = Instant::now();
+    let mut tell = TELL;
+    loop {
+        let ended = child.try_wait().context("cannot wait for the load")?;
+        while let Ok(word) = heard.try_recv() {
+            seen.take(word);
+        }
+        each();
+        seen.swap_most = seen.swap_most.max(kernel::swap_in_use());
+        seen.available_least = seen.available_least.min(kernel::available());
+        if let Some(status) = ended {
+            return match status.success() {
+                true => Ok(()),
+                false => Err(Error::failure(format!("it ended with {status}"))),
+            };
+        }
+        if begun.elapsed() >= patience || stop.load(Ordering::Relaxed) {
+            end(child);
+            let seconds = begun.elapsed().as_secs();
+            return Err(Error::failure(format!("it was ended after {seconds} s")));
+        }
+        if begun.elapsed() >= tell {
+            tell += TELL;
+            let [memory, file] = seen.longest.map(|ms| ms.unwrap_or(0));
+            let swap = human(kernel::swap_in_use());
+            let (now, there) = (begun.elapsed().as_secs(), human(kernel::available()));
+            say(&format!(
+                "{now} s: {swap} swapped out, {there} available; longest waits {memory} ms for \
+                 memory, {file} ms for a file"
+            ));
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// This program's own file.
+fn current_program() -> Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program")
 }
 
 /// Whose words they are.

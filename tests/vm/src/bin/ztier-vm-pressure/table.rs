@@ -66,10 +66,15 @@ impl Seen {
         wrongs
     }
 
-    /// How many pages our own load has compared.
+    /// Whether the load was long enough to say anything: it has compared pages and swapped some in.
+    pub fn pressed(&self) -> bool {
+        self.compared().unwrap_or(0) > 0 && self.counters.swapped_in > 0
+    }
+
+    /// How many pages our own load has compared, in all its runs.
     fn compared(&self) -> Option<u64> {
-        let line = self.lines.iter().find_map(|line| line.strip_prefix("compared "))?;
-        line.split(' ').next()?.parse().ok()
+        let lines = self.lines.iter().filter_map(|line| line.strip_prefix("compared "));
+        lines.map(|line| line.split(' ').next()?.parse::<u64>().ok()).sum()
     }
 
     /// For people.
@@ -152,6 +157,12 @@ mod tests {
             change(&mut seen);
             seen.wrongs().remove(0)
         };
+        assert!(good().pressed());
+        let mut again = good();
+        again.lines.insert(0, "compared 0 pages in 0 passes".into());
+        assert!(again.pressed() && again.table().contains("90 pages of our own load"));
+        again.counters.swapped_in = 0;
+        assert!(!again.pressed());
         assert!(wrong(|seen| seen.lines[0] = "compared 0 pages".into()).contains("nothing"));
         assert!(wrong(|seen| seen.failed = Some("late".into())).contains("the load: late"));
         assert!(wrong(|seen| seen.lines.push("stress-ng: fail: x".into())).contains("fail: x"));
