@@ -206,6 +206,35 @@ fn the_least_limit_never_ends_in_refusals() {
     volume.audit().unwrap();
 }
 
+/// What one of the volume's own threads moves at the moment is in no place: neither the old nor the
+/// new.
+#[test]
+fn an_audit_counts_what_the_threads_of_the_volume_move() {
+    const SLOTS: u32 = 512;
+    let drive = Arc::new(RamDrive::new((u64::from(SLOTS) + 1) * MIB));
+    let below = SpillTo { drive, slots: SLOTS, daily: 0 };
+    let options = Options {
+        size: SIZE,
+        ram_limit: 32 * MIB,
+        ram_limit_max: 0,
+        segment: MIB as u32,
+        algorithm: Algorithm::Lz4,
+        lock_memory: false,
+    };
+    let volume = Volume::create_over(&options, &Memory::default(), Some(below)).unwrap();
+    let mut writer = Writer::new(&volume);
+    writer.fill(0..96 * MIB);
+    let mut audits = 0;
+    for offset in (0..96 * MIB).step_by(MIB as usize) {
+        writer.fill(offset..offset + MIB);
+        for _ in 0..8 {
+            volume.audit().unwrap_or_else(|e| panic!("{e}, after {audits} audits"));
+            audits += 1;
+        }
+    }
+    assert!(volume.stats().spill_device_writes > 50, "{:?}", volume.stats());
+}
+
 #[test]
 fn a_limit_too_low_for_the_index_is_an_error_that_changes_nothing() {
     let size = 64 << 30;

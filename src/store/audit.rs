@@ -1,7 +1,8 @@
 //! The audit: everything that is counted, counted again from the index alone.
 //!
-//! Only for a store that nobody writes to meanwhile. Tests call it after every sequence; a daemon
-//! that takes over memory of another will recount the same way.
+//! Only for a store that nothing changes meanwhile: `Volume::audit` holds back the volume's own
+//! threads, tests their own requests. A daemon that takes over memory of another recounts the same
+//! way.
 
 use super::Store;
 use super::format::Home;

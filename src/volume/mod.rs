@@ -49,6 +49,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::tiers::{Pass, Pressed, Ram};
 use counters::{Accounts, Counters};
 use crew::Crew;
+use parking_lot::{RwLock, RwLockReadGuard};
 use std::sync::{Arc, OnceLock};
 pub(crate) use worker::Worker;
 
@@ -96,6 +97,8 @@ pub struct Volume {
     /// For questions that no front-end's thread asks.
     inspector: Mutex<Option<Session>>,
     workers: Mutex<Vec<Worker>>,
+    /// Shared by the volume's own threads, each while it moves data; an audit has it alone.
+    turns: RwLock<()>,
     crew: OnceLock<Crew>,
     orders: packer::Orders,
 }
@@ -198,6 +201,7 @@ impl Volume {
             accounts: Accounts::default(),
             inspector: Mutex::new(Some(inspector)),
             workers: Mutex::new(Vec::new()),
+            turns: RwLock::new(()),
             crew: OnceLock::new(),
             orders: packer::Orders::default(),
         })
@@ -451,12 +455,20 @@ impl Volume {
         self.ram.store().flip_bit(block, bit)
     }
 
-    /// Recounts everything from the index and compares it with the counters; nobody may write
-    /// meanwhile.
+    /// A turn of one of the volume's own threads. It ends before the thread waits for anything
+    /// else.
+    fn turn(&self) -> RwLockReadGuard<'_, ()> {
+        self.turns.read()
+    }
+
+    /// Recounts everything from the index and compares it with the counters. The volume's own
+    /// threads wait meanwhile: a slot or segment in the hand of one of them would be counted as
+    /// lost. The caller sees to it that no request is under way.
     ///
     /// # Errors
     /// What does not agree.
     pub fn audit(&self) -> std::result::Result<(), String> {
+        let _alone = self.turns.write();
         self.ram.store().audit(self.size_now() / BLOCK_SIZE as u64)?;
         self.ram.store().audit_order()
     }

@@ -118,7 +118,10 @@ impl Packer {
             // Who has no room waits for all who may be making some.
             let stalls = ram.stalls();
             let is_waited_for = || ram.stalls() != stalls;
-            match ram.press_one(session, &mut pass, &|| stops() || is_waited_for()) {
+            let turn = volume.turn();
+            let pressed = ram.press_one(session, &mut pass, &|| stops() || is_waited_for());
+            drop(turn);
+            match pressed {
                 Pressed::On => {}
                 Pressed::Busy => std::thread::sleep(MOMENT),
                 Pressed::Stopped if is_waited_for() => std::thread::sleep(MOMENT),
@@ -146,6 +149,7 @@ impl Packer {
             busy || stops() || volume.orders.is_under_way()
         };
         loop {
+            let _turn = volume.turn();
             match ram.press_one(session, &mut pass, &stop) {
                 Pressed::On if !slice.is_short() => {}
                 Pressed::Over => return self.watch.is_done(before),

@@ -32,6 +32,7 @@ fn spill(volume: &Weak<Volume>, stop: &AtomicBool, session: &Session) {
             std::thread::park_timeout(TICK);
         }
         let Some(volume) = volume.upgrade() else { return };
+        let _turn = volume.turn();
         busy = volume.ram().keep_reserve(session, &|| stop.load(Ordering::Acquire));
     }
     if let Some(volume) = volume.upgrade() {

@@ -34,6 +34,7 @@ fn tend(volume: &Weak<Volume>, stop: &AtomicBool) {
         if now != opened {
             (opened, since) = (now, Instant::now());
         }
+        let _turn = volume.turn();
         volume.ram().tend(since.elapsed() >= QUIET, &|| {
             stop.load(Ordering::Acquire) || volume.ram().opened() != opened
         });
