@@ -22,16 +22,28 @@ const LIMIT: u64 = 96 * MIB;
 /// Memory of an index that is there as a whole.
 const INDEX: u64 = SIZE / 4096 * 8;
 
-fn volume() -> Arc<Volume> {
-    let options = Options {
-        size: SIZE,
-        ram_limit: LIMIT,
+/// A volume of `size` bytes in at most `ram_limit` bytes of memory.
+fn options(size: u64, ram_limit: u64) -> Options {
+    Options {
+        size,
+        ram_limit,
         ram_limit_max: 0,
         segment: MIB as u32,
         algorithm: Algorithm::Lz4,
         lock_memory: false,
-    };
-    Volume::create(&options).unwrap()
+    }
+}
+
+fn volume() -> Arc<Volume> {
+    Volume::create(&options(SIZE, LIMIT)).unwrap()
+}
+
+/// A volume with room for twice its size on a spill device.
+fn spilling(options: &Options) -> Arc<Volume> {
+    const SLOTS: u32 = 512;
+    let drive = Arc::new(RamDrive::new((u64::from(SLOTS) + 1) * MIB));
+    let below = SpillTo { drive, slots: SLOTS, daily: 0 };
+    Volume::create_over(options, &Memory::default(), Some(below)).unwrap()
 }
 
 /// Times that this thread touched memory which was not there yet.
@@ -175,18 +187,8 @@ fn a_full_volume_refuses_and_goes_on() {
 /// clusters: there always is one more that can go down, and a writer gets on.
 #[test]
 fn the_least_limit_never_ends_in_refusals() {
-    const SLOTS: u32 = 512;
-    let drive = Arc::new(RamDrive::new((u64::from(SLOTS) + 1) * MIB));
-    let below = SpillTo { drive, slots: SLOTS, daily: 0 };
-    let options = Options {
-        size: SIZE,
-        ram_limit: LIMIT,
-        ram_limit_max: LIMIT,
-        segment: MIB as u32,
-        algorithm: Algorithm::Lz4,
-        lock_memory: false,
-    };
-    let volume = Volume::create_over(&options, &Memory::default(), Some(below)).unwrap();
+    let options = Options { ram_limit_max: LIMIT, ..options(SIZE, LIMIT) };
+    let volume = spilling(&options);
     let mut writer = Writer::new(&volume);
     volume.carry_swap(true).unwrap();
     // Pages of the same words, so that only together they shrink further.
@@ -206,22 +208,11 @@ fn the_least_limit_never_ends_in_refusals() {
     volume.audit().unwrap();
 }
 
-/// What one of the volume's own threads moves at the moment is in no place: neither the old nor the
-/// new.
+/// A slot that a thread of the volume writes to is neither free nor named by a segment. The audit
+/// has to wait for that thread.
 #[test]
-fn an_audit_counts_what_the_threads_of_the_volume_move() {
-    const SLOTS: u32 = 512;
-    let drive = Arc::new(RamDrive::new((u64::from(SLOTS) + 1) * MIB));
-    let below = SpillTo { drive, slots: SLOTS, daily: 0 };
-    let options = Options {
-        size: SIZE,
-        ram_limit: 32 * MIB,
-        ram_limit_max: 0,
-        segment: MIB as u32,
-        algorithm: Algorithm::Lz4,
-        lock_memory: false,
-    };
-    let volume = Volume::create_over(&options, &Memory::default(), Some(below)).unwrap();
+fn an_audit_waits_for_the_threads_of_the_volume() {
+    let volume = spilling(&options(SIZE, 32 * MIB));
     let mut writer = Writer::new(&volume);
     writer.fill(0..96 * MIB);
     let mut audits = 0;
@@ -237,16 +228,7 @@ fn an_audit_counts_what_the_threads_of_the_volume_move() {
 
 #[test]
 fn a_limit_too_low_for_the_index_is_an_error_that_changes_nothing() {
-    let size = 64 << 30;
-    let options = Options {
-        size,
-        ram_limit: 32 * MIB,
-        ram_limit_max: 0,
-        segment: MIB as u32,
-        algorithm: Algorithm::Lz4,
-        lock_memory: false,
-    };
-    let volume = Volume::create(&options).unwrap();
+    let volume = Volume::create(&options(64 << 30, 32 * MIB)).unwrap();
     let error = volume.carry_swap(true).unwrap_err().to_string();
     assert_eq!(
         error,

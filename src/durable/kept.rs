@@ -1,11 +1,11 @@
 //! What a log has taken and not made durable, kept so that another process can take it over.
 //!
 //! Two memory files: the chunks' own memory, in which payloads are filled in anyway; and records of
-//! 16 bytes that say what each of them is, in the order of the log. Whoever takes them over, after
-//! its process was killed at whichever instruction, knows every change that was acknowledged.
+//! 16 bytes that say what each of them is, in the order of the log. A process that takes them
+//! over knows every acknowledged change, at whichever instruction the other was killed.
 //! `docs/format.md` has every word.
 //!
-//! Invariants: a change is recorded in the step in which its place is reserved, before anybody
+//! Invariants: a change is recorded in the step in which its place is reserved, before any thread
 //! fills it or is answered; a record counts when `end` is beyond it, which is stored last. Chunks
 //! are let go in order, when the log's drive has them durably (or the backing store has them, and
 //! no log does); only then is their memory used again. A chunk has the number here that it has on
@@ -241,7 +241,7 @@ impl Kept {
         self.words.get(BEGIN_AT).store(begin, Ordering::Release);
     }
 
-    /// Lets go of everything: nobody will want it.
+    /// Lets go of everything: no later process takes it over.
     pub fn give_up(&mut self) {
         self.let_go(u64::MAX);
     }
@@ -251,7 +251,7 @@ impl Kept {
         self.lender.rest(bytes);
     }
 
-    /// The chunks that were not let go; a process left them, and nobody has changed them since.
+    /// The chunks that were not let go; a process left them, and they are unchanged since.
     pub(super) fn left(&mut self) -> Vec<Left> {
         let ends = self.chunks.iter().skip(1).map(|chunk| chunk.begin).chain([self.end]);
         let spans: Vec<Range<u64>> =

@@ -3,8 +3,8 @@
 //! In this order: what is durable in the log is written back, oldest windows first; both copies of
 //! the superblock say that the log is spent; what never became durable is written back from memory;
 //! from then on the backing store alone is the volume. Invariants: the backing store gets nothing
-//! that the log does not hold before the log is spent, durably. So whoever finds the log later
-//! finds it empty, or finds a backing store that is not ahead of it. Where the superblocks cannot
+//! that the log does not hold before the log is spent, durably. So a log that is opened later
+//! is empty, or its backing store is not ahead of it. Where the superblocks cannot
 //! be written, nothing more is taken until they can: that is tried again now and then, because a
 //! drive that was gone for a while may come back.
 
@@ -18,7 +18,7 @@ use super::window::{After, Ended, Plan, Planned};
 use crate::media::{Buffer, Witness};
 use std::collections::BTreeSet;
 
-/// Windows in a row that may fail before nobody waits any more.
+/// Windows in a row that may fail before requests stop waiting.
 const PATIENCE: u32 = 3;
 
 /// Milliseconds after which it is tried again to write the superblocks.
@@ -102,7 +102,7 @@ impl Core {
         self.is_failed() && self.rescue.is_at_work()
     }
 
-    /// Blocks that nobody can read any more, as first block and count.
+    /// Blocks that cannot be read any more, as first block and count.
     pub fn lost(&self) -> Vec<(u64, u64)> {
         let mut blocks: Vec<(u64, u64)> = self.rescue.lost.iter().map(|&b| (b, 1)).collect();
         for (start, count) in self.holes.lost_before(u64::MAX) {
@@ -111,7 +111,7 @@ impl Core {
         merge(blocks)
     }
 
-    /// The first of these blocks that nobody can read any more.
+    /// The first of these blocks that cannot be read any more.
     pub fn first_lost(&self, block: u64, count: u64) -> Option<u64> {
         let lost = self.lost();
         let hit = lost.iter().find(|&&(first, n)| first < block + count && block < first + n);

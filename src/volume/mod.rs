@@ -57,10 +57,10 @@ pub(crate) use worker::Worker;
 /// with every change, so that no program takes over what another lays out differently.
 pub const MEMORY_LAYOUT: u32 = 3;
 
-/// Places that [`Device::extents`] looks at before it says what it has: nobody waits for long.
+/// Places that [`Device::extents`] looks at in one call, so that no caller waits for long.
 const EXTENTS_LOOK: u32 = 16 << 10;
-/// Threads that need a place in the store and serve no front-end: who cleans, who spills, who
-/// recompresses, who looks, who flushes when a daemon leaves, and the helpers.
+/// Threads that need a place in the store and serve no front-end: the cleaner, the spiller, the
+/// recompressor, the inspector, the flusher of a daemon that leaves, and the helpers.
 const OWN_THREADS: usize = 5 + crew::HELPERS_MAX;
 /// The most threads that can serve a volume at once: every one of them finds a place.
 pub const THREADS_MAX: usize = PARTICIPANTS_MAX - OWN_THREADS;

@@ -1,5 +1,5 @@
 //! The thread that recompresses cold data: when the volume and the machine are idle, and when
-//! somebody asks for it.
+//! a command asks for it.
 //!
 //! Idle is: few requests and no new segment for a while. What was written or read lately is left
 //! alone. The thread has the lowest priority, and pauses as soon as requests come, or when it gets
@@ -29,7 +29,7 @@ const COLD: Duration = Duration::from_secs(30);
 const SLICE: Duration = Duration::from_millis(50);
 /// How many groups of blocks are compressed before requests are counted again.
 const GLANCE: u32 = 16;
-/// How long to wait for who recompresses at the moment.
+/// How long to wait while another thread recompresses.
 const MOMENT: Duration = Duration::from_millis(5);
 /// The lowest priority of all.
 const NICEST: i32 = 19;
@@ -70,7 +70,7 @@ pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
         if let Some(volume) = volume.upgrade() {
             volume.orders.thread.get_or_init(std::thread::current);
         }
-        // Without the right to it, which nobody needs for less priority, it is as it was.
+        // To lower the priority takes no privilege; if it fails, the priority stays as it was.
         let _ = rustix::process::setpriority_process(None, NICEST);
         Packer { session: None, watch: Watch::new() }.run(volume, stop);
     })
@@ -115,7 +115,7 @@ impl Packer {
         let ram = volume.ram();
         let mut pass = Pass::over_all(ram);
         while !stops() {
-            // Who has no room waits for all who may be making some.
+            // A writer without room waits for each thread that may be making some.
             let stalls = ram.stalls();
             let is_waited_for = || ram.stalls() != stalls;
             let turn = volume.turn();

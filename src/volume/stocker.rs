@@ -19,8 +19,9 @@ pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
 }
 
 /// Has this thread served before others, also with memory: the kernel leaves a part of what it
-/// keeps free to threads of a real-time class, and lets all others wait. Otherwise whoever made the
-/// machine short of memory would take every page that is swapped out, and the stock get none.
+/// keeps free to threads of a real-time class, and lets all others wait. Otherwise the
+/// processes that use up the machine's memory would take every page that is swapped out, and the
+/// stock get none.
 fn hurry() {
     let first = libc::sched_param { sched_priority: 1 };
     // SAFETY: the call reads one structure, which lives, and changes how this thread is scheduled.

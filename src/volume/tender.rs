@@ -1,4 +1,4 @@
-//! The volume's own thread: cleans when nobody writes, and returns what is not needed.
+//! The volume's own thread: cleans when no request writes, and returns what is not needed.
 
 use super::Volume;
 use super::worker::Worker;

@@ -43,7 +43,7 @@ impl Drop for Worker {
         self.stop.store(true, Ordering::Release);
         let Some(thread) = self.thread.take() else { return };
         thread.thread().unpark();
-        // Who lets go of the owner last may be the thread itself, which cannot wait for itself.
+        // The last reference to the owner may be this thread's own: a thread cannot join itself.
         if thread.thread().id() != std::thread::current().id() {
             let _ = thread.join();
         }

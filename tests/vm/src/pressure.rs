@@ -9,7 +9,7 @@ use ztier::error::{Context, Error, Result};
 use ztier_vm::programs::ours;
 use ztier_vm::{Lab, Setup, Trouble};
 
-/// Who makes the pressure, there and here.
+/// The program that makes the pressure, in the machine and on this one.
 const PROGRAM: &str = "ztier-vm-pressure";
 /// What a run may take beside its own time.
 const GRACE: Duration = Duration::from_secs(400);

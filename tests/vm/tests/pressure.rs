@@ -1,5 +1,5 @@
 //! A machine that is short of memory as a whole, with a volume by ublk as its swap: a load of twice
-//! its memory compares every byte, somebody beside it gets on, and the kernel names nobody who
+//! its memory compares every byte, a probe beside it gets on, and the kernel names no task that
 //! hung. `tests/vm/pressure` does this for ten minutes.
 //!
 //! `ZTIER_VM_PRESSURE` says for how many seconds; by default 15. A load that is too slow to swap in

@@ -39,7 +39,7 @@ impl Log {
                 Ok(0) | Err(_) => break,
                 Ok(n) => {
                     let text = String::from_utf8_lossy(&record[..n]).into_owned();
-                    // `PRIORITY,NUMBER,TIME,FLAGS;TEXT`, and lines of more that nobody needs.
+                    // `PRIORITY,NUMBER,TIME,FLAGS;TEXT`, and lines of details.
                     let text = text.split_once(';').map_or("", |(_, text)| text);
                     lines.extend(text.lines().next().map(str::to_owned));
                 }
@@ -94,10 +94,10 @@ const WRONG: [&str; 8] = [
     "Oops",
 ];
 
-/// Whom a line says to be ended for want of memory.
+/// The process that a line says was ended for want of memory.
 fn ended(line: &str) -> Option<&str> {
-    let who = line.contains("ut of memory").then(|| line.split_once(": Killed process "))??.1;
-    Some(who.split_once('(')?.1.split_once(')')?.0)
+    let process = line.contains("ut of memory").then(|| line.split_once(": Killed process "))??.1;
+    Some(process.split_once('(')?.1.split_once(')')?.0)
 }
 
 /// Counters of the whole machine.

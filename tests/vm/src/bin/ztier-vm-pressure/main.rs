@@ -1,5 +1,5 @@
-//! Swap under pressure: a load of twice the memory there is, with somebody beside it who has
-//! nothing to do with it, and what the kernel says meanwhile.
+//! Swap under pressure: a load of twice the memory there is, with an unrelated process
+//! beside it, and what the kernel says meanwhile.
 //!
 //! Runs where the pressure is: in a virtual machine, or below `ztier run` on this one.
 
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does something under a name of its own, by which the kernel's log tells who is who.
+/// Does something under a name of its own, by which the kernel's log tells the processes apart.
 fn named(name: &str, what: impl FnOnce() -> Result<()>) -> Result<()> {
     // Without it the log is hard to read, and what is looked for there is not found.
     std::fs::write("/proc/self/comm", name)
@@ -64,6 +64,6 @@ fn named(name: &str, what: impl FnOnce() -> Result<()>) -> Result<()> {
 
 /// Prints a line at once, also into a pipe.
 fn say(line: &str) {
-    // Who does not listen any more needs no words.
+    // A reader that is gone needs no line.
     let _ = writeln!(std::io::stdout(), "{line}");
 }

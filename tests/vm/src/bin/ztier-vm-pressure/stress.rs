@@ -1,4 +1,4 @@
-//! A volume as swap, the load above it, and who watches.
+//! A volume as swap, the load above it, and the probe beside it.
 //!
 //! Invariants: whatever happens, the volume is taken away and the machine's setting put back; the
 //! load is ended when it does not end by itself.
@@ -74,7 +74,7 @@ pub struct Stress {
     /// Limit on the memory of the swap
     #[arg(long)]
     ram_limit: Option<String>,
-    /// The file that somebody beside the load uses, on another drive
+    /// The file that the probe beside the load uses, on another drive
     #[arg(long)]
     file: PathBuf,
 }
@@ -277,7 +277,7 @@ fn listen(out: Option<impl Read + Send + 'static>, who: Who, sender: &Sender<(Wh
         for line in
             out.into_iter().flat_map(|out| BufReader::new(out).lines()).map_while(|l| l.ok())
         {
-            // Nobody is there any more.
+            // The receiver is gone; the line is not needed.
             let _ = sender.send((who, line));
         }
     };
@@ -291,13 +291,13 @@ fn end_probe(probe: &mut Child, seen: &mut Seen) {
     loop {
         match probe.try_wait() {
             Ok(Some(status)) if status.success() => return,
-            Ok(Some(status)) => seen.wrong.push(format!("who was beside it ended with {status}")),
+            Ok(Some(status)) => seen.wrong.push(format!("the probe ended with {status}")),
             Ok(None) if Instant::now() < deadline => {
                 std::thread::sleep(LOOK / 10);
                 continue;
             }
             _ => {
-                seen.wrong.push("who was beside the load does not end".into());
+                seen.wrong.push("the probe beside the load does not end".into());
                 let _ = probe.kill(); // it may just have
             }
         }
@@ -396,7 +396,7 @@ impl Drop for Hung {
     }
 }
 
-/// What somebody might leave on a machine.
+/// What a run might leave on a machine.
 #[derive(Debug, PartialEq, Eq)]
 struct Left {
     swaps: Vec<String>,

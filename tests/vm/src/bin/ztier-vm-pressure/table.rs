@@ -24,9 +24,9 @@ pub struct Seen {
     pub counters: Counters,
     /// What the volume has counted.
     pub stats: Value,
-    /// What somebody else beside it waited for at most, in ms: a little memory, a little of a file.
+    /// The longest waits of the probe, in ms: for 1 MiB of memory, for 4 KiB of a file.
     pub longest: [Option<u64>; 2],
-    /// How often he asked for both.
+    /// How often the probe asked for both.
     pub rounds: Option<u64>,
     /// What the kernel said.
     pub said: Said,
@@ -61,7 +61,7 @@ impl Seen {
             wrongs.push("nothing came back from swap".into());
         }
         if self.rounds.is_none_or(|rounds| rounds < 2) {
-            wrongs.push("who was beside the load did not get on".into());
+            wrongs.push("the probe beside the load did not get on".into());
         }
         wrongs
     }
