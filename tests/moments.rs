@@ -73,7 +73,7 @@ impl Machine {
                 let outcome = self.perform(&command);
                 self.core.complete(command.id, &outcome);
             }
-            if !self.core.is_forgetting() {
+            if !self.core.is_stepping() {
                 return;
             }
         }
@@ -135,7 +135,7 @@ impl Machine {
 
     /// Discards a block, durably, in a chunk that nobody can read afterwards.
     fn discard_and_damage(&mut self, block: u64) {
-        let chunk = self.chunk_of(|core| core.discard(block, 1).unwrap());
+        let chunk = self.chunk_of(|core| assert_eq!(core.discard(block, 1), Ok(1)));
         self.log.damage(chunk);
     }
 
@@ -547,4 +547,46 @@ fn a_damaged_end_is_told_where_it_is_accepted() {
     let look = |accept_loss| durable::inspect(&machine.log, accept_loss, true);
     assert!(matches!(look(false), Err(OpenError::Lost { .. })));
     assert_eq!(look(true).unwrap().report.missing.len(), 1);
+}
+
+#[test]
+fn what_is_discarded_while_a_loss_is_said_again_is_not_lost() {
+    // With one more damaged block the look at a window pauses between finding a lost range and
+    // saying so again.
+    for damaged in 0..2 {
+        let mut machine = Machine::of(16 << 20, BLOCKS, SEGMENT, 0);
+        let spoil = |machine: &mut Machine, blocks: std::ops::Range<u64>| {
+            blocks.clone().for_each(|block| machine.write(block, 7).unwrap());
+            machine.core.finish_segment();
+            machine.flush();
+            let content = machine.log.content();
+            for at in (machine.segments_at()..machine.log.size()).step_by(BLOCK / 2) {
+                if content[at as usize..][..64] == [7; 64] {
+                    machine.log.damage(at);
+                }
+            }
+        };
+        spoil(&mut machine, 0..700);
+        machine.window();
+        assert_eq!(machine.core.lost(), [(0, 700)]);
+        spoil(&mut machine, 800..800 + damaged);
+        let plan = machine.core.begin_window(u64::MAX).unwrap();
+        let mut writeback = Writeback::new(plan);
+        let ended = loop {
+            while let Some(command) = writeback.next_command() {
+                let outcome = machine.perform(&command);
+                writeback.complete(command.id, outcome);
+            }
+            match writeback.ended() {
+                Some(ended) => break ended,
+                None => writeback.proceed(),
+            }
+        };
+        machine.core.end_window(ended);
+        assert!(machine.core.is_stepping(), "the window is looked through in steps");
+        assert_eq!(machine.core.discard(0, 700), Ok(700));
+        machine.work();
+        let lost: Vec<_> = (0..damaged).map(|i| (800 + i, 1)).collect();
+        assert_eq!(machine.core.lost(), lost);
+    }
 }

@@ -95,6 +95,8 @@ pub(super) struct Commit {
     issued: u64,
     /// Chunks from `durable` on: whether each is written.
     written: VecDeque<bool>,
+    /// Chunks below this are written, durable or not.
+    written_to: u64,
     /// Bytes of those that are not.
     unwritten: u64,
     /// What flushes wait for, ascending, how many do, and since when the first.
@@ -133,6 +135,7 @@ impl Commit {
             data: next_chunk,
             issued: next_chunk,
             written: VecDeque::new(),
+            written_to: next_chunk,
             unwritten: 0,
             wanted: VecDeque::new(),
             took: Histogram::default(),
@@ -215,9 +218,15 @@ impl Commit {
         self.joined < self.expected && self.now_us < self.gather_until_us
     }
 
-    /// Chunks below this are written, durable or not.
-    fn written_to(&self) -> u64 {
-        self.durable + self.written.iter().take_while(|w| **w).count() as u64
+    /// Chunks were written.
+    fn note_written(&mut self, first: u64, count: usize) {
+        let Some(at) = first.checked_sub(self.durable) else { return };
+        for written in self.written.iter_mut().skip(at as usize).take(count) {
+            *written = true;
+        }
+        while self.written.get((self.written_to - self.durable) as usize) == Some(&true) {
+            self.written_to += 1;
+        }
     }
 
     /// Bytes of closed chunks that are not written.
@@ -244,7 +253,7 @@ impl Commit {
     /// the CRC of the header before it.
     pub(super) fn begin_again(&mut self) -> (u64, u32) {
         self.written.clear();
-        (self.unwritten, self.issued) = (0, self.durable);
+        (self.unwritten, self.issued, self.written_to) = (0, self.durable, self.durable);
         self.durable_end()
     }
 
@@ -334,7 +343,7 @@ impl Core {
                 Refused::Full => Progress::Rescue,
                 Refused::Failed => Progress::Failed,
             }
-        } else if planted::on(Bug::AcknowledgeUnflushed) && self.commit.written_to() >= ticket.0 {
+        } else if planted::on(Bug::AcknowledgeUnflushed) && self.commit.written_to >= ticket.0 {
             Progress::Done
         } else {
             Progress::Pending
@@ -427,7 +436,7 @@ impl Core {
         if self.commit.flushing {
             return None;
         }
-        let mut covers = self.commit.written_to();
+        let mut covers = self.commit.written_to;
         if planted::on(Bug::FlushBeforeWritten) {
             covers = self.commit.issued;
         }
@@ -458,7 +467,7 @@ impl Core {
         match flight {
             Flight::Chunks { first, count, bytes } if well => {
                 self.commit.unwritten -= bytes as u64;
-                self.chunks_written(first, count);
+                self.commit.note_written(first, count);
             }
             Flight::Chunks { .. } => {
                 mark("commit.write_failed");
@@ -480,13 +489,6 @@ impl Core {
         matches!(flight, Flight::Flush { .. }) || !well
     }
 
-    fn chunks_written(&mut self, first: u64, count: usize) {
-        let Some(at) = first.checked_sub(self.commit.durable) else { return };
-        for written in self.commit.written.iter_mut().skip(at as usize).take(count) {
-            *written = true;
-        }
-    }
-
     fn flushed(&mut self, covers: u64) {
         if covers > self.commit.durable + 1 {
             mark("flush.covers_several");
@@ -501,6 +503,7 @@ impl Core {
         }
         self.kept.let_go(self.commit.durable);
         self.commit.issued = self.commit.issued.max(self.commit.durable);
+        self.commit.written_to = self.commit.written_to.max(self.commit.durable);
         let mut served = 0;
         while let Some(&(target, flushes, since_us)) = self.commit.wanted.front()
             && target <= self.commit.durable

@@ -15,12 +15,14 @@ use super::chunk::Open;
 use super::core::{Core, Found, RESERVE, Reading, Segment};
 use super::format::{Data, Entry, Kind, crc};
 use super::map::Place;
-use super::planted::{self, Bug, mark};
+use super::planted::{self, Bug, mark, visit};
 use super::window::After;
 use std::collections::VecDeque;
 
 /// Index entries that are looked at in one step.
 const STEP: usize = if cfg!(sim) { 128 } else { 4096 };
+/// Ranges that are forgotten in one step.
+const RETIRE: usize = if cfg!(sim) { 2 } else { 1024 };
 /// Percent of the log that may be waiting for writeback before nothing is kept any more, and
 /// before nothing is added.
 const FULL_PERCENT: u64 = 70;
@@ -37,8 +39,13 @@ pub struct Token(u64);
 pub(super) enum Release {
     #[default]
     Idle,
+    /// The ranges go that are before a segment.
+    Retiring { to: u64 },
     /// The index forgets what is before a segment; it is at this block.
     Forgetting { to: u64, at: u64 },
+    /// All that is written back goes at once, because changes need its room: first the ranges, then
+    /// what the index names, from this block on.
+    Dropping { at: Option<u64> },
     /// The superblock with the new tail is written.
     Moving { to: u64 },
     /// Readers leave the slots.
@@ -80,7 +87,7 @@ impl Core {
         old
     }
 
-    /// Whether what is counted is what the index names, for tests of that.
+    /// Whether what is counted is what the index names, for tests of that: goes over all of it.
     #[doc(hidden)]
     pub fn is_counted(&self) -> bool {
         let dirty = self.map.iter().filter(|(_, place)| !self.is_clean_at(place)).count() as u64;
@@ -325,21 +332,30 @@ impl Core {
         }
     }
 
-    /// Whether the index forgets copies: whoever drives the core asks for a command again at once.
-    pub fn is_forgetting_copies(&self) -> bool {
-        matches!(self.release, Release::Forgetting { .. })
+    /// Whether copies leave, and more of that needs no drive.
+    pub(super) fn is_stepping_copies(&self) -> bool {
+        match self.release {
+            Release::Retiring { .. } | Release::Forgetting { .. } | Release::Dropping { .. } => {
+                true
+            }
+            Release::Leaving { to } => self.leaves_on(to),
+            Release::Idle | Release::Moving { .. } => false,
+        }
+    }
+
+    /// Whether all that is written back is being dropped.
+    pub(super) fn is_dropping_copies(&self) -> bool {
+        matches!(self.release, Release::Dropping { .. })
     }
 
     /// Whether the tail moves because copies leave.
     pub(super) fn is_releasing(&self) -> bool {
-        matches!(self.release, Release::Forgetting { .. } | Release::Moving { .. })
+        !matches!(self.release, Release::Idle | Release::Leaving { .. })
     }
 
     fn begin_release(&mut self, to: u64) {
         mark("release.begun");
-        // First: a block that the index forgets must not uncover an older range.
-        self.holes.retire(to);
-        self.release = Release::Forgetting { to, at: 0 };
+        self.release = Release::Retiring { to };
     }
 
     /// Lets the oldest segments leave if others want their room, one step at a time.
@@ -353,19 +369,16 @@ impl Core {
                     self.begin_release(self.first + part.max(clean - limit));
                 }
             }
+            // First: a block that the index forgets must not uncover an older range.
+            Release::Retiring { to } => {
+                if self.holes.retire(to, RETIRE) {
+                    self.release = Release::Forgetting { to, at: 0 };
+                } else {
+                    mark("release.retires_on");
+                }
+            }
             Release::Forgetting { to, at } => {
-                let some = self.map.packed_from(at).take(STEP);
-                let (mut gone, mut next) = (Vec::new(), None);
-                for entry in some {
-                    next = Some(entry.block() + 1);
-                    if self.segment_of(entry.slot()) < to {
-                        gone.push(entry.block());
-                    }
-                }
-                self.counts.copies_released += gone.len() as u64;
-                if !planted::on(Bug::ReleaseKeepsIndex) {
-                    gone.into_iter().for_each(|block| self.forget_block(block));
-                }
+                let next = self.forget_some(to, at);
                 if let Some(at) = next {
                     self.release = Release::Forgetting { to, at };
                     return;
@@ -375,9 +388,28 @@ impl Core {
                 self.release = Release::Moving { to };
                 self.write_superblock(After::Release);
             }
-            Release::Moving { .. } => {}
+            Release::Moving { .. } | Release::Dropping { .. } => {}
             Release::Leaving { .. } => self.released(),
         }
+    }
+
+    /// Forgets some of what the index names before a segment, from a block on; the block to go on
+    /// with.
+    fn forget_some(&mut self, to: u64, at: u64) -> Option<u64> {
+        let some = self.map.packed_from(at).take(STEP);
+        let (mut gone, mut next) = (Vec::new(), None);
+        for entry in some {
+            visit();
+            next = Some(entry.block() + 1);
+            if self.segment_of(entry.slot()) < to {
+                gone.push(entry.block());
+            }
+        }
+        self.counts.copies_released += gone.len() as u64;
+        if !planted::on(Bug::ReleaseKeepsIndex) {
+            gone.into_iter().for_each(|block| self.forget_block(block));
+        }
+        next
     }
 
     /// The superblock with the new tail is durable, or was a while ago.
@@ -387,35 +419,42 @@ impl Core {
             mark("release.ended");
             self.release = Release::Idle;
         } else {
-            mark("release.pinned");
+            mark("release.waits");
             self.release = Release::Leaving { to };
         }
     }
 
-    /// Drops all segments that are written back, at once, because changes need their room. A
-    /// superblock must be durable before that is used. A reader who is in their slots finds that it
-    /// is not what he wants, and asks the backing store.
-    pub(super) fn drop_copies(&mut self) {
+    /// Drops all segments that are written back, because changes need their room; `false` while
+    /// that takes more steps, in which nothing may be given to the log's drive. A superblock must
+    /// be durable before the room is used. A reader who is in their slots finds that it is not what
+    /// he wants, and asks the backing store.
+    pub(super) fn drop_copies(&mut self) -> bool {
         if self.first == self.written {
-            return;
+            return true;
         }
-        self.holes.retire(self.written);
-        // What their segments have of changes goes with them, and none of it is dirty.
-        let mut map = std::mem::take(&mut self.map);
-        let gone = map.remove_where(|place| self.segment_of(place.slot) < self.written);
-        self.map = map;
-        self.counts.copies_released += gone as u64;
+        self.release = match self.release {
+            Release::Dropping { at: Some(at) } => match self.forget_some(self.written, at) {
+                None => Release::Idle,
+                next => Release::Dropping { at: next },
+            },
+            _ if self.holes.retire(self.written, RETIRE) => Release::Dropping { at: Some(0) },
+            _ => Release::Dropping { at: None },
+        };
+        if self.release != Release::Idle {
+            mark("copy.drops_on");
+            return false;
+        }
         self.sb.tail = self.tail_at(self.written);
         self.drop_epochs();
         self.segments.drain(..(self.written - self.first) as usize);
         self.first = self.written;
-        self.release = Release::Idle;
+        true
     }
 
     /// The log is closed: where it has nothing but copies, it says that the backing store has all.
     pub(super) fn settle_copies(&mut self) {
         let open = self.open.as_ref().is_some_and(|open| !open.is_empty());
-        let lost = !self.sb.lost.is_empty() || !self.holes.lost_before(u64::MAX).is_empty();
+        let lost = !self.sb.lost.is_empty() || self.holes.has_lost_before(u64::MAX);
         if self.is_clean() && !open && !lost {
             self.seal_open();
             // Whatever comes after all is behind what is written.

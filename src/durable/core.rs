@@ -30,6 +30,9 @@ use std::collections::VecDeque;
 /// Segments that only the core itself may open: for what it appends to make room.
 pub(super) const RESERVE: u64 = 2;
 
+/// Blocks, and ranges, that the index forgets at once for a discard.
+const DISCARDED: usize = if cfg!(sim) { 4 } else { 1024 };
+
 /// The most that [`Options::memory`] can be, in bytes.
 pub const MEMORY_MAX: u64 = 64 << 20;
 
@@ -163,6 +166,8 @@ pub struct Core {
     pub(super) kept: Kept,
     /// What another process left there waits for room; until then nothing else is taken.
     pub(super) recommits: bool,
+    /// Free segments for which that waits.
+    pub(super) recommits_into: Option<u64>,
     /// Changes that were taken from there.
     pub(super) recommitted: u64,
     /// Closed chunks that are not durable, oldest first.
@@ -205,6 +210,7 @@ impl Core {
             open: None,
             kept,
             recommits: false,
+            recommits_into: None,
             recommitted: 0,
             sealed: VecDeque::new(),
             sealed_bytes: 0,
@@ -237,7 +243,7 @@ impl Core {
             segments_clean: self.written - self.first,
             blocks_dirty: self.dirty,
             blocks_clean: self.map.len() as u64 - self.dirty,
-            index_bytes: self.map.memory() as u64,
+            index_bytes: (self.map.memory() + self.holes.memory()) as u64,
             checkpoints: self.checkpoint.made,
             since_checkpoint_bytes: self.checkpoint.grown(),
             failed: self.is_failed(),
@@ -358,13 +364,24 @@ impl Core {
         (self.commit.unwritten(), self.options.memory)
     }
 
-    /// Makes blocks read as zeros.
+    /// Makes blocks read as zeros, from `block` on, and returns how many: all `count` of them,
+    /// unless the index has so many entries there that others would wait while it forgets them.
     ///
     /// # Errors
     /// [`Refused`]; then nothing has changed.
-    pub fn discard(&mut self, block: u64, count: u64) -> Result<(), Refused> {
+    pub fn discard(&mut self, block: u64, count: u64) -> Result<u64, Refused> {
         self.check_health()?;
-        self.append_range(Kind::Zeros, block, count, RESERVE)
+        let mut end = block + count;
+        if count > DISCARDED as u64 {
+            let named = self.map.block_after(block, DISCARDED);
+            let covered = self.holes.from(block).nth(DISCARDED).map(|(start, ..)| start);
+            end = end.min(named.unwrap_or(end)).min(covered.unwrap_or(end));
+            if end < block + count {
+                mark("discard.in_parts");
+            }
+        }
+        self.append_range(Kind::Zeros, block, end - block, RESERVE)?;
+        Ok(end - block)
     }
 
     /// Appends a record without payload.

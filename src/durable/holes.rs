@@ -2,17 +2,19 @@
 //!
 //! Invariant: ranges do not overlap. A block that the map names is not looked up here: whoever adds
 //! a range removes the blocks from the map, and a block that is written afterwards shadows the
-//! range.
+//! range. Every range is in one of the two sets by record, so that those of a segment are found
+//! without a look at the others.
 
-use super::format::{Kind, SEGMENT_MAX};
+use super::format::{BLOCKS_MAX, Kind, SEGMENT_MAX};
+use super::planted::visit;
 use crate::media::ALIGN;
-use std::collections::BTreeMap;
-use std::ops::Range;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Where a record's chunk begins if nobody knows: anywhere in its segment.
 pub const ANYWHERE: u32 = u32::MAX;
 // How items of sheets have it: bits 44 to 63 of the first word.
 const _: () = assert!(SEGMENT_MAX as usize / ALIGN < (1 << 20) - 1);
+const _: () = assert!(BLOCKS_MAX <= Record::BLOCKS && ANYWHERE as usize / ALIGN < 1 << 24);
 
 /// What covers a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +41,9 @@ impl Hole {
     pub fn from_item([first, count, segment]: [u64; 3]) -> Option<(u64, u64, Self)> {
         let start = first & ((1 << 40) - 1);
         let kind = Kind::from_bits(first >> 40 & 15)?;
+        if !matches!(kind, Kind::Zeros | Kind::Lost) {
+            return None;
+        }
         let offset = match first >> 44 {
             0 => ANYWHERE,
             place => (place as u32 - 1) * ALIGN as u32,
@@ -61,10 +66,52 @@ pub struct Tombstone {
     pub end: u64,
 }
 
-/// The ranges, by their first block.
+/// A range, named by the record that made it: segment (64 bits), where in it the record's chunk
+/// begins (24, in pages), first block of the range (40).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Record(u128);
+
+impl Record {
+    const BLOCKS: u64 = (1 << 40) - 1;
+
+    fn new(segment: u64, offset: u32, start: u64) -> Self {
+        let page = u64::from(offset) / ALIGN as u64;
+        Self(u128::from(segment) << 64 | u128::from(page << 40 | start))
+    }
+
+    /// The first that there can be of a place, and the last.
+    pub fn all_of(segment: u64, offset: u32) -> [Self; 2] {
+        [0, Self::BLOCKS].map(|start| Self::new(segment, offset, start))
+    }
+
+    /// The one that comes next, if there is one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+
+    /// The segment.
+    pub fn segment(self) -> u64 {
+        (self.0 >> 64) as u64
+    }
+
+    fn start(self) -> u64 {
+        self.0 as u64 & Self::BLOCKS
+    }
+}
+
+/// Bytes that a range takes: its entries in two B-trees whose nodes are two thirds full.
+const BYTES_PER_RANGE: usize = 3 * (size_of::<(u64, u64, Hole)>() + size_of::<Record>()) / 2;
+
+/// The ranges, by their first block, and by their records. Each method takes time logarithmic in
+/// the number of ranges, and linear in the number of ranges that it touches or returns.
 #[derive(Default)]
 pub struct Holes {
     ranges: BTreeMap<u64, (u64, Hole)>,
+    /// Those that are zeros.
+    zeroed: BTreeSet<Record>,
+    /// Those that are lost.
+    lost: BTreeSet<Record>,
 }
 
 impl Holes {
@@ -77,32 +124,51 @@ impl Holes {
     /// Covers the blocks from `start` to before `end`, in place of what covered them.
     pub fn insert(&mut self, start: u64, end: u64, hole: Hole) {
         self.remove(start, end);
-        self.ranges.insert(start, (end, hole));
+        self.add(start, end, hole);
     }
 
     /// Uncovers the blocks from `start` to before `end`.
     pub fn remove(&mut self, start: u64, end: u64) {
-        let cut: Vec<_> = self
-            .ranges
-            .range(..end)
-            .rev()
-            .take_while(|(_, range)| range.0 > start)
-            .map(|(&from, &range)| (from, range))
-            .collect();
-        for (from, (to, hole)) in cut {
-            self.ranges.remove(&from);
+        while let Some((&from, &(to, hole))) = self.ranges.range(..end).next_back()
+            && to > start
+        {
+            self.take(from);
             if from < start {
-                self.ranges.insert(from, (start, hole));
+                self.add(from, start, hole);
             }
             if to > end {
-                self.ranges.insert(end, (to, hole));
+                self.add(end, to, hole);
             }
         }
     }
 
-    /// Forgets the zeroed ranges of segments before this one.
-    pub fn retire(&mut self, segment: u64) {
-        self.ranges.retain(|_, (_, hole)| hole.segment >= segment);
+    fn records(&mut self, kind: Kind) -> &mut BTreeSet<Record> {
+        if kind == Kind::Lost { &mut self.lost } else { &mut self.zeroed }
+    }
+
+    fn add(&mut self, start: u64, end: u64, hole: Hole) {
+        visit();
+        self.ranges.insert(start, (end, hole));
+        self.records(hole.kind).insert(Record::new(hole.segment, hole.offset, start));
+    }
+
+    fn take(&mut self, start: u64) {
+        visit();
+        if let Some((_, hole)) = self.ranges.remove(&start) {
+            self.records(hole.kind).remove(&Record::new(hole.segment, hole.offset, start));
+        }
+    }
+
+    /// Forgets up to `most` ranges of segments before this one; whether none of them is left.
+    pub fn retire(&mut self, segment: u64, most: usize) -> bool {
+        for _ in 0..most {
+            let oldest = [self.zeroed.first(), self.lost.first()].into_iter().flatten().min();
+            match oldest {
+                Some(oldest) if oldest.segment() < segment => self.take(oldest.start()),
+                _ => return true,
+            }
+        }
+        false
     }
 
     /// The ranges from this block on: first block, end, what covers it.
@@ -115,40 +181,57 @@ impl Holes {
         self.ranges.len()
     }
 
-    /// The discards whose record is in this part of a segment, or may be.
-    pub fn discards_in(&self, segment: u64, part: &Range<u32>) -> Vec<Tombstone> {
-        let there = |hole: &Hole| {
-            let within = hole.offset == ANYWHERE || part.contains(&hole.offset);
-            hole.kind == Kind::Zeros && hole.segment == segment && within
-        };
-        let ranges = self.ranges.iter().filter(|(_, (_, hole))| there(hole));
-        let stone = |start, end, offset| Tombstone { segment, offset, start, end };
-        ranges.map(|(&start, &(end, hole))| stone(start, end, hole.offset)).collect()
+    /// Memory that they take, in bytes.
+    pub fn memory(&self) -> usize {
+        self.len() * BYTES_PER_RANGE
     }
 
-    /// The lost ranges of segments before this one, as first block and count.
-    pub fn lost_before(&self, segment: u64) -> Vec<(u64, u64)> {
-        let lost = |hole: &Hole| hole.kind == Kind::Lost && hole.segment < segment;
-        let ranges = self.ranges.iter().filter(|(_, (_, hole))| lost(hole));
-        ranges.map(|(&start, &(end, _))| (start, end - start)).collect()
+    fn stone(&self, record: &Record) -> Option<Tombstone> {
+        let start = record.start();
+        let (end, Hole { segment, offset, .. }) = *self.ranges.get(&start)?;
+        Some(Tombstone { segment, offset, start, end })
+    }
+
+    /// The first discard from a record on, and not after `last`, in the order of records.
+    pub fn next_discard(&self, from: Record, last: Record) -> Option<(Record, Tombstone)> {
+        let record = self.zeroed.range(from..=last).next()?;
+        Some((*record, self.stone(record)?))
+    }
+
+    /// The first lost range from a record on, in the order of records.
+    pub fn next_lost(&self, from: Record) -> Option<(Record, Tombstone)> {
+        let record = self.lost.range(from..).next()?;
+        Some((*record, self.stone(record)?))
+    }
+
+    /// The lost ranges that have blocks from `start` to before `end`, as first block and end.
+    pub fn lost_within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        // Ranges do not overlap, so the last one that begins before is the only one to reach in.
+        let before = self.ranges.range(..start).next_back();
+        let all = before.into_iter().chain(self.ranges.range(start..end));
+        let lost = all.filter(move |(_, (to, hole))| hole.kind == Kind::Lost && *to > start);
+        lost.map(|(&from, &(to, _))| (from, to))
+    }
+
+    /// Whether ranges of segments before this one are lost.
+    pub fn has_lost_before(&self, segment: u64) -> bool {
+        self.lost.first().is_some_and(|oldest| oldest.segment() < segment)
     }
 
     /// Whether no range waits to be zeroed in the backing store, which has what segments before
     /// this one say.
     pub fn are_written(&self, written: u64) -> bool {
-        self.ranges.values().all(|(_, hole)| hole.kind == Kind::Lost || hole.segment < written)
-    }
-
-    /// Whether there are none.
-    #[cfg(test)]
-    pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
+        self.zeroed.last().is_none_or(|newest| newest.segment() < written)
     }
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::planted::visited;
     use super::*;
+    use proptest::prelude::*;
+    use std::ops::Range;
 
     fn hole(segment: u64) -> Hole {
         Hole { segment, offset: 0, kind: Kind::Zeros }
@@ -163,6 +246,7 @@ mod tests {
             assert_eq!(Hole::from_item(hole.item(start, end)), Some((start, end, hole)));
         }
         assert_eq!(Hole::from_item([15 << 40, 1, 0]), None);
+        assert_eq!(Hole::from_item([(Kind::Raw as u64) << 40, 1, 0]), None);
         assert_eq!(Hole::from_item([1 | (Kind::Zeros as u64) << 40, u64::MAX, 0]), None);
     }
 
@@ -180,11 +264,25 @@ mod tests {
             holes.insert(start, start + 1, Hole { segment, offset, kind });
         }
         let found = |segment, part: Range<u32>| -> Vec<u64> {
-            holes.discards_in(segment, &part).iter().map(|stone| stone.start).collect()
+            let [first, last] = [part.start, part.end - 1].map(|at| Record::all_of(segment, at));
+            let (mut from, mut found) = (first[0], Vec::new());
+            while let Some((record, stone)) = holes.next_discard(from, last[1]) {
+                found.push(stone.start);
+                from = record.next();
+            }
+            found
         };
-        assert_eq!(found(5, 0..2 * page), [1, 3]);
-        assert_eq!(found(5, 2 * page..8 * page), [2, 3]);
+        assert_eq!(found(5, 0..2 * page), [1]);
+        assert_eq!(found(5, 2 * page..8 * page), [2]);
+        assert_eq!(found(5, 2 * page..2 * page + 1), [2]);
         assert_eq!(found(6, 0..8 * page), [5]);
+        let [anywhere, last] = Record::all_of(5, ANYWHERE);
+        assert_eq!(holes.next_discard(anywhere, last).unwrap().1.start, 3);
+        let (record, lost) = holes.next_lost(Record::default()).unwrap();
+        assert_eq!(lost, Tombstone { segment: 5, offset: page, start: 4, end: 5 });
+        assert_eq!(holes.next_lost(record.next()), None);
+        assert!(!holes.has_lost_before(5) && holes.has_lost_before(6));
+        assert!(!holes.are_written(6) && holes.are_written(7));
     }
 
     #[test]
@@ -201,9 +299,87 @@ mod tests {
             assert_eq!(of(block), segment, "block {block}");
         }
         assert_eq!((of(34), of(35), of(40)), (Some(2), Some(1), None));
-        holes.retire(2);
+        assert!(!holes.retire(2, 2) && holes.retire(2, 1));
         assert_eq!((holes.get(10), holes.get(39)), (None, None));
         holes.remove(0, 100);
-        assert!(holes.is_empty());
+        assert_eq!((holes.len(), holes.memory()), (0, 0));
+    }
+
+    /// What covers each of a few blocks, and which record made the range that it is in.
+    type Model = Vec<Option<(Hole, u64)>>;
+
+    /// The ranges of a model: neighbours of one range, which begins where the first of them is.
+    fn ranges(model: &Model) -> Vec<(u64, u64, Hole)> {
+        let mut ranges: Vec<(u64, u64, Hole, u64)> = Vec::new();
+        for (block, covered) in (0..).zip(model) {
+            let Some((hole, id)) = *covered else { continue };
+            match ranges.last_mut() {
+                Some((_, end, _, last)) if *last == id && *end == block => *end += 1,
+                _ => ranges.push((block, block + 1, hole, id)),
+            }
+        }
+        ranges.into_iter().map(|(start, end, hole, _)| (start, end, hole)).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 256 }))]
+        #[test]
+        fn they_are_what_each_block_says(
+            steps in prop::collection::vec((0u8..12, 0u64..60, 1u64..20, 0u64..6, 0u32..4), 0..80),
+        ) {
+            let (mut holes, mut model) = (Holes::default(), vec![None; 80]);
+            for (id, (op, start, count, segment, offset)) in (0..).zip(steps) {
+                let (all, offset) = (start as usize..(start + count) as usize, offset * 4096);
+                let kind = if op % 3 == 0 { Kind::Lost } else { Kind::Zeros };
+                match op {
+                    0..8 => {
+                        let hole = Hole { segment, offset, kind };
+                        holes.insert(start, start + count, hole);
+                        model[all].fill(Some((hole, id)));
+                    }
+                    8..11 => {
+                        holes.remove(start, start + count);
+                        model[all].fill(None);
+                    }
+                    _ => {
+                        while !holes.retire(segment, 1) {}
+                        let stays = |hole: Hole| hole.segment >= segment;
+                        model.iter_mut().for_each(|c| *c = c.filter(|(hole, _)| stays(*hole)));
+                    }
+                }
+                let expected = ranges(&model);
+                prop_assert!(holes.from(0).eq(expected.iter().copied()));
+                prop_assert_eq!(holes.len(), expected.len());
+                let of = |kind| expected.iter().filter(move |(.., hole)| hole.kind == kind);
+                let record = |(start, _, hole): &(u64, u64, Hole)| {
+                    Record::new(hole.segment, hole.offset, *start)
+                };
+                let zeroed = of(Kind::Zeros).map(record);
+                prop_assert_eq!(&holes.zeroed, &zeroed.collect());
+                let lost = of(Kind::Lost).map(record);
+                prop_assert_eq!(&holes.lost, &lost.collect());
+                let meets = |s: u64, e: u64| s < start + count && e > start;
+                let within = of(Kind::Lost).filter(|(s, e, _)| meets(*s, *e));
+                let within = within.map(|(s, e, _)| (*s, *e));
+                prop_assert!(holes.lost_within(start, start + count).eq(within));
+                for (block, covered) in (0..).zip(&model) {
+                    prop_assert_eq!(holes.get(block), covered.map(|(hole, _)| hole));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn work_grows_with_what_is_touched() {
+        let work = |n: u64| {
+            let (mut holes, before) = (Holes::default(), visited());
+            let order = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+            (0..n).for_each(|i| holes.insert(order(i), order(i) + 2, hole(i / 100)));
+            while !holes.retire(n / 200, 64) {}
+            (0..n).for_each(|i| holes.remove(order(i), order(i) + 1));
+            visited() - before
+        };
+        let (few, many) = (work(1000), work(4000));
+        assert!(many < 5 * few, "{few} and {many}");
     }
 }

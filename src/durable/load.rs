@@ -8,10 +8,11 @@ use super::core::Segment;
 use super::format::{Kind, Pointer, Superblock};
 use super::holes::{Hole, Holes};
 use super::map::{Map, Packed, Pages};
-use super::planted::{self, Bug, mark};
+use super::planted::{self, Bug, mark, visit};
 use super::sheet::{Content, Front, ITEM, chain, check_of, get8};
 use super::step::Step;
 use crate::media::{Buffer, Drive};
+use std::collections::BinaryHeap;
 
 /// Bytes of a checkpoint that are read at once.
 const LOAD: u64 = 32 << 20;
@@ -254,20 +255,18 @@ impl<'a> Loading<'a> {
             return None;
         }
         let mut loaded = Loaded::new(self.sb);
-        let mut changed = Vec::new();
-        for (number, run) in self.runs.into_iter().enumerate() {
-            if number > 0 {
-                mark("recover.increment");
-                if !planted::on(Bug::IncrementIgnoresRanges) {
-                    uncover(&run.ranges, &mut self.map, &mut changed);
-                }
-                changed = merge(changed, run.blocks);
-            }
-            for (start, end, hole) in run.ranges {
-                loaded.holes.insert(start, end, hole);
-            }
+        for _ in 1..self.runs.len() {
+            mark("recover.increment");
         }
-        loaded.map = if changed.is_empty() { self.map } else { self.map.with(&changed)? };
+        let mut covers = Covers::new(&self.runs);
+        let changed = newest(&mut self.runs, covers.again());
+        loaded.map = match changed.is_empty() && covers.is_empty() {
+            true => self.map,
+            false => self.map.with(changed.into_iter(), |block| covers.last(block).is_some())?,
+        };
+        for (start, end, hole) in self.runs.into_iter().flat_map(|run| run.ranges) {
+            loaded.holes.insert(start, end, hole);
+        }
         Some((loaded, self.segments))
     }
 }
@@ -282,37 +281,155 @@ fn take_ranges(items: &[u8], tail: u64, ranges: &mut Vec<Covered>) -> Option<()>
     Some(())
 }
 
-/// Leaves out what earlier runs say of blocks that ranges, by their first blocks, cover.
-fn uncover(ranges: &[Covered], map: &mut Map, changed: &mut Vec<Packed>) {
-    let (mut next, mut end) = (ranges.iter().peekable(), 0);
-    changed.retain(|entry| {
-        while let Some((_, to, _)) = next.next_if(|(start, ..)| *start <= entry.block()) {
-            end = end.max(*to);
+/// The ranges of all increments, gone through in the order of blocks: those that reach over a block
+/// are looked at when it comes, and never again once it has passed their end.
+struct Covers {
+    /// First block, end, which run; ascending.
+    ranges: Vec<(u64, u64, usize)>,
+    next: usize,
+    /// Those that began, the latest run first, with their ends.
+    begun: BinaryHeap<(usize, u64)>,
+}
+
+impl Covers {
+    fn new(runs: &[Run]) -> Self {
+        let increments = runs.iter().enumerate().skip(1);
+        let all = increments.flat_map(|(i, run)| run.ranges.iter().map(move |r| (r.0, r.1, i)));
+        let mut ranges: Vec<_> =
+            if planted::on(Bug::IncrementIgnoresRanges) { Vec::new() } else { all.collect() };
+        ranges.sort_unstable();
+        Self { ranges, next: 0, begun: BinaryHeap::new() }
+    }
+
+    /// The same from the first block on.
+    fn again(&self) -> Self {
+        Self { ranges: self.ranges.clone(), next: 0, begun: BinaryHeap::new() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// The last run that has a range over a block; asked for blocks that ascend.
+    fn last(&mut self, block: u64) -> Option<usize> {
+        while let Some(&(start, end, run)) = self.ranges.get(self.next)
+            && start <= block
+        {
+            visit();
+            self.next += 1;
+            self.begun.push((run, end));
         }
-        if entry.block() < end {
-            mark("recover.increment_discards");
+        while self.begun.peek().is_some_and(|(_, end)| *end <= block) {
+            visit();
+            self.begun.pop();
         }
-        entry.block() >= end
-    });
-    for (start, end, _) in ranges {
-        map.remove_range(*start, *end, |_| ());
+        self.begun.peek().map(|(run, _)| *run)
     }
 }
 
-/// Joins two runs of entries; what the second says of a block counts.
-fn merge(older: Vec<Packed>, newer: Vec<Packed>) -> Vec<Packed> {
-    if older.is_empty() {
-        return newer;
-    }
-    let mut all = Vec::with_capacity(older.len() + newer.len());
-    let mut older = older.into_iter().peekable();
-    for entry in newer {
-        while let Some(other) = older.next_if(|other| other.block() < entry.block()) {
-            all.push(other);
+/// What the increments say of each block, ascending: the last that has an entry counts, unless a
+/// later one has a range over it.
+fn newest(runs: &mut [Run], mut covers: Covers) -> Vec<Packed> {
+    let increments = runs.iter_mut().enumerate().skip(1);
+    let mut all: Vec<(Packed, usize)> = increments
+        .flat_map(|(i, run)| std::mem::take(&mut run.blocks).into_iter().map(move |b| (b, i)))
+        .collect();
+    // They are sorted runs, which this sort finds, and it keeps their order.
+    all.sort_by_key(|(entry, _)| entry.block());
+    let mut newest = Vec::with_capacity(all.len());
+    for (i, (entry, run)) in all.iter().enumerate() {
+        visit();
+        if all.get(i + 1).is_some_and(|(next, _)| next.block() == entry.block()) {
+            continue;
         }
-        older.next_if(|other| other.block() == entry.block());
-        all.push(entry);
+        if covers.last(entry.block()).is_some_and(|covered| covered > *run) {
+            mark("recover.increment_discards");
+        } else {
+            newest.push(*entry);
+        }
     }
-    all.extend(older);
-    all
+    newest
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::map::Place;
+    use super::super::planted::visited;
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn entry(block: u64, check: u32) -> Packed {
+        let place = Place { slot: 1, offset: 16, len: 1, kind: Kind::Raw, check, copy: false };
+        let mut map = Map::default();
+        map.insert(block, place);
+        map.packed_from(0).next().unwrap()
+    }
+
+    fn run(ranges: impl Iterator<Item = (u64, u64)>, blocks: impl Iterator<Item = Packed>) -> Run {
+        let hole = Hole { segment: 1, offset: 0, kind: Kind::Zeros };
+        let ranges = ranges.map(|(start, end)| (start, end, hole)).collect();
+        Run { ranges, blocks: blocks.collect(), has_blocks: true }
+    }
+
+    /// The index that runs make of a map.
+    fn put_together(map: Map, mut runs: Vec<Run>) -> Map {
+        let mut covers = Covers::new(&runs);
+        let changed = newest(&mut runs, covers.again());
+        map.with(changed.into_iter(), |block| covers.last(block).is_some()).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn later_runs_count_before_earlier_ones(
+            whole in prop::collection::btree_set(0u64..200, 0..100),
+            increments in prop::collection::vec(
+                (
+                    prop::collection::btree_set((0u64..200, 1u64..20), 0..8),
+                    prop::collection::btree_set(0u64..200, 0..30),
+                ),
+                0..8,
+            ),
+        ) {
+            let (mut map, mut model) = (Map::default(), BTreeMap::new());
+            for block in whole {
+                map.insert(block, entry(block, 0).place());
+                model.insert(block, 0);
+            }
+            // What the whole copy says of ranges changes nothing: it has none over its blocks.
+            let mut runs = vec![run([(0, 200)].into_iter(), [].into_iter())];
+            for (number, (ranges, blocks)) in (1..).zip(increments) {
+                for (start, count) in &ranges {
+                    model.retain(|block, _| !(*start..start + count).contains(block));
+                }
+                model.extend(blocks.iter().map(|block| (*block, number)));
+                let ranges = ranges.into_iter().map(|(start, count)| (start, start + count));
+                runs.push(run(ranges, blocks.iter().map(|block| entry(*block, number))));
+            }
+            let found = put_together(map, runs);
+            prop_assert!(found.iter().map(|(block, place)| (block, place.check)).eq(model));
+        }
+    }
+
+    /// So many increments, each of a few blocks and ranges.
+    #[test]
+    fn work_grows_with_what_the_runs_have_not_with_their_number() {
+        let work = |n: u64| {
+            let mut map = Map::default();
+            for block in 0..4 * n {
+                map.insert(block, entry(block, 0).place());
+            }
+            let mut runs = vec![run([].into_iter(), [].into_iter())];
+            for i in 0..n / 10 {
+                let ranges = (0..5).map(|k| (k * n / 5 + i, k * n / 5 + i + 40));
+                runs.push(run(ranges, (0..5).map(|k| entry(k * n / 5 + i * 7, 1))));
+            }
+            let before = visited();
+            put_together(map, runs);
+            visited() - before
+        };
+        let (few, many) = (work(1000), work(4000));
+        assert!(many < 5 * few, "{few} and {many}");
+    }
 }

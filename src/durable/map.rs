@@ -1,12 +1,13 @@
-//! Which block is where in the log: a sorted list of sorted pages, 16 bytes a block.
+//! Which block is where in the log: a tree of two levels above sorted pages, 16 bytes a block.
 //!
-//! Invariants: pages are never empty and their blocks ascend, within a page and from page to page;
-//! `firsts[i]` is the first block of `pages[i]`. A page splits in halves when it is full and joins
-//! its neighbour when both are small, so that a page is two thirds full in the mean and an entry
-//! takes less than 24 bytes.
+//! Invariants: pages and branches are never empty, and blocks ascend, within a page and from page
+//! to page; `firsts[i]` is the first block of the `i`-th page, or branch. A page splits in halves
+//! when it is full and joins its neighbour when both are small, so that a page is two thirds full
+//! in the mean and an entry takes less than 24 bytes. To insert or remove a page moves at most
+//! [`BRANCH`] others; only one in many of those moves branches, of which 10⁹ blocks have 20,000.
 
 use super::format::{Data, GRANULE, Kind, LEN_BITS};
-use std::ops::Range;
+use super::planted::{visit, visits};
 
 /// Entries in a full page: 4 KiB.
 const FULL: usize = 256;
@@ -14,6 +15,8 @@ const FULL: usize = 256;
 const LOADED: usize = FULL * 3 / 4;
 /// A page with fewer looks for a neighbour to join.
 const SMALL: usize = FULL / 4;
+/// Pages in a full branch.
+const BRANCH: usize = if cfg!(any(test, sim)) { 8 } else { 512 };
 
 /// What is added to the kind of a copy.
 const COPY: u64 = 8;
@@ -146,11 +149,88 @@ fn follows(page: &[Packed], entry: Packed) -> bool {
     page.last().is_none_or(|last| last.block() < entry.block())
 }
 
+/// Neighbouring pages; none has more than [`BRANCH`] of them.
+struct Branch {
+    firsts: Vec<u64>,
+    pages: Vec<Vec<Packed>>,
+}
+
+impl Branch {
+    fn new() -> Self {
+        Self { firsts: Vec::with_capacity(BRANCH + 1), pages: Vec::with_capacity(BRANCH + 1) }
+    }
+
+    /// The page that has the block, if any of these has.
+    fn page_of(&self, block: u64) -> usize {
+        self.firsts.partition_point(|&first| first <= block).saturating_sub(1)
+    }
+
+    fn push(&mut self, first: u64, page: Vec<Packed>) {
+        self.firsts.push(first);
+        self.pages.push(page);
+    }
+
+    /// Puts a page that has just lost or got entries in order with those beside it.
+    fn tidy(&mut self, page: usize) {
+        let Some(first) = self.pages[page].first() else {
+            self.firsts.remove(page);
+            self.pages.remove(page);
+            return visits(self.pages.len() - page);
+        };
+        self.firsts[page] = first.block();
+        let len = self.pages[page].len();
+        let joins = |other: usize| {
+            self.pages.get(other).is_some_and(|p| p.len() + len <= FULL / 2) && len < SMALL
+        };
+        let left = if joins(page + 1) {
+            page
+        } else if page > 0 && joins(page - 1) {
+            page - 1
+        } else {
+            return;
+        };
+        let moved = self.pages.remove(left + 1);
+        self.firsts.remove(left + 1);
+        visits(self.pages.len() - left);
+        self.pages[left].extend(moved);
+    }
+
+    /// Takes the blocks from `start` to before `end` out; how many. The room that pages leave is
+    /// closed once, at the end: each page that went alone would move all behind it.
+    fn cut(&mut self, start: u64, end: u64, gone: &mut impl FnMut(Place)) -> usize {
+        let pages = self.page_of(start)..self.firsts.partition_point(|&first| first < end);
+        let (mut kept, mut cut) = (pages.start, 0);
+        for page in pages.clone() {
+            let mut entries = std::mem::take(&mut self.pages[page]);
+            let from = entries.partition_point(|e| e.block() < start);
+            let to = entries.partition_point(|e| e.block() < end);
+            cut += to - from;
+            entries.drain(from..to).for_each(|entry| gone(entry.place()));
+            let Some(first) = entries.first().map(|entry| entry.block()) else { continue };
+            match self.pages[..kept].last_mut() {
+                Some(last) if last.len() + entries.len() <= FULL / 2 => last.extend(entries),
+                _ => {
+                    (self.firsts[kept], self.pages[kept]) = (first, entries);
+                    kept += 1;
+                }
+            }
+        }
+        visits(cut + pages.len() + if kept < pages.end { self.pages.len() - kept } else { 0 });
+        self.firsts.drain(kept..pages.end);
+        self.pages.drain(kept..pages.end);
+        if let Some(last) = kept.checked_sub(1) {
+            self.tidy(last);
+        }
+        cut
+    }
+}
+
 /// The index of a log.
 #[derive(Default)]
 pub struct Map {
     firsts: Vec<u64>,
-    pages: Vec<Vec<Packed>>,
+    branches: Vec<Branch>,
+    pages: usize,
     len: usize,
 }
 
@@ -162,28 +242,30 @@ impl Map {
 
     /// Memory that the map takes, in bytes.
     pub fn memory(&self) -> usize {
-        let page = size_of::<u64>() + size_of::<Vec<Packed>>();
-        self.pages.iter().map(|p| p.capacity() * size_of::<Packed>()).sum::<usize>()
-            + self.firsts.capacity().max(self.pages.capacity()) * page
+        let beside = size_of::<u64>() + size_of::<Vec<Packed>>();
+        let branch = size_of::<u64>() + size_of::<Branch>() + (BRANCH + 1) * beside;
+        self.pages * FULL * size_of::<Packed>() + self.branches.capacity() * branch
     }
 
-    /// The page that has the block, if any has.
-    fn page_of(&self, block: u64) -> usize {
-        self.firsts.partition_point(|&first| first <= block).saturating_sub(1)
+    /// The branch that has the block, if any has, and the page there.
+    fn page_of(&self, block: u64) -> (usize, usize) {
+        let branch = self.firsts.partition_point(|&first| first <= block).saturating_sub(1);
+        (branch, self.branches.get(branch).map_or(0, |branch| branch.page_of(block)))
     }
 
-    fn find(&self, block: u64) -> Option<(usize, usize)> {
-        let page = self.page_of(block);
-        self.pages.get(page)?;
-        Some((page, self.search(page, block).ok()?))
+    fn find(&self, block: u64) -> Option<(usize, usize, usize)> {
+        let (branch, page) = self.page_of(block);
+        self.branches.get(branch)?;
+        Some((branch, page, self.search((branch, page), block).ok()?))
     }
 
     /// Where in a page a block is, or would be. Blocks are often spread evenly, so the search
     /// begins where the block would be then, and goes on in growing steps: that touches fewer
     /// cache lines than halving the page does.
-    fn search(&self, page: usize, block: u64) -> Result<usize, usize> {
-        let (entries, first) = (&self.pages[page], self.firsts[page]);
-        let next = self.firsts.get(page + 1).copied();
+    fn search(&self, (at, page): (usize, usize), block: u64) -> Result<usize, usize> {
+        let branch = &self.branches[at];
+        let (entries, first) = (&branch.pages[page], branch.firsts[page]);
+        let next = branch.firsts.get(page + 1).or_else(|| self.firsts.get(at + 1)).copied();
         let next = next.unwrap_or_else(|| entries.last().map_or(0, |e| e.block()) + 1);
         if block < first || block >= next || entries.is_empty() {
             return entries.binary_search_by_key(&block, |e| e.block());
@@ -212,155 +294,204 @@ impl Map {
 
     /// Where a block is.
     pub fn get(&self, block: u64) -> Option<Place> {
-        let (page, at) = self.find(block)?;
-        Some(self.pages[page][at].place())
+        let (branch, page, at) = self.find(block)?;
+        Some(self.branches[branch].pages[page][at].place())
     }
 
     /// Names a new place of a block; returns the one that it had.
     pub fn insert(&mut self, block: u64, place: Place) -> Option<Place> {
+        visit();
         let entry = Packed::new(block, place);
-        if self.pages.is_empty() {
-            self.firsts.push(block);
-            self.pages.push(Vec::with_capacity(FULL));
+        if self.branches.is_empty() {
+            self.push_page_of(block, Vec::with_capacity(FULL));
         }
-        let mut page = self.page_of(block);
-        let at = match self.search(page, block) {
+        let (on, page) = self.page_of(block);
+        let at = match self.search((on, page), block) {
             Ok(at) => {
-                return Some(std::mem::replace(&mut self.pages[page][at], entry).place());
+                let old = &mut self.branches[on].pages[page][at];
+                return Some(std::mem::replace(old, entry).place());
             }
             Err(at) => at,
         };
         self.len += 1;
-        let mut at = at;
-        if self.pages[page].len() == FULL {
+        let (branch, mut page, mut at) = (&mut self.branches[on], page, at);
+        if branch.pages[page].len() == FULL {
             // Blocks that arrive in order leave full pages behind, not half-full ones.
             let cut = if at == FULL || at == 0 { at } else { FULL / 2 };
             let mut upper = Vec::with_capacity(FULL);
-            upper.extend(self.pages[page].drain(cut..));
-            self.firsts.insert(page + 1, upper.first().map_or(block, |e| e.block()));
-            self.pages.insert(page + 1, upper);
+            upper.extend(branch.pages[page].drain(cut..));
+            visits(branch.pages.len() - page);
+            branch.firsts.insert(page + 1, upper.first().map_or(block, |e| e.block()));
+            branch.pages.insert(page + 1, upper);
+            self.pages += 1;
             if at >= cut && (at > cut || cut == FULL) {
                 (page, at) = (page + 1, at - cut);
             }
         }
-        self.pages[page].insert(at, entry);
-        self.firsts[page] = self.pages[page][0].block();
+        branch.pages[page].insert(at, entry);
+        branch.firsts[page] = branch.pages[page][0].block();
+        self.firsts[on] = branch.firsts[0];
+        if branch.pages.len() > BRANCH {
+            self.split(on, page);
+        }
         None
+    }
+
+    /// Makes two branches of one that is full; `page` is where it has grown.
+    fn split(&mut self, on: usize, page: usize) {
+        let full = &mut self.branches[on];
+        // As with pages: what grows at its end leaves full branches behind.
+        let cut = if page + 1 == full.pages.len() { page } else { full.pages.len() / 2 };
+        let mut upper = Branch::new();
+        upper.firsts.extend(full.firsts.drain(cut..));
+        upper.pages.extend(full.pages.drain(cut..));
+        visits(upper.pages.len() + self.branches.len() - on);
+        self.firsts.insert(on + 1, upper.firsts[0]);
+        self.branches.insert(on + 1, upper);
     }
 
     /// Forgets a block; where it was, if it was there.
     pub fn remove(&mut self, block: u64) -> Option<Place> {
-        let (page, at) = self.find(block)?;
-        let gone = self.pages[page].remove(at);
+        visit();
+        let (branch, page, at) = self.find(block)?;
+        let before = self.branches[branch].pages.len();
+        let gone = self.branches[branch].pages[page].remove(at);
         self.len -= 1;
-        self.tidy(page);
+        self.branches[branch].tidy(page);
+        self.pages -= before - self.branches[branch].pages.len();
+        self.tidy(branch);
         Some(gone.place())
     }
 
     /// Forgets all blocks from `start` to before `end`; `gone` hears where each was.
     pub fn remove_range(&mut self, start: u64, end: u64, mut gone: impl FnMut(Place)) {
-        let pages = self.page_of(start)..self.firsts.partition_point(|&first| first < end);
-        self.thin(pages, |entries| {
-            let from = entries.partition_point(|e| e.block() < start);
-            let to = entries.partition_point(|e| e.block() < end);
-            entries.drain(from..to).for_each(|entry| gone(entry.place()));
-        });
-    }
-
-    /// Forgets all blocks whose places `goes` is true of; how many those are.
-    pub fn remove_where(&mut self, mut goes: impl FnMut(Place) -> bool) -> usize {
-        let before = self.len;
-        self.thin(0..self.pages.len(), |entries| entries.retain(|entry| !goes(entry.place())));
-        before - self.len
-    }
-
-    /// Takes entries out of some pages. The room that pages leave is closed once, at the end: each
-    /// page that went alone would move all behind it.
-    fn thin(&mut self, pages: Range<usize>, mut take_out: impl FnMut(&mut Vec<Packed>)) {
-        let mut kept = pages.start;
-        for page in pages.clone() {
-            let mut entries = std::mem::take(&mut self.pages[page]);
-            let before = entries.len();
-            take_out(&mut entries);
-            self.len -= before - entries.len();
-            let Some(first) = entries.first().map(|entry| entry.block()) else { continue };
-            match self.pages[..kept].last_mut() {
-                Some(last) if last.len() + entries.len() <= FULL / 2 => last.extend(entries),
-                _ => {
-                    (self.firsts[kept], self.pages[kept]) = (first, entries);
-                    kept += 1;
-                }
+        let from = self.page_of(start).0;
+        let to = self.firsts.partition_point(|&first| first < end).max(from);
+        let mut kept = from;
+        for at in from..to {
+            let before = self.branches[at].pages.len();
+            self.len -= self.branches[at].cut(start, end, &mut gone);
+            self.pages -= before - self.branches[at].pages.len();
+            if let Some(&first) = self.branches[at].firsts.first() {
+                self.firsts[kept] = first;
+                self.branches.swap(kept, at);
+                kept += 1;
             }
         }
-        self.firsts.drain(kept..pages.end);
-        self.pages.drain(kept..pages.end);
+        if kept < to {
+            visits(self.branches.len() - kept);
+        }
+        self.firsts.drain(kept..to);
+        self.branches.drain(kept..to);
         if let Some(last) = kept.checked_sub(1) {
             self.tidy(last);
         }
     }
 
-    /// Restores the invariants of a page that has lost entries.
-    fn tidy(&mut self, page: usize) {
-        let Some(first) = self.pages[page].first() else {
-            self.firsts.remove(page);
-            self.pages.remove(page);
-            return;
+    /// Restores the invariants of a branch that has lost entries.
+    fn tidy(&mut self, at: usize) {
+        let Some(&first) = self.branches[at].firsts.first() else {
+            self.firsts.remove(at);
+            self.branches.remove(at);
+            return visits(self.branches.len() - at);
         };
-        self.firsts[page] = first.block();
-        let len = self.pages[page].len();
+        self.firsts[at] = first;
+        let len = self.branches[at].pages.len();
         let joins = |other: usize| {
-            self.pages.get(other).is_some_and(|p| p.len() + len <= FULL / 2) && len < SMALL
+            let other = self.branches.get(other).map(|branch| branch.pages.len());
+            len <= BRANCH / 4 && other.is_some_and(|other| other + len <= BRANCH / 2)
         };
-        let left = if joins(page + 1) {
-            page
-        } else if page > 0 && joins(page - 1) {
-            page - 1
+        let left = if joins(at + 1) {
+            at
+        } else if at > 0 && joins(at - 1) {
+            at - 1
         } else {
             return;
         };
-        let moved = self.pages.remove(left + 1);
+        let moved = self.branches.remove(left + 1);
         self.firsts.remove(left + 1);
-        self.pages[left].extend(moved);
+        visits(self.branches.len() - left + moved.pages.len());
+        let branch = &mut self.branches[left];
+        let border = branch.pages.len();
+        branch.firsts.extend(moved.firsts);
+        branch.pages.extend(moved.pages);
+        let before = branch.pages.len();
+        branch.tidy(border);
+        self.pages -= before - branch.pages.len();
     }
 
-    /// The first block in the map from this one on.
-    pub fn next_from(&self, block: u64) -> Option<u64> {
-        let page = self.page_of(block);
-        let inside = self.pages.get(page)?.iter().map(|e| e.block()).find(|b| *b >= block);
-        inside.or_else(|| self.firsts.get(page + 1).copied())
+    /// Every page from the one on that has a block, or would have it.
+    fn pages_from(&self, (at, page): (usize, usize)) -> impl Iterator<Item = &Vec<Packed>> + '_ {
+        let first = self.branches.get(at).map_or(&[][..], |branch| &branch.pages[page..]);
+        let others = self.branches.iter().skip(at + 1);
+        first.iter().chain(others.flat_map(|branch| &branch.pages))
     }
 
     /// Every entry from this block on, ascending.
     pub fn packed_from(&self, block: u64) -> impl Iterator<Item = Packed> + '_ {
-        let page = self.page_of(block);
-        let skip = self.pages.get(page).map_or(0, |p| p.partition_point(|e| e.block() < block));
-        self.pages.iter().skip(page).flatten().copied().skip(skip)
+        let at = self.page_of(block);
+        let first = self.pages_from(at).next();
+        let skip = first.map_or(0, |page| page.partition_point(|e| e.block() < block));
+        self.pages_from(at).flatten().copied().skip(skip)
+    }
+
+    /// The block of the entry that comes after `count` others from this block on.
+    pub fn block_after(&self, block: u64, count: usize) -> Option<u64> {
+        let at = self.page_of(block);
+        let mut skip = count;
+        for (i, page) in self.pages_from(at).enumerate() {
+            let from = if i == 0 { page.partition_point(|e| e.block() < block) } else { 0 };
+            match page.get(from + skip) {
+                Some(entry) => return Some(entry.block()),
+                None => skip -= page.len() - from,
+            }
+        }
+        None
+    }
+
+    fn push_page_of(&mut self, first: u64, page: Vec<Packed>) {
+        if self.branches.last().is_none_or(|last| last.pages.len() == BRANCH) {
+            self.firsts.push(first);
+            self.branches.push(Branch::new());
+        }
+        self.len += page.len();
+        self.pages += 1;
+        if let Some(last) = self.branches.last_mut() {
+            last.push(first, page);
+        }
     }
 
     /// Adds a page whose blocks come after all others; `None` if they do not.
     pub fn push_page(&mut self, page: Vec<Packed>) -> Option<()> {
         let Some(first) = page.first().map(|entry| entry.block()) else { return Some(()) };
-        let last = self.pages.last().and_then(|page| page.last());
+        let last = self.branches.last().and_then(|branch| branch.pages.last()?.last());
         if last.is_some_and(|last| last.block() >= first) {
             return None;
         }
-        self.len += page.len();
-        self.firsts.push(first);
-        self.pages.push(page);
+        self.push_page_of(first, page);
         Some(())
     }
 
-    /// The same map with these entries in place of what it has of their blocks; `None` if they do
-    /// not ascend.
-    pub fn with(self, newer: &[Packed]) -> Option<Self> {
+    /// The same map without the blocks that `goes` is true of, and with these entries in place of
+    /// what it has of their blocks; `None` if they do not ascend. `goes` is asked in the order of
+    /// blocks.
+    pub fn with(
+        self,
+        newer: impl Iterator<Item = Packed>,
+        mut goes: impl FnMut(u64) -> bool,
+    ) -> Option<Self> {
         let mut pages = Pages::default();
-        let mut newer = newer.iter().copied().peekable();
-        for entry in self.pages.into_iter().flatten() {
+        let mut newer = newer.peekable();
+        for entry in self.branches.into_iter().flat_map(|branch| branch.pages).flatten() {
+            visit();
             while let Some(other) = newer.next_if(|other| other.block() < entry.block()) {
                 pages.push(other)?;
             }
-            let same = newer.next_if(|other| other.block() == entry.block());
-            pages.push(same.unwrap_or(entry))?;
+            match newer.next_if(|other| other.block() == entry.block()) {
+                Some(same) => pages.push(same)?,
+                None if goes(entry.block()) => {}
+                None => pages.push(entry)?,
+            }
         }
         newer.try_for_each(|entry| pages.push(entry))?;
         let mut all = Self::default();
@@ -370,13 +501,14 @@ impl Map {
 
     /// Every block with its place, ascending.
     pub fn iter(&self) -> impl Iterator<Item = (u64, Place)> + '_ {
-        self.pages.iter().flatten().map(|e| (e.block(), e.place()))
+        self.pages_from((0, 0)).flatten().map(|e| (e.block(), e.place()))
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::planted::visited;
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
@@ -397,8 +529,15 @@ mod tests {
     fn check(map: &Map, model: &BTreeMap<u64, Place>) {
         assert_eq!(map.len(), model.len());
         assert!(map.iter().eq(model.iter().map(|(b, p)| (*b, *p))));
-        assert!(map.firsts.iter().zip(&map.pages).all(|(f, p)| p[0].block() == *f));
-        assert_eq!(map.firsts.len(), map.pages.len());
+        assert!(map.firsts.iter().zip(&map.branches).all(|(f, b)| b.firsts[0] == *f));
+        assert_eq!(map.firsts.len(), map.branches.len());
+        for branch in &map.branches {
+            assert!(branch.firsts.iter().zip(&branch.pages).all(|(f, p)| p[0].block() == *f));
+            assert_eq!(branch.firsts.len(), branch.pages.len());
+            assert!((1..=BRANCH).contains(&branch.pages.len()));
+            assert!(branch.pages.iter().all(|page| page.capacity() == FULL));
+        }
+        assert_eq!(map.pages, map.branches.iter().map(|branch| branch.pages.len()).sum::<usize>());
     }
 
     proptest! {
@@ -430,28 +569,29 @@ mod tests {
         #[test]
         fn ranges_and_places_go_from_many_pages(
             steps in 1u64..4,
-            cuts in prop::collection::vec((0u64..70_000, 0u64..20_000, 0u32..8), 1..8),
+            cuts in prop::collection::vec((0u64..70_000, 0u64..20_000), 1..8),
         ) {
             let (mut map, mut model) = (Map::default(), BTreeMap::new());
             for i in 0..20_000 {
                 map.insert(i * steps, place(i as u32));
                 model.insert(i * steps, place(i as u32));
             }
-            for (start, count, slot) in cuts {
+            for (start, count) in cuts {
+                let after = model.range(start..).nth(count as usize).map(|(block, _)| *block);
+                prop_assert_eq!(map.block_after(start, count as usize), after);
+                let from = map.packed_from(start).map(|entry| entry.block());
+                prop_assert!(from.eq(model.range(start..).map(|(block, _)| *block)));
                 let mut gone = Vec::new();
                 map.remove_range(start, start + count, |place| gone.push(place));
                 let there = model.extract_if(start..start + count, |_, _| true);
                 prop_assert!(gone.into_iter().eq(there.map(|(_, place)| place)));
                 check(&map, &model);
-                let goes = |place: Place| place.slot % 8 == slot || place.slot / 1000 == slot;
-                let before = model.len();
-                model.retain(|_, place| !goes(*place));
-                prop_assert_eq!(map.remove_where(goes), before - model.len());
-                check(&map, &model);
             }
             // However they went, pages are not left nearly empty side by side.
             let small = |pair: &[Vec<Packed>]| pair[0].len() + pair[1].len() <= SMALL;
-            prop_assert!(!map.pages.windows(2).any(small));
+            prop_assert!(!map.branches.iter().any(|branch| branch.pages.windows(2).any(small)));
+            let few = |pair: &[Branch]| pair[0].pages.len() + pair[1].pages.len() <= BRANCH / 4;
+            prop_assert!(!map.branches.windows(2).any(few));
         }
     }
 
@@ -466,14 +606,30 @@ mod tests {
                 map.insert(block, place(1));
                 model.insert(block, place(1));
             }
-            let entries: Vec<_> = newer.iter().map(|b| Packed::new(*b, place(2))).collect();
+            let entries = newer.iter().map(|b| Packed::new(*b, place(2)));
+            model.retain(|block, _| block % 7 != 0);
             model.extend(newer.iter().map(|block| (*block, place(2))));
-            let map = map.with(&entries).unwrap();
+            let map = map.with(entries.clone(), |block| block % 7 == 0).unwrap();
             check(&map, &model);
-            if let [first, .., last] = entries[..] {
-                prop_assert!(map.with(&[last, first]).is_none());
+            if newer.len() > 1 {
+                prop_assert!(map.with(entries.rev(), |_| false).is_none());
             }
         }
+    }
+
+    #[test]
+    fn a_page_that_comes_or_goes_moves_few_others() {
+        let work = |n: u64| {
+            let (mut map, before) = (Map::default(), visited());
+            let order = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 26;
+            for i in 0..n {
+                map.insert(order(i), place(i as u32));
+            }
+            assert!((0..n).all(|i| map.remove(order(i)).is_some()));
+            visited() - before
+        };
+        let (few, many) = (work(20_000), work(80_000));
+        assert!(many < 5 * few, "{few} and {many}");
     }
 
     #[test]
@@ -501,7 +657,7 @@ mod tests {
             pages.into_inner()
         };
         let mut map = Map::default();
-        for page in [pages(0), pages(500)].concat() {
+        for page in pages(0).into_iter().chain(pages(500)) {
             map.push_page(page).unwrap();
         }
         assert!(map.push_page(pages(700).remove(0)).is_none());

@@ -13,7 +13,9 @@ mod copies;
 mod core;
 mod fill;
 pub mod format;
+mod gather;
 mod holes;
+mod judge;
 mod kept;
 mod load;
 mod map;
@@ -41,6 +43,7 @@ pub use recover::{
     Accepted, Inspection, OpenError, Report, format, inspect, inspect_telling, inspect_warm,
     least_size, open, read_superblock,
 };
+pub use rescue::Lost;
 pub use step::Step;
 pub use window::{Ended, Plan, Planned};
 pub use writeback::{Writeback, decode};

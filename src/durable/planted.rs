@@ -1,7 +1,8 @@
 //! Bugs that can be planted, to show that the simulator finds them, and marks that a run must pass.
 //!
 //! Both exist only in builds with `--cfg sim`; in all others [`on`] is `false` at compile time and
-//! [`mark`] does nothing.
+//! [`mark`] does nothing. Visits of loops are counted there and in unit tests: that work grows no
+//! faster than it may is a matter of counting, not of time.
 
 /// A mistake that somebody could make here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +144,32 @@ pub const BUGS: [Bug; 43] = [
 ];
 
 crate::planted::plantable!(Bug, sim);
+
+#[cfg(any(test, sim))]
+thread_local! {
+    static VISITS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Notes that a loop over blocks, ranges or segments has come to another one.
+#[inline]
+pub fn visit() {
+    visits(1);
+}
+
+/// The same of so many.
+#[inline]
+pub fn visits(count: usize) {
+    #[cfg(any(test, sim))]
+    VISITS.with(|visits| visits.set(visits.get() + count as u64));
+    #[cfg(not(any(test, sim)))]
+    let _ = count;
+}
+
+/// How many were noted by this thread, to compare with before.
+#[cfg(any(test, sim))]
+pub fn visited() -> u64 {
+    VISITS.with(std::cell::Cell::get)
+}
 
 /// The marks passed so far in this process, with how often.
 #[cfg(sim)]

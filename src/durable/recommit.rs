@@ -35,10 +35,16 @@ impl Core {
         if !self.recommits || self.is_failed() {
             return;
         }
-        let left = self.kept.left();
-        let lens: Vec<u32> = left.iter().map(Left::len).collect();
-        if !self.has_room_anew(&lens) {
+        // What was left is looked through when the log is opened and when there is room, not each
+        // time that there is none.
+        if self.recommits_into.is_some_and(|segments| !self.has_room_anew(segments)) {
             mark("recommit.waits_for_room");
+            return;
+        }
+        let left = self.kept.left();
+        let segments = self.segments_anew(left.iter().map(Left::len));
+        if !self.has_room_anew(segments) {
+            self.recommits_into = Some(segments);
             return;
         }
         let counts = self.counts;
@@ -46,6 +52,7 @@ impl Core {
             // There is room.
             return self.fail();
         }
+        self.recommits_into = None;
         mark("recommit.done");
         self.counts = LogStats { chunks: self.counts.chunks, ..counts };
         self.recommitted = left.iter().map(|chunk| chunk.entries.len() as u64).sum();

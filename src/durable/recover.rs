@@ -120,10 +120,10 @@ impl Accepted {
     }
 
     fn has(&self, &(first, count): &(u64, u64)) -> bool {
-        let within = |&(from, n): &(u64, u64)| {
-            from <= first && first.saturating_add(count) <= from.saturating_add(n)
-        };
-        self.missing.iter().any(within)
+        // In the order of the log, as they were found.
+        let after = self.missing.partition_point(|(from, _)| *from <= first);
+        let last = after.checked_sub(1).and_then(|at| self.missing.get(at));
+        last.is_some_and(|(from, n)| first.saturating_add(count) <= from.saturating_add(*n))
     }
 }
 

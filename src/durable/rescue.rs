@@ -10,13 +10,14 @@
 
 use super::core::{Core, Refused};
 use super::format::{Data, Kind, LOST_MAX, Tail};
-use super::holes::{Hole, Holes, Tombstone};
+use super::holes::{Hole, Holes, Record, Tombstone};
 use super::map::{Map, Place};
-use super::planted::{self, Bug, mark};
+use super::planted::{self, Bug, mark, visits};
 use super::rewrite::next_epoch;
-use super::window::{After, Ended, Plan, Planned};
+use super::window::{After, Plan, Planned, STEP};
 use crate::media::{Buffer, Witness};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Windows in a row that may fail before requests stop waiting.
 const PATIENCE: u32 = 3;
@@ -64,6 +65,24 @@ pub(super) struct Rescue {
     unmarkable_ms: u64,
 }
 
+/// Blocks that nobody can read any more, while they are looked for: see [`Core::more_lost`].
+#[derive(Debug, Default)]
+pub struct Lost {
+    found: Vec<(u64, u64)>,
+    /// Single blocks are looked for from this one on, and ranges from this record on.
+    block: u64,
+    record: Record,
+    /// What is left of a range.
+    range: Option<(u64, u64)>,
+}
+
+impl Lost {
+    /// Those that were found, as first block and count, in order and joined.
+    pub fn ranges(self) -> Vec<(u64, u64)> {
+        merge(self.found)
+    }
+}
+
 impl Rescue {
     /// How a change is answered.
     pub(super) fn refusal(&self) -> Refused {
@@ -104,30 +123,58 @@ impl Core {
 
     /// Blocks that cannot be read any more, as first block and count.
     pub fn lost(&self) -> Vec<(u64, u64)> {
-        let mut blocks: Vec<(u64, u64)> = self.rescue.lost.iter().map(|&b| (b, 1)).collect();
-        for (start, count) in self.holes.lost_before(u64::MAX) {
-            blocks.extend(self.uncovered(start, count));
-        }
-        merge(blocks)
+        let mut lost = Lost::default();
+        while self.more_lost(&mut lost) {}
+        lost.ranges()
     }
 
-    /// The first of these blocks that cannot be read any more.
+    /// Finds some more of these blocks; whether there may be others. What is written, discarded or
+    /// lost between two steps may be among them or not.
+    pub fn more_lost(&self, lost: &mut Lost) -> bool {
+        let blocks = self.rescue.lost.range(lost.block..).take(STEP);
+        let blocks: Vec<(u64, u64)> = blocks.map(|&block| (block, 1)).collect();
+        visits(blocks.len());
+        lost.block = blocks.last().map_or(u64::MAX, |(last, _)| last + 1);
+        let some = blocks.len() == STEP;
+        lost.found.extend(blocks);
+        if some {
+            return true;
+        }
+        for _ in 0..STEP {
+            visits(1);
+            let Some((start, end)) = lost.range.take() else {
+                let next = self.holes.next_lost(lost.record);
+                let Some((record, range)) = next else { return false };
+                lost.record = record.next();
+                lost.range = Some((range.start, range.end));
+                continue;
+            };
+            let (part, next) = self.next_unnamed(start, end);
+            if !part.is_empty() {
+                lost.found.push((part.start, part.end - part.start));
+            }
+            lost.range = (next < end).then_some((next, end));
+        }
+        true
+    }
+
+    /// The first of these blocks that cannot be read any more. Asked where writes go to the
+    /// backing store: then there are no more of them than a superblock has room for.
     pub fn first_lost(&self, block: u64, count: u64) -> Option<u64> {
-        let lost = self.lost();
-        let hit = lost.iter().find(|&&(first, n)| first < block + count && block < first + n);
-        hit.map(|&(first, _)| first.max(block))
-    }
-
-    /// The parts of a range, as first block and count, that the index does not name.
-    pub(super) fn uncovered(&self, start: u64, count: u64) -> Vec<(u64, u64)> {
-        let (mut from, mut parts) = (start, Vec::new());
-        while let Some(next) = self.map.next_from(from).filter(|&next| next < start + count) {
-            parts.push((from, next - from));
-            from = next + 1;
-        }
-        parts.push((from, start + count - from));
-        parts.retain(|&(_, count)| count > 0);
-        parts
+        let end = block + count;
+        let alone = self.rescue.lost.range(block..end).next().copied();
+        let within = self.holes.lost_within(block, end).find_map(|(start, to)| {
+            let (mut from, to) = (start.max(block), to.min(end));
+            while from < to {
+                let (part, next) = self.next_unnamed(from, to);
+                if !part.is_empty() {
+                    return Some(part.start);
+                }
+                from = next;
+            }
+            None
+        });
+        alone.into_iter().chain(within).min()
     }
 
     /// The next window of a log that has failed. `None` while nothing can begin, or nothing is
@@ -191,13 +238,13 @@ impl Core {
         self.rescue_until(end);
         let stones = self.rescue.stones.iter().take_while(|s| s.segment < end);
         let stones: Vec<_> = stones.copied().collect();
-        let records = self.named_before(end);
+        let (_, records) = self.window.unread_parts.before(end);
         let patient = self.is_patient() && stones.is_empty();
         Some(Plan { segments, patient, images: Vec::new(), stones, records })
     }
 
     /// What is only in memory, as images of the segments that it should have been in; `None` while
-    /// some of it is not there yet.
+    /// some of it is not there yet. That is no more than [`Options::memory`](super::Options).
     fn plan_memory(&mut self) -> Option<Plan> {
         let bytes = self.complete_sealed()?;
         mark("rescue.memory");
@@ -206,7 +253,7 @@ impl Core {
             patient: true,
             images: Vec::new(),
             stones: Vec::new(),
-            records: Vec::new(),
+            records: Arc::default(),
         };
         for (sealed, bytes) in self.sealed.iter().zip(bytes) {
             let header = &sealed.header;
@@ -226,29 +273,33 @@ impl Core {
         Some(plan)
     }
 
-    /// Takes back a window of a rescue, which went up to a segment.
-    pub(super) fn end_rescue(&mut self, end: u64, ended: Ended) {
-        let Ended::Well { damaged, unreadable, .. } = ended else {
+    /// A window of a rescue came back, well or not.
+    pub(super) fn rescue_tried(&mut self, well: bool) {
+        if well {
+            self.rescue.failures = 0;
+        } else {
             mark("rescue.window_failed");
             self.rescue.failures += 1;
-            return;
-        };
-        self.rescue.failures = 0;
-        let discards = unreadable.iter().flat_map(|(s, part)| self.holes.discards_in(*s, part));
-        let known = self.rescue.stones.len();
-        self.rescue.stones.extend(discards.collect::<Vec<_>>());
-        let by_index = self.rescue.stage == Stage::Log && self.leaves_to_index(&unreadable);
-        if by_index || self.rescue.stones.len() > known {
-            // Each has its turn: the same window again.
-            return;
         }
+    }
+
+    /// Whether what is only in memory goes to the backing store.
+    pub(super) fn rescues_memory(&self) -> bool {
+        self.rescue.stage == Stage::Memory
+    }
+
+    /// The record of a discard cannot be read; whether that is new.
+    pub(super) fn rescue_discards(&mut self, stone: Tombstone) -> bool {
+        self.rescue.stones.insert(stone)
+    }
+
+    /// A window of a rescue has brought all before a segment to the backing store.
+    pub(super) fn end_rescue(&mut self, end: u64) {
         self.read_well(end);
-        self.rescue.stones.retain(|stone| stone.segment >= end);
+        let first = Tombstone { segment: end, offset: 0, start: 0, end: 0 };
+        self.rescue.stones = self.rescue.stones.split_off(&first);
         self.rescue.next = end;
         self.mixed(end);
-        for (segment, data) in damaged {
-            self.rescue_lacks(segment, &data);
-        }
         if self.rescue.stage == Stage::Memory {
             self.rescue.owed.clear();
             // What did not even decode from memory has to be told as well.
@@ -257,7 +308,7 @@ impl Core {
     }
 
     /// A record of a segment is damaged.
-    fn rescue_lacks(&mut self, segment: u64, data: &Data) {
+    pub(super) fn rescue_lacks(&mut self, segment: u64, data: &Data) {
         let slot = (segment % self.sb.segments) as u32;
         let place = self.map.get(data.block);
         if place.is_some_and(|p| p.slot == slot && p.offset == data.offset) {

@@ -21,12 +21,21 @@ impl Core {
         if self.commit.is_hopeless() {
             return self.fail();
         }
+        if self.is_dropping_copies() && !self.drop_copies() {
+            return;
+        }
         // Only what is there can be copied elsewhere.
         let Some(bytes) = self.complete_all() else {
             mark("commit.rewrite_waits_for_fill");
             return;
         };
-        if self.lay_out_anew(bytes).is_err() {
+        let segments = self.segments_anew(self.sealed.iter().map(|sealed| sealed.header.len));
+        if !self.has_room_anew(segments) && !self.drop_copies() {
+            return;
+        }
+        if !self.has_room_anew(segments) || self.lay_out_anew(bytes).is_err() {
+            // Without room nothing has changed: what is in memory is still found there.
+            mark("commit.no_room");
             return self.fail();
         }
         mark("commit.rewritten");
@@ -45,16 +54,8 @@ impl Core {
         self.complete_sealed()
     }
 
+    /// There is room. No more is laid out than [`Options::memory`](super::Options) holds.
     fn lay_out_anew(&mut self, bytes: Vec<Arc<Buffer>>) -> Result<(), Refused> {
-        let lens: Vec<u32> = self.sealed.iter().map(|sealed| sealed.header.len).collect();
-        if !self.has_room_anew(&lens) {
-            self.drop_copies();
-        }
-        if !self.has_room_anew(&lens) {
-            // Nothing has changed: what is in memory is still found there.
-            mark("commit.no_room");
-            return Err(Refused::Full);
-        }
         let old: Vec<Sealed> = self.sealed.drain(..).collect();
         self.sealed_bytes = 0;
         (self.next_chunk, self.prev) = self.commit.begin_again();
@@ -78,16 +79,21 @@ impl Core {
         Ok(())
     }
 
-    /// Whether the free segments have room for chunks of these lengths.
-    pub(super) fn has_room_anew(&self, lens: &[u32]) -> bool {
-        let (mut segments, mut used) = (self.segments.len() as u64 + 1, 0);
+    /// Segments that chunks of these lengths fill.
+    pub(super) fn segments_anew(&self, lens: impl Iterator<Item = u32>) -> u64 {
+        let (mut segments, mut used) = (1, 0);
         for len in lens {
             if used + len > self.sb.segment {
                 (segments, used) = (segments + 1, 0);
             }
             used += len;
         }
-        segments <= self.sb.segments
+        segments
+    }
+
+    /// Whether so many segments are free.
+    pub(super) fn has_room_anew(&self, segments: u64) -> bool {
+        self.segments.len() as u64 + segments <= self.sb.segments
     }
 
     pub(super) fn seal_open(&mut self) {

@@ -76,6 +76,8 @@ struct Ahead<'a> {
     segments: Range<u64>,
     batch: u64,
     parts: BTreeMap<u64, Buffer>,
+    /// A segment that was read whole, and where it is.
+    whole: Option<(u64, Buffer)>,
     /// Some header says that chunks below this are durable.
     durable: u64,
 }
@@ -83,14 +85,17 @@ struct Ahead<'a> {
 impl Ahead<'_> {
     /// Reads what is at a place, from what is there already if it is.
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), DriveError> {
-        if let Some((from, part)) = self.parts.range(..=at).next_back()
-            && let Some(bytes) = part.get((at - from) as usize..)
-            && let Some(bytes) = bytes.get(..out.len())
-        {
-            out.copy_from_slice(bytes);
-            return Ok(());
+        let before = self.parts.range(..=at).next_back().map(|(from, part)| (*from, part));
+        let whole = self.whole.iter().map(|(from, segment)| (*from, segment));
+        let there = before.into_iter().chain(whole).find_map(|(from, part)| {
+            let from = usize::try_from(at.checked_sub(from)?).ok()?;
+            part.get(from..)?.get(..out.len())
+        });
+        match there {
+            Some(bytes) => out.copy_from_slice(bytes),
+            None => self.log.read(at, out)?,
         }
-        self.log.read(at, out)
+        Ok(())
     }
 
     /// Sees to it that this segment and the next one are there, but for what is behind `last`. What
@@ -126,15 +131,15 @@ impl Ahead<'_> {
         self.parts.extend(self.log.read_many(tables).into_iter().flatten());
     }
 
-    /// Reads a segment whole.
+    /// Reads a segment whole, if it is not there: what is damaged in many places is searched from
+    /// each of them on.
     fn load(&mut self, segment: u64) {
-        self.parts.clear();
-        self.segments = 0..0;
         let at = self.sb.place(segment);
-        let mut bytes = Buffer::new(self.sb.segment as usize);
-        if self.log.read(at, &mut bytes).is_ok() {
-            self.parts.insert(at, bytes);
+        if self.whole.as_ref().is_some_and(|(there, _)| *there == at) {
+            return;
         }
+        let mut bytes = Buffer::new(self.sb.segment as usize);
+        self.whole = self.log.read(at, &mut bytes).is_ok().then_some((at, bytes));
     }
 }
 
@@ -147,7 +152,7 @@ impl<'a> Walk<'a> {
         told: &'a dyn Fn(u64, u64),
     ) -> Self {
         let (segments, parts) = (0..0, BTreeMap::new());
-        let ahead = Ahead { log, sb, segments, batch: BATCH[0], parts, durable: 0 };
+        let ahead = Ahead { log, sb, segments, batch: BATCH[0], parts, whole: None, durable: 0 };
         Self {
             sb,
             accept_loss,

@@ -2,16 +2,17 @@
 //!
 //! Like the core, this does no I/O: commands come out, outcomes go in. Invariants: every payload is
 //! verified before it is written; zeroed ranges reach the backing store before newer data of the
-//! same blocks; the backing store is flushed after the last write has ended; only then is the
-//! window over. What cannot be verified is not written, and is reported.
+//! same blocks, adjacent and overlapping ones as one; the backing store is flushed after the last
+//! write has ended; only then is the window over. What cannot be verified is not written, and is
+//! reported. No call does more than a bounded part of the work: whoever drives a window can look
+//! between two of them whether it is to stop.
 
-use super::chunk::read_table;
 use super::cluster::Unpacked;
 use super::command::{Command, Device, Op, Outcome};
-use super::format::{CLUSTER, Data, Entry, HEADER, Header, Kind, SUPER_AT, Stamp, Sums};
-use super::holes::Tombstone;
-use super::planted::{self, Bug, mark};
-use super::window::{Ended, Part, Plan, Planned};
+use super::format::{CLUSTER, Data, Kind, SUPER_AT, Stamp, Sums};
+use super::gather::Gathering;
+use super::planted::{self, Bug, mark, visits};
+use super::window::{Ended, Plan, Planned};
 use crate::BLOCK_SIZE;
 use crate::media::{ALIGN, Action, Buffer};
 use crate::store::codec::{self, Algorithm, Codec};
@@ -22,10 +23,18 @@ use std::sync::Arc;
 
 /// Most blocks in a write to the backing store: 1 MiB.
 const RUN: usize = 256;
+/// Most blocks that one command zeroes, 64 MiB: a drive that has to write the zeros takes half a
+/// second for them.
+const ZEROED: u64 = if cfg!(sim) { 8 } else { 16 << 10 };
+/// Damaged blocks that are passed over in one step.
+const DAMAGED: usize = if cfg!(sim) { 1 } else { 64 };
 /// Commands that are out at once.
 const DEPTH: usize = 16;
 /// How often a read or a write is repeated that failed.
 const REPEATS: u32 = 2;
+/// Bytes of segments that are read, but for at least one, before they are gathered: a window that
+/// has enough then is not read to its end.
+const BATCH: u64 = if cfg!(sim) { 1 } else { 32 << 20 };
 
 /// Decodes a block's own payload; `false` when it does not decode.
 pub fn decode(codec: &mut Codec, kind: Kind, payload: &[u8], out: &mut [u8; BLOCK_SIZE]) -> bool {
@@ -57,7 +66,10 @@ struct Flight {
 enum Phase {
     /// Whether the log's drive answers at all.
     Probe,
+    /// Segments are read, a batch of them.
     Read,
+    /// Those that were read are gathered.
+    Gather,
     /// It will change what somebody watches, and waits until he lets it.
     Held,
     Zero,
@@ -73,22 +85,23 @@ pub struct Writeback {
     phase: Phase,
     codec: Codec,
     unpacked: Unpacked,
-    /// The last record of each block: index of its segment in the plan, and where.
-    blocks: BTreeMap<u64, (usize, Data)>,
-    /// Zeroed ranges, first block to end; may overlap.
-    zeros: VecDeque<(u64, u64)>,
-    /// Discards whose turn has not come yet, the oldest first.
-    stones: VecDeque<Tombstone>,
-    /// Records that are known without their chunks.
-    records: Vec<(usize, Data)>,
-    /// Blocks not written yet.
-    queue: VecDeque<(u64, usize, Data)>,
-    /// Blocks with copies, which the backing store has.
-    copies: Vec<u64>,
+    sums: Sums,
+    gathered: Gathering,
+    /// Ranges, and parts of larger ones, to zero in all.
+    zeros: u64,
+    /// Blocks before this one are written, and how many those are.
+    next: u64,
+    written: usize,
+    /// The blocks that are written next, which are neighbours.
+    run: Vec<(u64, usize, Data)>,
     damaged: Vec<(u64, Data)>,
-    unreadable: Vec<Part>,
     /// Parts to read yet: segment, from which byte to which.
     reads: VecDeque<(usize, Range<u32>)>,
+    /// Segments of the plan that are read before more is gathered.
+    batch: usize,
+    /// Bytes of all segments of the plan, and how many were read.
+    bytes: u64,
+    read: u64,
     flights: BTreeMap<u64, Flight>,
     /// What failed and is to be repeated.
     again: Vec<Flight>,
@@ -102,6 +115,10 @@ pub struct Writeback {
     /// It has failed because the log could not be read.
     unread: bool,
     flush_out: bool,
+    /// It has ended before this segment, because there was enough for one window.
+    cut: Option<u64>,
+    /// There is more to do that needs no drive.
+    steps: bool,
     watched: Vec<Range<u64>>,
 }
 
@@ -110,29 +127,27 @@ impl Writeback {
     pub fn new(plan: Plan) -> Self {
         mark("writeback.begun");
         let Plan { segments, patient, images, stones, records } = plan;
-        let records = records.into_iter().filter_map(|(number, data)| {
-            Some((segments.iter().position(|planned| planned.number == number)?, data))
-        });
-        let records = records.collect();
-        let mut images: Vec<_> = images.into_iter().map(Some).collect();
-        images.resize_with(segments.len(), || None);
-        let missing = |(i, p): (usize, &Planned)| (images[i].is_none() && p.used > 0).then_some(i);
-        let reads = segments.iter().enumerate().filter_map(missing);
+        let is_read = images.is_empty();
+        let mut known: Vec<_> = images.into_iter().map(Some).collect();
+        known.resize_with(segments.len(), || None);
         Self {
-            reads: reads.map(|i| (i, 0..segments[i].used)).collect(),
-            images,
+            // What is in memory alone is all written at once; there is not much of it.
+            gathered: Gathering::new(&segments, stones, &records, is_read),
+            bytes: segments.iter().map(|p| u64::from(p.used)).sum(),
+            read: 0,
+            images: known,
             plan: segments,
             phase: Phase::Probe,
             codec: Codec::new(Algorithm::None),
             unpacked: Unpacked::default(),
-            blocks: BTreeMap::new(),
-            zeros: VecDeque::new(),
-            stones: stones.into(),
-            records,
-            queue: VecDeque::new(),
-            copies: Vec::new(),
+            sums: Sums::default(),
+            zeros: 0,
+            next: 0,
+            written: 0,
+            run: Vec::new(),
             damaged: Vec::new(),
-            unreadable: Vec::new(),
+            reads: VecDeque::new(),
+            batch: 0,
             patient,
             unread: false,
             flights: BTreeMap::new(),
@@ -142,6 +157,8 @@ impl Writeback {
             answers: patient,
             failed: false,
             flush_out: false,
+            cut: None,
+            steps: false,
             watched: Vec::new(),
         }
     }
@@ -159,16 +176,23 @@ impl Writeback {
 
     /// Whether it will change a block of this range. Known once it is held.
     pub fn changes(&self, range: &Range<u64>) -> bool {
-        let written = self.blocks.range(range.clone()).next().is_some();
-        written || self.zeros.iter().any(|&(from, to)| from < range.end && range.start < to)
+        let written = self.gathered.blocks.range(range.clone()).next().is_some();
+        written || self.gathered.zeros.meets(range)
     }
 
     /// Lets it go on.
     pub fn proceed(&mut self) {
         if self.phase == Phase::Held {
+            self.zeros = self.zeros_left();
             self.phase =
                 if planted::on(Bug::DiscardOutOfOrder) { Phase::Write } else { Phase::Zero };
         }
+    }
+
+    /// Whether there is more to do that needs no drive, although there was no command: whoever
+    /// drives it asks again, at once.
+    pub fn is_stepping(&self) -> bool {
+        self.steps
     }
 
     fn launch(
@@ -193,6 +217,7 @@ impl Writeback {
 
     /// The next thing to do, if there is one now.
     pub fn next_command(&mut self) -> Option<Command> {
+        self.steps = false;
         if self.failed || self.flights.len() >= DEPTH {
             return None;
         }
@@ -204,12 +229,16 @@ impl Writeback {
             let command = match self.phase {
                 Phase::Probe => self.next_probe(),
                 Phase::Read => self.next_read(),
+                Phase::Gather => {
+                    self.steps = !self.gather();
+                    None
+                }
                 Phase::Zero => self.next_zero(),
                 Phase::Write => self.next_write(),
                 Phase::Flush => self.next_flush(),
                 Phase::Held | Phase::Over => None,
             };
-            let waits = matches!(self.phase, Phase::Held | Phase::Over);
+            let waits = matches!(self.phase, Phase::Held | Phase::Over) || self.steps;
             if command.is_some() || !self.flights.is_empty() || waits || self.failed {
                 return command;
             }
@@ -226,8 +255,9 @@ impl Writeback {
                 Phase::Over
             }
             Phase::Probe => Phase::Read,
-            Phase::Read => {
-                self.gather();
+            Phase::Read => Phase::Gather,
+            Phase::Gather if self.batch < self.plan.len() => Phase::Read,
+            Phase::Gather => {
                 self.phase = Phase::Held;
                 if !self.watched.iter().any(|range| self.changes(range)) {
                     self.proceed();
@@ -251,34 +281,118 @@ impl Writeback {
     }
 
     fn next_read(&mut self) -> Option<Command> {
+        if self.batch == self.gathered.segments {
+            self.next_batch();
+        }
         let (i, part) = self.reads.pop_front()?;
         let at = self.plan.get(i)?.at + u64::from(part.start);
         let op = Op::Read(part.len());
         Some(self.launch(Device::Log, at, op, Some((i, part))))
     }
 
+    /// Begins to read the next segments.
+    fn next_batch(&mut self) {
+        let mut bytes = 0;
+        while let Some(&Planned { used, .. }) = self.plan.get(self.batch)
+            && (bytes == 0 || bytes + u64::from(used) <= BATCH)
+        {
+            if self.images[self.batch].is_none() && used > 0 {
+                self.reads.push_back((self.batch, 0..used));
+                bytes += u64::from(used);
+            }
+            self.batch += 1;
+        }
+    }
+
+    /// Gathers some of what was read; whether that is done.
+    fn gather(&mut self) -> bool {
+        if !self.gathered.step(&self.plan, &self.images, self.batch) {
+            return false;
+        }
+        let taken = self.gathered.segments;
+        if taken < self.plan.len() {
+            if !self.gathered.is_full() {
+                return true;
+            }
+            mark("writeback.cut_short");
+            self.cut = self.plan.get(taken).map(|planned| planned.number);
+            self.plan.truncate(taken);
+            self.images.truncate(taken);
+            self.batch = taken;
+        }
+        let last = self.plan.last().map_or(0, |planned| planned.number);
+        self.gathered.close(last)
+    }
+
     fn next_zero(&mut self) -> Option<Command> {
-        let (start, end) = self.zeros.pop_front()?;
+        let Range { start, end } = self.gathered.zeros.take_first(ZEROED)?;
         mark("writeback.zeros");
         let (at, len) = (start * BLOCK_SIZE as u64, (end - start) * BLOCK_SIZE as u64);
         Some(self.launch(Device::Backing, at, Op::Zero(len), None))
     }
 
+    /// Ranges that are still to be zeroed, and parts of them.
+    fn zeros_left(&self) -> u64 {
+        self.gathered.zeros.ranges() as u64 + self.gathered.zeros.total() / ZEROED
+    }
+
     fn next_write(&mut self) -> Option<Command> {
-        let &(first, _, _) = self.queue.front()?;
-        let follows =
-            |(i, (block, _, _)): &(usize, &(u64, usize, Data))| *block == first + *i as u64;
-        let count = self.queue.iter().take(RUN).enumerate().take_while(follows).count();
-        let mut bytes = Buffer::new(count * BLOCK_SIZE);
+        for _ in 0..DAMAGED {
+            let fits = self.next_run();
+            let &(first, segment, data) = self.run.first()?;
+            let (good, bytes) = if fits { self.decode_run() } else { (0, Buffer::new(0)) };
+            self.next = first + good.max(1) as u64;
+            self.written += good.max(1);
+            if good > 0 {
+                mark(if good > 1 { "writeback.merged" } else { "writeback.single" });
+                let op = Op::Write(Arc::new(bytes), 0..good * BLOCK_SIZE);
+                return Some(self.launch(Device::Backing, first * BLOCK_SIZE as u64, op, None));
+            }
+            // A check word that fits is no help where the payload does not decode.
+            mark(if fits { "writeback.undecodable" } else { "writeback.damaged" });
+            self.damaged.push((self.plan[segment].number, data));
+        }
+        mark("writeback.damaged_on");
+        self.steps = true;
+        None
+    }
+
+    /// Finds the blocks that are written next: neighbours whose check words fit; or, and then it is
+    /// `false`, the next one alone, because its does not.
+    fn next_run(&mut self) -> bool {
+        let Self { gathered, images, plan, sums, run, .. } = self;
+        run.clear();
+        for (&block, &(segment, data)) in gathered.blocks.range(self.next..).take(RUN) {
+            if run.last().is_some_and(|(last, ..)| last + 1 != block) {
+                break;
+            }
+            let Planned { epoch, number, .. } = plan[segment];
+            let stamp = Stamp { epoch, segment: number, offset: data.offset, block };
+            let payload = payload(images, segment, &data);
+            let fits = payload.is_some_and(|payload| sums.fits(&stamp, payload, data.check));
+            let first = run.is_empty();
+            if fits || first {
+                run.push((block, segment, data));
+            }
+            if !fits {
+                return !first;
+            }
+        }
+        visits(run.len());
+        true
+    }
+
+    /// Decodes the blocks that are written next, up to the first that does not decode; how many.
+    fn decode_run(&mut self) -> (usize, Buffer) {
+        let mut bytes = Buffer::new(self.run.len() * BLOCK_SIZE);
         let (blocks, _) = bytes.as_chunks_mut::<BLOCK_SIZE>();
         let mut good = 0;
-        while good < count {
-            let Some(&(block, segment, data)) = self.queue.front() else { break };
+        while let Some(&(block, segment, data)) = self.run.get(good) {
             // What is left of a cluster is decoded once.
             let shares = |(_, other, at): &&(u64, usize, Data)| {
                 (*other, at.offset) == (segment, data.offset) && at.kind == Kind::Cluster
             };
-            let some = self.queue.iter().take(count - good).take_while(shares).count().max(1);
+            let some = self.run[good..].iter().take_while(shares).count().max(1);
             let payload = payload(&self.images, segment, &data).unwrap_or_default();
             let (codec, out) = (&mut self.codec, &mut blocks[good..good + some]);
             if !self.unpacked.decode(codec, data.kind, payload, block, out) {
@@ -287,19 +401,9 @@ impl Writeback {
             if data.kind == Kind::Cluster {
                 mark(if some < CLUSTER { "writeback.cluster_part" } else { "writeback.cluster" });
             }
-            self.queue.drain(..some);
             good += some;
         }
-        if good == 0 {
-            // Its check word fits, yet it does not decode: as bad as damaged.
-            mark("writeback.undecodable");
-            let (_, segment, data) = self.queue.pop_front()?;
-            self.damaged.push((self.plan[segment].number, data));
-            return self.next_write();
-        }
-        mark(if good > 1 { "writeback.merged" } else { "writeback.single" });
-        let op = Op::Write(Arc::new(bytes), 0..good * BLOCK_SIZE);
-        Some(self.launch(Device::Backing, first * BLOCK_SIZE as u64, op, None))
+        (good, bytes)
     }
 
     fn next_flush(&mut self) -> Option<Command> {
@@ -332,13 +436,16 @@ impl Writeback {
                 self.failed = true;
                 self.unread |= part.is_some();
             }
-            (Outcome::Bytes(bytes), Some((i, part))) => match &mut self.images[i] {
-                None => self.images[i] = Some(bytes),
-                Some(image) => {
-                    let place = part.start as usize..part.end as usize;
-                    image[place].copy_from_slice(&bytes);
+            (Outcome::Bytes(bytes), Some((i, part))) => {
+                self.read += part.len() as u64;
+                match &mut self.images[i] {
+                    None => self.images[i] = Some(bytes),
+                    Some(image) => {
+                        let place = part.start as usize..part.end as usize;
+                        image[place].copy_from_slice(&bytes);
+                    }
                 }
-            },
+            }
             _ => {}
         }
     }
@@ -347,6 +454,7 @@ impl Writeback {
     fn read_failed(&mut self, i: usize, part: Range<u32>) {
         if part.len() <= ALIGN {
             mark("writeback.unread");
+            self.read += part.len() as u64;
             return;
         }
         let used = self.plan[i].used as usize;
@@ -355,17 +463,23 @@ impl Writeback {
         self.reads.extend(pieces);
     }
 
-    /// How much of its way it has gone, of `way`: reading and the flush count as a tenth each, and
-    /// the rest goes by blocks that are written.
+    /// How much of its way it has gone, of `way`: reading, gathering and the flush count as a tenth
+    /// each, and the rest goes by what is zeroed and written.
     pub fn gone(&self, way: u64) -> u64 {
-        let part =
-            |left: usize, all: usize, of: u64| of - of * left.min(all) as u64 / all.max(1) as u64;
+        let part = |done: u64, all: u64, of: u64| of * done.min(all) / all.max(1);
         let tenth = way / 10;
         match self.phase {
             Phase::Probe => 0,
-            Phase::Read => part(self.reads.len(), self.plan.len(), tenth),
-            Phase::Held | Phase::Zero => tenth,
-            Phase::Write => tenth + part(self.queue.len(), self.blocks.len(), way - 2 * tenth),
+            Phase::Read | Phase::Gather => {
+                let gathered = part(self.gathered.bytes, self.bytes, tenth);
+                part(self.read, self.bytes, tenth) + gathered
+            }
+            Phase::Held => 2 * tenth,
+            Phase::Zero | Phase::Write => {
+                let zeroed = self.zeros.saturating_sub(self.zeros_left());
+                let all = self.zeros + self.gathered.blocks.len() as u64;
+                2 * tenth + part(zeroed + self.written as u64, all, way - 3 * tenth)
+            }
             Phase::Flush => way - tenth,
             Phase::Over => way,
         }
@@ -384,137 +498,13 @@ impl Writeback {
         if self.failed {
             return Some(Ended::Badly { unread: self.unread });
         }
+        let Gathering { blocks, copies, unreadable, .. } = std::mem::take(&mut self.gathered);
         Some(Ended::Well {
-            blocks: std::mem::take(&mut self.blocks)
-                .into_keys()
-                .chain(self.copies.drain(..))
-                .collect(),
+            cut: self.cut,
+            blocks: blocks.into_keys().chain(copies).collect(),
             damaged: std::mem::take(&mut self.damaged),
-            unreadable: std::mem::take(&mut self.unreadable),
+            unreadable,
         })
-    }
-
-    /// Finds the last record of each block, and verifies it.
-    fn gather(&mut self) {
-        const END: (u64, u32) = (u64::MAX, 0);
-        if planted::on(Bug::LostDiscardFirst) {
-            self.take_stones(END);
-        }
-        for i in 0..self.plan.len() {
-            self.gather_segment(i);
-        }
-        self.take_stones(END);
-        // The index names nothing of which there is anything newer.
-        for (i, data) in std::mem::take(&mut self.records) {
-            mark("writeback.by_index");
-            self.blocks.insert(data.block, (i, data));
-        }
-        let all = self.blocks.iter().map(|(&block, &(i, data))| (block, i, data));
-        let mut sums = Sums::default();
-        let (good, bad): (Vec<_>, Vec<_>) = all.partition(|(_, i, data)| {
-            let Planned { epoch, number, .. } = self.plan[*i];
-            let stamp = Stamp { epoch, segment: number, offset: data.offset, block: data.block };
-            payload(&self.images, *i, data).is_some_and(|p| sums.fits(&stamp, p, data.check))
-        });
-        for (_, i, data) in bad {
-            mark("writeback.damaged");
-            self.damaged.push((self.plan[i].number, data));
-        }
-        self.queue = good.into();
-    }
-
-    fn gather_segment(&mut self, i: usize) {
-        let Planned { number, from, used, chunk, prev, .. } = self.plan[i];
-        let mut at = from;
-        let mut after = (chunk, Some(prev));
-        let mut broken = None;
-        while at < used {
-            let Some((header, sum, entries)) = self.read_chunk(i, at, after) else {
-                // Chunks behind a damaged one are good for themselves.
-                broken = broken.or(Some(at));
-                after.1 = None;
-                at += ALIGN as u32;
-                continue;
-            };
-            if let Some(from) = broken.take() {
-                mark("writeback.resumed");
-                self.unreadable.push((number, from..at));
-            }
-            self.take_stones((number, at));
-            for entry in &entries {
-                self.note(i, entry);
-            }
-            at += header.len;
-            after = (header.chunk + 1, Some(sum));
-        }
-        if let Some(from) = broken {
-            mark("writeback.unreadable");
-            self.unreadable.push((number, from..used));
-        }
-    }
-
-    /// The chunk at a place: of the number and after the header that are given, or, without a
-    /// header, of any later number.
-    fn read_chunk(
-        &self,
-        i: usize,
-        at: u32,
-        (chunk, prev): (u64, Option<u32>),
-    ) -> Option<(Header, u32, Vec<Entry>)> {
-        let planned = &self.plan[i];
-        let image = self.images[i].as_ref()?.get(at as usize..planned.used as usize)?;
-        let (header, sum) = Header::decode(image.get(..HEADER)?)?;
-        let follows = match prev {
-            Some(prev) => header.chunk == chunk && header.prev == prev,
-            None => header.chunk > chunk,
-        };
-        let expected = follows
-            && header.segment == planned.number
-            && header.offset == at
-            && header.epoch == planned.epoch;
-        let table = image.get(header.table_at()..header.len as usize)?;
-        let entries = expected.then(|| read_table(&header, table))??;
-        (header.len as usize >= ALIGN).then_some((header, sum, entries))
-    }
-
-    fn note(&mut self, segment: usize, entry: &Entry) {
-        match *entry {
-            Entry::Data(Data { kind: Kind::Summary, .. }) => {}
-            Entry::Data(data) if data.copy && !planted::on(Bug::WriteCopies) => {
-                mark("writeback.copy");
-                self.copies.push(data.block);
-            }
-            Entry::Data(data) => {
-                if planted::on(Bug::OldestWins) {
-                    self.blocks.entry(data.block).or_insert((segment, data));
-                } else {
-                    self.blocks.insert(data.block, (segment, data));
-                }
-            }
-            Entry::Range { kind, block, count } => {
-                self.forget(block, block + count);
-                if kind == Kind::Zeros {
-                    self.zeros.push_back((block, block + count));
-                }
-            }
-        }
-    }
-
-    /// Older data of a range must not come after its zeros.
-    fn forget(&mut self, start: u64, end: u64) {
-        let mut newer = self.blocks.split_off(&start);
-        self.blocks.append(&mut newer.split_off(&end));
-    }
-
-    /// Takes the discards that have no record before a chunk: segment, and where in it.
-    fn take_stones(&mut self, chunk: (u64, u32)) {
-        while let Some(&Tombstone { segment, offset, start, end }) = self.stones.front()
-            && (segment, offset) <= chunk
-        {
-            self.stones.pop_front();
-            self.forget(start, end);
-            self.zeros.push_back((start, end));
-        }
     }
 }
 

@@ -32,6 +32,29 @@ impl Intervals {
         self.ranges.range(..=n).next_back().is_some_and(|(_, end)| n < *end)
     }
 
+    /// Whether a number of a range is in the set.
+    pub fn meets(&self, range: &Range<u64>) -> bool {
+        let last = self.ranges.range(..range.end).next_back();
+        !range.is_empty() && last.is_some_and(|(_, end)| range.start < *end)
+    }
+
+    /// Whether all numbers of a range are in the set.
+    pub fn covers(&self, range: &Range<u64>) -> bool {
+        let last = self.ranges.range(..=range.start).next_back();
+        range.is_empty() || last.is_some_and(|(_, end)| range.end <= *end)
+    }
+
+    /// Takes the first range out, or as many numbers of it.
+    pub fn take_first(&mut self, most: u64) -> Option<Range<u64>> {
+        let (start, end) = self.ranges.pop_first()?;
+        let to = end.min(start.saturating_add(most));
+        if to < end {
+            self.ranges.insert(to, end);
+        }
+        self.total -= to - start;
+        Some(start..to)
+    }
+
     /// Adds a range.
     pub fn insert(&mut self, range: Range<u64>) {
         if range.is_empty() {
@@ -97,10 +120,22 @@ mod tests {
                 prop_assert_eq!(set.total(), model.len() as u64);
                 for n in 0..90 {
                     prop_assert_eq!(set.contains(n), model.contains(&n));
+                    let meets = model.range(n..n + len).next().is_some();
+                    prop_assert_eq!(set.meets(&(n..n + len)), meets);
+                    let covers = (n..n + len).all(|n| model.contains(&n));
+                    prop_assert_eq!(set.covers(&(n..n + len)), covers);
                 }
                 let runs = model.iter().filter(|n| **n == 0 || !model.contains(&(**n - 1))).count();
                 prop_assert_eq!(set.ranges(), runs);
             }
+            let mut last = 0;
+            while let Some(first) = set.take_first(7) {
+                prop_assert!(first.start >= last && (1..=7).contains(&(first.end - first.start)));
+                prop_assert!(first.clone().all(|n| model.remove(&n)));
+                prop_assert_eq!(set.total(), model.len() as u64);
+                last = first.end;
+            }
+            prop_assert!(model.is_empty());
         }
     }
 }

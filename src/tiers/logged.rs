@@ -21,7 +21,7 @@ use super::watched::Watched;
 use crate::BLOCK_SIZE;
 use crate::durable::cluster::Unpacked;
 use crate::durable::format::{CLUSTER_MAX, IDENTITY, Kind, Stamp, crc};
-use crate::durable::{Core, Fills, Found, Outcome, Reading, Refused};
+use crate::durable::{Core, Fills, Found, Lost, Outcome, Reading, Refused};
 use crate::media::{Drive, DriveError, Identity, StableId, Waker};
 use crate::stats::LogStats;
 use crate::store::GROUP;
@@ -212,8 +212,8 @@ impl Logged {
 
     /// How the log stands now.
     pub fn standing(&self) -> Standing {
-        let core = self.core.lock();
-        Standing { stats: core.stats(), lost: core.lost(), unmarked: self.watched.unmarked() }
+        let stats = self.core.lock().stats();
+        Standing { stats, lost: self.lost(), unmarked: self.watched.unmarked() }
     }
 
     /// Tells the listener how the log stands.
@@ -330,6 +330,14 @@ impl Logged {
     /// The core, for questions.
     pub fn core(&self) -> MutexGuard<'_, Core> {
         self.core.lock()
+    }
+
+    /// Blocks that nobody can read any more, as first block and count. The core is asked in steps,
+    /// so that others have their turn between them.
+    pub fn lost(&self) -> Vec<(u64, u64)> {
+        let mut lost = Lost::default();
+        while self.core.lock().more_lost(&mut lost) {}
+        lost.ranges()
     }
 
     /// Reads of damaged blocks.
@@ -625,7 +633,7 @@ impl Logged {
                 let (kind, payload, count) = packing.encoded(first, *done, &blocks[*done]);
                 let (block, sized) = (first + *done as u64, (payload.len(), sums[*done]));
                 let reserved = match kind {
-                    Kind::Zeros => core.discard(block, 1).map(|()| true),
+                    Kind::Zeros => core.discard(block, 1).map(|_| true),
                     Kind::Cluster => core.reserve_cluster(block, sized, fills),
                     _ => core.reserve(block, kind, sized, fills).map(|()| true),
                 };
@@ -695,16 +703,21 @@ impl Logged {
             groups.take(STRIPES).map(|group| group as usize % STRIPES).collect();
         stripes.sort_unstable();
         let _stripes: Vec<_> = stripes.iter().map(|&i| self.stripes[i].lock()).collect();
-        let taken = self.wait_for_room(|core| match core.discard(first, count) {
-            Ok(()) => Some(Ok(true)),
-            Err(Refused::Full) => None,
-            Err(Refused::Through) => Some(Ok(false)),
-            Err(Refused::Failed) => Some(Err(Fault::Failed)),
-        })??;
-        if taken {
-            return Ok(());
+        let (mut next, end) = (first, first + count);
+        while next < end {
+            let taken = self.wait_for_room(|core| match core.discard(next, end - next) {
+                Ok(taken) => Some(Ok(Some(taken))),
+                Err(Refused::Full) => None,
+                Err(Refused::Through) => Some(Ok(None)),
+                Err(Refused::Failed) => Some(Err(Fault::Failed)),
+            })??;
+            let Some(taken) = taken else {
+                self.refuse_lost(next, end - next)?;
+                let (at, len) = (next * BLOCK_SIZE as u64, (end - next) * BLOCK_SIZE as u64);
+                return Ok(self.backing.zero(at, len)?);
+            };
+            next += taken;
         }
-        self.refuse_lost(first, count)?;
-        Ok(self.backing.zero(first * BLOCK_SIZE as u64, count * BLOCK_SIZE as u64)?)
+        Ok(())
     }
 }

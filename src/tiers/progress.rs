@@ -139,7 +139,7 @@ impl Logged {
                 return value;
             }
             (core, worked) = self.act(core);
-            if !worked && core.is_forgetting() {
+            if !worked && core.is_stepping() {
                 // In steps, so that others have their turn between them.
                 core = step_aside(&self.core, core);
             } else if !worked {

@@ -149,11 +149,12 @@ impl Shelf {
             _ => self.log.read_many(runs.into_iter().map(buffer).collect()),
         };
         let mut bad = Vec::new();
+        // Both are in the order of places.
+        let mut read = read.iter().flatten().peekable();
         for (i, reading) in readings.iter() {
-            let holds = |(at, bytes): &&(u64, Buffer)| {
-                *at <= reading.at && reading.at + u64::from(reading.len) <= at + bytes.len() as u64
-            };
-            let part = read.iter().flatten().find(holds).map(|(at, bytes)| {
+            let end = reading.at + u64::from(reading.len);
+            while read.next_if(|(at, bytes)| at + (bytes.len() as u64) < end).is_some() {}
+            let part = read.peek().filter(|(at, _)| *at <= reading.at).map(|(at, bytes)| {
                 let from = (reading.at - at) as usize;
                 &bytes[from..from + reading.len as usize]
             });

@@ -14,7 +14,7 @@ use crate::error::{Context, Result};
 use crate::media::{Buffer, Completion, Ring, Submission, Witness, ring};
 use crate::store::codec::Algorithm;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Condvar, JoinHandle, Mutex, scope, sleep, spawn, spawn_scoped};
+use crate::sync::{Condvar, JoinHandle, Mutex, scope, sleep, spawn, spawn_scoped, step_aside};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -216,7 +216,7 @@ fn commit(logged: &Logged, mut ring: Ring) {
                 ring.submit(Submission { id, action, at });
                 core = logged.core();
             }
-            let more = core.is_copying() || core.is_forgetting_copies();
+            let more = core.is_copying() || core.is_stepping();
             if more { Duration::ZERO } else { TICK }
         };
         if logged.is_stopping() && ring.in_flight() == 0 {
@@ -371,6 +371,10 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<
                 work.complete(command.id, outcome);
                 logged.advance(work.gone(WAY));
                 news.notify_all();
+            } else if work.is_stepping() {
+                // In steps, so that it is seen between them that the volume goes down.
+                logged.advance(work.gone(WAY));
+                work = step_aside(writeback, work);
             } else if work.is_over() || work.is_held() {
                 return;
             } else {

@@ -21,10 +21,11 @@ const WAIT_MAX: u32 = 100_000;
 /// The same where a drive is broken.
 const TROUBLED_MAX: u32 = 1000;
 const IDLE_MAX: u32 = 20;
-/// Windows until everything is in the backing store, at most.
+/// Windows until everything is in the backing store, at most, beside one for each segment.
 const DRAIN_MAX: u32 = 20;
 
-/// Windows of a rescue that are begun at most, in case a drive keeps failing.
+/// Windows of a rescue that are begun at most, beside one for each segment, in case a drive keeps
+/// failing.
 const RESCUES_MAX: u32 = 100;
 
 /// What became of a change.
@@ -153,6 +154,11 @@ impl World<'_> {
         found.map(drop).map_err(|why| Trouble::new(Kind::Backing, format!("rescued: {why}")))
     }
 
+    /// Segments that the log has at most.
+    fn segments(&self) -> u32 {
+        (self.setup.log / u64::from(self.setup.segment)) as u32
+    }
+
     /// Whether a fault of one of these kinds was planned for a drive.
     fn is_faulty(&self, side: Side, kinds: &[Fault]) -> bool {
         self.faults.iter().any(|(at, fault)| *at == side && kinds.contains(&fault.kind))
@@ -200,7 +206,7 @@ impl World<'_> {
 
     /// Lets the media do something; if they have nothing to do, readers end and time passes.
     fn work(&mut self) -> Result<Progressed, Trouble> {
-        if self.volume.core.is_rescuing() && self.rescues < RESCUES_MAX {
+        if self.volume.core.is_rescuing() && self.rescues < RESCUES_MAX + self.segments() {
             self.begin_window(self.setup.window);
         }
         if !self.writers.is_empty() && self.choices.chance(self.setup.filled) {
@@ -225,7 +231,7 @@ impl World<'_> {
             self.end_read(0)?;
             return Ok(Progressed::Yes);
         }
-        if self.volume.core.is_forgetting() || self.volume.core.is_copying() {
+        if self.volume.is_stepping() {
             return Ok(Progressed::Yes);
         }
         self.tick(500);
@@ -241,8 +247,10 @@ impl World<'_> {
             self.end_read(0)?;
         }
         self.take(self.setup.depth);
-        while !self.flying.is_empty() {
-            self.finish_any()?;
+        while !self.flying.is_empty() || self.volume.is_stepping() {
+            if !self.flying.is_empty() {
+                self.finish_any()?;
+            }
             self.take(self.setup.depth);
         }
         self.wait("a flush", |world| world.flushes.is_empty())?;
@@ -267,7 +275,7 @@ impl World<'_> {
                 self.stats.errors += 1;
                 return Ok(());
             }
-            if rounds > DRAIN_MAX {
+            if rounds > DRAIN_MAX + self.segments() {
                 return Err(Trouble::new(Kind::Hang, "the drain never ends"));
             }
         }

@@ -130,7 +130,7 @@ impl Volume {
         let block = u64::from(block);
         self.payload.resize(PAGE, 0);
         let (len, kind) = match self.codec.encode(page, &mut self.payload) {
-            Encoded::Same(0) => return self.core.discard(block, 1).map(|()| None),
+            Encoded::Same(0) => return self.core.discard(block, 1).map(|_| None),
             Encoded::Same(word) => {
                 let both = u64::from(word) << 32 | u64::from(word);
                 self.payload[..8].copy_from_slice(&both.to_le_bytes());
@@ -217,12 +217,12 @@ impl Volume {
         self.core.keep(block.into(), token, kind, &self.payload[..len])
     }
 
-    /// Appends a discard.
+    /// Appends a discard; of how many blocks.
     ///
     /// # Errors
     /// Those of the product.
-    pub fn discard(&mut self, block: u32, count: u32) -> Result<(), Refused> {
-        self.core.discard(u64::from(block), u64::from(count))
+    pub fn discard(&mut self, block: u32, count: u32) -> Result<u32, Refused> {
+        self.core.discard(u64::from(block), u64::from(count)).map(|taken| taken as u32)
     }
 
     /// Where a block is, if there is a copy then where that is; what is in memory is kept for
@@ -298,6 +298,12 @@ impl Volume {
             }
             None => false,
         }
+    }
+
+    /// Whether there is something to do that needs no drive.
+    pub fn is_stepping(&self) -> bool {
+        let window = self.writeback.as_ref().is_some_and(Writeback::is_stepping);
+        window || self.core.is_stepping() || self.core.is_copying()
     }
 
     /// Whether no window is at work, also not its end in the core.

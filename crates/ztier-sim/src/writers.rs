@@ -148,22 +148,32 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The discarder appends a range, and waits for room if need be.
+    /// The discarder appends a range, as much at a time as the log takes, and waits for room if
+    /// need be.
     pub(crate) fn discard(&mut self, block: u32, count: u32) -> Result<(), Trouble> {
-        self.fill_blocks(block..block + count);
-        let taken = match self.submit(|world| world.volume.discard(block, count))? {
-            Taken::Through => {
-                let (at, len) = (u64::from(block), u64::from(count));
-                let zero = Request::zero(at * PAGE as u64, len * PAGE as u64);
-                self.write_through(block, count, zero)?
+        let (mut from, end) = (block, block + count);
+        self.fill_blocks(from..end);
+        while from < end {
+            let mut part = end - from;
+            let taken = match self.submit(|world| {
+                part = world.volume.discard(from, end - from)?;
+                Ok(())
+            })? {
+                Taken::Through => {
+                    let (at, len) = (u64::from(from), u64::from(part));
+                    let zero = Request::zero(at * PAGE as u64, len * PAGE as u64);
+                    self.write_through(from, part, zero)?
+                }
+                other => other == Taken::Yes,
+            };
+            if !taken {
+                return Ok(());
             }
-            other => other == Taken::Yes,
-        };
-        if taken {
-            for block in block..block + count {
+            for block in from..from + part {
                 self.record(block, Value::Zero);
             }
             self.sync_change()?;
+            from += part;
         }
         Ok(())
     }
