@@ -21,6 +21,8 @@ const WAIT_MAX: u32 = 100_000;
 /// The same where a drive is broken.
 const TROUBLED_MAX: u32 = 1000;
 const IDLE_MAX: u32 = 20;
+/// Events until the core has something to do that needs no drive, at most.
+const STEPPING_MAX: u32 = 2000;
 /// Windows until everything is in the backing store, at most, beside one for each segment.
 const DRAIN_MAX: u32 = 20;
 
@@ -254,6 +256,16 @@ impl World<'_> {
             self.take(self.setup.depth);
         }
         self.wait("a flush", |world| world.flushes.is_empty())?;
+        Ok(())
+    }
+
+    /// Works until the core has something to do that needs no drive, or nothing is left to do.
+    pub(crate) fn work_until_stepping(&mut self) -> Result<(), Trouble> {
+        for _ in 0..STEPPING_MAX {
+            if self.volume.core.is_stepping() || self.work()? == Progressed::No {
+                break;
+            }
+        }
         Ok(())
     }
 

@@ -175,6 +175,9 @@ pub enum Step {
     Drain,
     /// Everything that is under way ends.
     Settle,
+    /// The media work until the core has something to do that needs no drive, as when the index
+    /// forgets a window, or until nothing is left to do.
+    Forgetting,
     /// The power goes and comes back.
     Cut(Cut),
     /// The process dies, and another one takes its memory over.
@@ -462,6 +465,10 @@ const STRETCHES: [u64; 6] = [8, 40, 100, 200, 400, 800];
 pub fn cuts(seed: u64, cuts: u32) -> Program {
     let mut rng = Rng::new(seed);
     let mut swarm = Swarm::choose(&mut rng);
+    // Not a choice of the generator, so that the other seeds mean what they meant.
+    if mix(seed ^ 0x666f_7267_6574) % 16 == 0 {
+        return forgetting(swarm, &mut rng, cuts);
+    }
     if rng.chance(50) {
         return summarised(swarm, &mut rng, cuts);
     }
@@ -547,6 +554,49 @@ fn summarised(mut swarm: Swarm, rng: &mut Rng, cuts: u32) -> Program {
         steps.push(Step::Flush);
         steps.extend((0..rng.between(2, 8)).map(|_| Step::Media(32, rng.bits() as u32)));
         steps.push(Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false }));
+    }
+    Program::new(swarm.setup(), Vec::new(), steps)
+}
+
+/// Cuts while the index forgets a large window, and readers, new changes and a checkpoint come
+/// between two steps of that. The window after such a cut is smaller: what it brings to the backing
+/// store is older than what the large one brought there.
+fn forgetting(mut swarm: Swarm, rng: &mut Rng, cuts: u32) -> Program {
+    let segment: u32 = 32 << 10;
+    swarm.setup.segment = segment;
+    swarm.setup.log = data_at(0, segment) + 30 * u64::from(segment);
+    swarm.setup.memory = 4 * u64::from(segment);
+    swarm.setup.patience = u32::MAX;
+    swarm.setup.slow = Slow::Nothing;
+    swarm.setup.keep = 0;
+    // Small enough that a checkpoint is often due while the window is forgotten.
+    swarm.setup.checkpoint = rng.pick(&[16 << 10, 32 << 10]);
+    let hot = 200;
+    let cut = |rng: &mut Rng| Step::Cut(Cut { seed: rng.bits(), nested: Vec::new(), again: false });
+    let mut steps = Vec::new();
+    for _ in 0..cuts.div_ceil(2) {
+        for _ in 0..rng.between(100, 300) {
+            let block = rng.below(hot) as u32;
+            steps.push(match rng.below(10) {
+                0 => Step::Discard(block, rng.between(1, 8) as u32),
+                1..4 => Step::Write(block, Flavour::Stamp(255)),
+                4 => Step::Flush,
+                5 => Step::Media(32, rng.bits() as u32),
+                _ => Step::Write(block, Flavour::Word),
+            });
+        }
+        steps.extend([Step::Sync, Step::Window(u32::MAX), Step::Forgetting]);
+        for _ in 0..rng.between(1, 300) {
+            let block = rng.below(hot) as u32;
+            steps.push(match rng.below(10) {
+                0 => Step::Write(block, Flavour::Stamp(255)),
+                1 => Step::Flush,
+                2 => Step::Read(block),
+                3 => Step::Finish(rng.bits() as u32),
+                _ => Step::Media(1, rng.bits() as u32),
+            });
+        }
+        steps.extend([cut(rng), Step::Window(segment), Step::Settle, cut(rng)]);
     }
     Program::new(swarm.setup(), Vec::new(), steps)
 }

@@ -343,6 +343,7 @@ impl<'p> World<'p> {
             Step::Bare(block, flavour, choice) => self.bare(*block, *flavour, *choice),
             Step::Drain => self.drain(),
             Step::Settle => self.settle(),
+            Step::Forgetting => self.work_until_stepping(),
             Step::Close => self.close(),
             Step::Cut(cut) => self.cut(cut),
             Step::Kill(kill) => self.kill(kill),
