@@ -296,6 +296,12 @@ impl<'p> World<'p> {
         Ok(())
     }
 
+    /// Both drives work again.
+    fn repair(&self) {
+        self.log.repair();
+        self.backing.repair();
+    }
+
     /// Takes one step of the program.
     ///
     /// # Errors
@@ -361,8 +367,7 @@ impl<'p> World<'p> {
                 Ok(())
             }
             Step::Repair => {
-                self.log.repair();
-                self.backing.repair();
+                self.repair();
                 Ok(())
             }
         }?;
