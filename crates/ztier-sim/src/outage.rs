@@ -8,7 +8,7 @@ use crate::content::Flavour;
 use crate::drive::{Power, SimDrive};
 use crate::image::PAGE;
 use crate::oracle::{self, Seen};
-use crate::program::{Cut, Side};
+use crate::program::{Cut, Side, Step};
 use crate::rng::Rng;
 use crate::trouble::{Kind, Trouble};
 use crate::volume::{Opening, Volume};
@@ -260,24 +260,37 @@ impl World<'_> {
         self.judge(&seen)
     }
 
-    /// A bit flips in the header of one of the first two chunks on the log's drive.
-    pub(crate) fn behead(&mut self, choice: u64) {
+    /// Damages what is on a drive, as such a step says.
+    pub(crate) fn damage(&mut self, step: &Step) {
         self.lies = true;
         self.lied_at = self.history.submitted();
         let log = self.log.current();
-        let heads = (0..log.len()).filter(|page| Header::decode(log.page(*page)).is_some());
-        let heads: Vec<usize> = heads.take(2).collect();
-        if let Some(page) = heads.get(choice as usize % heads.len().max(1)) {
-            self.say(|| format!("the header in page {page} is damaged"));
+        let mut heads: Vec<(u64, usize)> = (0..log.len())
+            .filter_map(|page| Some((Header::decode(log.page(page))?.0.chunk, page)))
+            .collect();
+        match step {
+            Step::Flip(side, choice) => self.flip(*side, *choice),
+            Step::Behead(choice) => {
+                heads.truncate(2);
+                let head = heads.get(*choice as usize % heads.len().max(1));
+                self.flip_header(head.copied(), *choice);
+            }
+            Step::Curtail(choice) => self.flip_header(heads.into_iter().max(), *choice),
+            _ => {}
+        }
+    }
+
+    /// A bit flips in the header of a chunk on the log's drive.
+    fn flip_header(&self, head: Option<(u64, usize)>, choice: u64) {
+        if let Some((chunk, page)) = head {
+            self.say(|| format!("the header of chunk {chunk} in page {page} is damaged"));
             self.log.flip((page * PAGE) as u64 + 16 + choice / 2 % 16, 3);
         }
     }
 
     /// A bit flips where something has been written.
-    pub(crate) fn flip(&mut self, side: Side, choice: u64) {
-        self.lies = true;
+    fn flip(&self, side: Side, choice: u64) {
         let mut rng = Rng::new(choice);
-        self.lied_at = self.history.submitted();
         let drive = self.drive(side);
         let current = drive.current();
         let written = |page: &usize| current.slot(*page).is_some();

@@ -188,6 +188,8 @@ pub enum Step {
     Flip(Side, u64),
     /// A bit flips in the header of one of the first chunks of the log.
     Behead(u64),
+    /// A bit flips in the header of the newest chunk.
+    Curtail(u64),
     /// The log takes nothing any more but superblocks.
     Wear,
     /// The drives work again.

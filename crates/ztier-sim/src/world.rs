@@ -354,12 +354,8 @@ impl<'p> World<'p> {
             Step::Cut(cut) => self.cut(cut),
             Step::Kill(kill) => self.kill(kill),
             Step::Miscompress(block) => self.miscompress(*block),
-            Step::Flip(side, choice) => {
-                self.flip(*side, *choice);
-                Ok(())
-            }
-            Step::Behead(choice) => {
-                self.behead(*choice);
+            Step::Flip(..) | Step::Behead(_) | Step::Curtail(_) => {
+                self.damage(step);
                 Ok(())
             }
             Step::Wear => {
