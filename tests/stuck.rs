@@ -172,6 +172,53 @@ fn a_stopped_daemon_is_named_and_ended_by_force_without_loss() {
 /// What a cleaner of temporary files removes below a daemon, it makes anew when it is missed; and
 /// meanwhile no other daemon gets the volume.
 #[test]
+fn a_volume_goes_down_and_restarts_while_a_large_window_is_gathered() {
+    const BLOCKS: u64 = 60_000;
+    let sandbox = Sandbox::new();
+    let file = |name: &str, mib: u64| {
+        let path = sandbox.path().join(name);
+        File::create(&path).unwrap().set_len(mib << 20).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (log, backing) = (file("fast", 1024), file("slow", 512));
+    let drives = ["--backing", &backing, "--log", &log, "--writeback", "off"];
+    let up = [&["up", "vol", "--export", "nbd"], &drives[..]].concat();
+    for command in [&["restart", "vol"][..], &["down", "vol"]] {
+        sandbox.ztier(&up).ok();
+        let mut disk = Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol");
+        // Many blocks in few segments, and many ranges that are zeroed after them.
+        for first in (0..BLOCKS).step_by(256) {
+            let mut blocks = vec![0; 256 * 4096];
+            for (number, block) in (first..).zip(blocks.chunks_exact_mut(4096)) {
+                block[..8].copy_from_slice(&number.to_le_bytes());
+            }
+            disk.write(first * 4096, &blocks);
+        }
+        let zeroed: Vec<u64> = (0..BLOCKS).step_by(2).map(|block| block * 4096).collect();
+        disk.zero_blocks(&zeroed);
+        disk.flush();
+        drop(disk);
+        let mut drain = sandbox.command(&["drain", "vol"]).spawn().unwrap();
+        // A window begins at once; to gather it takes longer.
+        std::thread::sleep(Duration::from_millis(100));
+        sandbox.ztier(command).ok();
+        wait(&mut drain);
+        if command[0] == "down" {
+            break;
+        }
+        let mut disk = Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol");
+        for block in [0_u64, 1, 2, 29_999, 59_998, 59_999] {
+            let number = if block % 2 == 0 { 0 } else { block };
+            let mut expected = number.to_le_bytes().to_vec();
+            expected.resize(4096, 0);
+            assert_eq!(disk.read(block * 4096, 4096), expected, "block {block}");
+        }
+        drop(disk);
+        sandbox.ztier(&["down", "vol", "--drain"]).ok();
+    }
+}
+
+#[test]
 fn removed_files_are_made_anew_when_they_are_missed() {
     let all = ["lock", "json", "sock", "keep"];
     for gone in [&all[..1], &all[1..2], &all[2..3], &all[3..], &all[..3], &all[..]] {
