@@ -3,12 +3,14 @@
 use super::drain::drain_most;
 use super::meter::Meter;
 use super::{PATIENCE, output, sound, unknown};
+use crate::config::lasting::lasting;
 use crate::config::paths::full;
 use crate::config::{Paths, Plan, Settings, name};
 use crate::control::{Client, NewLog, Request, Status};
 use crate::daemon::state::State;
 use crate::daemon::{self, Found};
 use crate::error::{Error, Result};
+use crate::volume::Marks;
 use clap::Args;
 use serde_json::json;
 use std::cell::Cell;
@@ -167,13 +169,19 @@ impl Restart {
     /// What to say of saved settings that name another log than the volume has by now.
     fn outdated(&self, paths: &Paths) -> Option<String> {
         let file = paths.settings(&self.name);
-        let saved = Settings::load(&file).ok()??.log;
+        let saved = Settings::load(&file).ok()??;
         let wanted = self.log.as_ref().filter(|log| log.as_os_str() != "none");
-        let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
-        (saved.as_ref().map(absolute) != wanted.map(absolute)).then(|| {
-            let says = saved.map_or("no log".into(), |log| format!("log {}", log.display()));
-            format!("{} still says {says}: the next `ztier up` goes by it", file.display())
-        })
+        let absolute = |path: &PathBuf| lasting(path).unwrap_or_else(|_| path.clone());
+        let says = match (&saved.log, &saved.log_uuid) {
+            (log, _) if log.as_ref().map(absolute) != wanted.map(absolute) => {
+                log.as_ref().map_or("no log".into(), |log| format!("log {}", log.display()))
+            }
+            (Some(log), Some(uuid)) if Marks::of(Some(log), None).log.as_ref() != Some(uuid) => {
+                format!("log-uuid {uuid}, which the log on {} has no longer", log.display())
+            }
+            _ => return None,
+        };
+        Some(format!("{} still says {says}: the next `ztier up` goes by it", file.display()))
     }
 
     /// Starts a daemon for what another left.

@@ -148,7 +148,8 @@ pub struct Up {
     /// Only say what would be made and where data would be durable
     #[arg(long)]
     dry_run: bool,
-    /// Write the settings to NAME.toml in the configuration directory
+    /// Write the settings to NAME.toml in the configuration directory: with absolute paths, names
+    /// of drives that stay the same, and marks by which the drives are known again
     #[arg(long)]
     save: bool,
     /// Print JSON
@@ -175,6 +176,7 @@ impl Up {
         let paths = Paths::of_this_user()?;
         let settings = self.settings(&paths)?;
         self.await_drives(&settings)?;
+        self.refuse_others(&settings)?;
         let chosen = daemon::choose(&settings)?;
         let mut plan = Plan::resolve(&self.name, &settings, chosen.kind, &paths)?;
         if let Some(log) = &mut plan.log {
@@ -200,7 +202,8 @@ impl Up {
         let after = |ready: &Ready| {
             meter.end();
             self.print_ready(&chosen, ready)?;
-            if self.save {
+            // A log that was given up has another one in its place.
+            if self.save || self.abandon_log && settings.log_uuid.is_some() {
                 self.save_settings(&settings, &paths)?
             }
             match sound(&self.name, ready.loss.as_deref()) {
@@ -219,6 +222,21 @@ impl Up {
             after(&daemon::spawn(&plan, &paths, &told)?)?;
             sound(&self.name, loss.take().as_deref())
         }
+    }
+
+    /// Refuses drives that are not those that the settings were saved with.
+    fn refuse_others(&self, settings: &Settings) -> Result<()> {
+        let (log, backing) = (settings.log.as_deref(), settings.backing.as_deref());
+        let log = log.filter(|_| !self.abandon_log);
+        settings.marks().check(log, backing).map_err(|e| {
+            let log = log.map_or(String::new(), |log| format!(" --log {}", log.display()));
+            let backing = backing.map_or(String::new(), |drive| drive.display().to_string());
+            e.mend(format!(
+                "look for the right one with `lsblk`, or if this is it: `ztier up {} --backing \
+                 {backing}{log} --save`",
+                self.name
+            ))
+        })
     }
 
     /// Refuses what only means something to a log or a spill device, where there is none.
@@ -245,7 +263,7 @@ impl Up {
     /// Writes the settings once they have proven to work. In the foreground a failure ends nothing.
     fn save_settings(&self, settings: &Settings, paths: &Paths) -> Result<()> {
         let file = paths.settings(&self.name);
-        match settings.save(&file) {
+        match settings.to_keep().and_then(|settings| settings.save(&file)) {
             Ok(()) => output::remark(&format!("saved {}", file.display())),
             Err(e) if self.foreground => output::remark(&format!("ztier: not saved: {e}")),
             Err(e) => {
@@ -284,6 +302,8 @@ impl Up {
             usage: self.usage,
             mount: self.mount.clone(),
             priority: self.priority,
+            log_uuid: None,
+            backing_id: None,
         };
         if flags.size.is_some() || flags.backing.is_some() || flags.log.is_some() {
             return Ok(flags);

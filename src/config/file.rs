@@ -2,13 +2,15 @@
 //!
 //! Invariant: what [`Settings::save`] writes, [`Settings::load`] reads as the same settings.
 
+use super::lasting::lasting;
 use super::limit::Limit;
 use super::name;
+use super::paths::full;
 use super::plan::{Address, Choice};
 use super::size::Amount;
 use super::usage::Use;
 use crate::error::{Context, Error, Result};
-use crate::volume::{Algorithm, Recompress};
+use crate::volume::{Algorithm, Marks, Recompress};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::Write;
@@ -90,10 +92,17 @@ pub struct Settings {
     /// Priority of the swap space that it is made into.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
+    /// UUID of the log, as 32 hexadecimal digits; a drive with another log is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_uuid: Option<String>,
+    /// Number of the backing store without a log, as 16 hexadecimal digits; another drive is
+    /// refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backing_id: Option<String>,
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 24] = [
+pub const KEYS: [&str; 26] = [
     "size",
     "backing",
     "log",
@@ -118,6 +127,8 @@ pub const KEYS: [&str; 24] = [
     "use",
     "mount",
     "priority",
+    "log-uuid",
+    "backing-id",
 ];
 
 /// The largest file that is read, in bytes.
@@ -189,6 +200,30 @@ impl Settings {
         written.context(what())
     }
 
+    /// These settings for a file: with names that a restart of the machine does not change, from
+    /// whichever directory the file is used, and with marks of the drives.
+    ///
+    /// # Errors
+    /// A drive or file is gone, or its path is not UTF-8.
+    pub fn to_keep(&self) -> Result<Self> {
+        let drive = |path: &Option<PathBuf>| path.as_deref().map(lasting).transpose();
+        let marks = Marks::of(self.log.as_deref(), self.backing.as_deref());
+        Ok(Self {
+            backing: drive(&self.backing)?,
+            log: drive(&self.log)?,
+            spill: drive(&self.spill)?,
+            socket: self.socket.as_deref().map(full).transpose()?,
+            log_uuid: marks.log,
+            backing_id: marks.backing,
+            ..self.clone()
+        })
+    }
+
+    /// The marks of the drives, if the settings know some.
+    pub fn marks(&self) -> Marks {
+        Marks { log: self.log_uuid.clone(), backing: self.backing_id.clone() }
+    }
+
     /// These settings, with those of `base` where these say nothing.
     #[must_use]
     pub fn over(self, base: Self) -> Self {
@@ -217,6 +252,8 @@ impl Settings {
             usage: self.usage.or(base.usage),
             mount: self.mount.or(base.mount),
             priority: self.priority.or(base.priority),
+            log_uuid: self.log_uuid.or(base.log_uuid),
+            backing_id: self.backing_id.or(base.backing_id),
         }
     }
 }
@@ -270,6 +307,8 @@ mod tests {
             usage: Some(Use::Ext4),
             mount: Some("/mnt".into()),
             priority: Some(7),
+            log_uuid: Some("0123456789abcdef0123456789abcdef".into()),
+            backing_id: Some("0123456789abcdef".into()),
         }
     }
 

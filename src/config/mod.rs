@@ -4,6 +4,7 @@
 //! beyond it (the daemon, the engine) does not look again at what a person typed.
 
 pub mod file;
+pub mod lasting;
 pub mod limit;
 pub mod log;
 pub mod machine;

@@ -14,6 +14,7 @@ mod device;
 mod drives;
 mod hand;
 mod logged;
+mod marks;
 mod packer;
 mod record;
 mod spiller;
@@ -32,6 +33,7 @@ pub use device::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving,
 pub use device::{Freight, Load, Way};
 pub use drives::Alarm;
 pub use logged::{LogOptions, LogVolume};
+pub use marks::Marks;
 
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};

@@ -1,0 +1,149 @@
+//! Saved settings: they lead to the same drives from any directory, and refuse others that have
+//! taken their names.
+#![allow(clippy::unwrap_used)]
+
+mod support {
+    pub mod disk;
+    pub mod nbd;
+    pub mod place;
+    pub mod sandbox;
+}
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use support::disk::Disk;
+use support::place::{BLOCK, BLOCKS, content};
+use support::sandbox::{Done, Sandbox, finish};
+
+const LOG_BYTES: u64 = 16 << 20;
+
+/// A directory with two files for drives.
+fn drives(dir: &Path) -> [PathBuf; 2] {
+    fs::create_dir(dir).unwrap();
+    [("fast", LOG_BYTES), ("slow", BLOCKS * BLOCK)].map(|(name, size)| {
+        let path = dir.join(name);
+        fs::File::create(&path).unwrap().set_len(size).unwrap();
+        path
+    })
+}
+
+/// `ztier` in a directory.
+fn within(sandbox: &Sandbox, dir: &Path, args: &[&str]) -> Done {
+    let mut command = sandbox.command(args);
+    command.current_dir(dir);
+    finish(command)
+}
+
+fn saved(sandbox: &Sandbox) -> String {
+    fs::read_to_string(sandbox.config_dir().join("vol.toml")).unwrap()
+}
+
+fn write(sandbox: &Sandbox, block: u64) {
+    let mut disk = Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol");
+    disk.write(block * BLOCK, &content(block, 1));
+    disk.flush();
+}
+
+fn check(sandbox: &Sandbox, block: u64) {
+    let mut disk = Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol");
+    assert!(disk.read(block * BLOCK, BLOCK as usize) == content(block, 1), "block {block}");
+}
+
+const UP: [&str; 9] =
+    ["up", "vol", "--export", "nbd", "--backing", "slow", "--log", "fast", "--save"];
+
+#[test]
+fn relative_paths_lead_to_the_same_files_from_every_directory() {
+    let sandbox = Sandbox::new();
+    let [here, there] = ["here", "there"].map(|name| sandbox.path().join(name));
+    let ([log, backing], others) = (drives(&here), drives(&there));
+    within(&sandbox, &here, &UP).ok();
+    write(&sandbox, 3);
+    sandbox.ztier(&["down", "vol"]).ok();
+    let text = saved(&sandbox);
+    for (key, path) in [("log", &log), ("backing", &backing)] {
+        let path = path.canonicalize().unwrap();
+        assert!(text.contains(&format!("{key} = \"{}\"\n", path.display())), "{text}");
+    }
+    within(&sandbox, &there, &["up", "vol"]).ok();
+    check(&sandbox, 3);
+    sandbox.ztier(&["down", "vol", "--drain"]).ok();
+    for path in others {
+        assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0), "{}", path.display());
+    }
+}
+
+#[test]
+fn another_log_under_the_saved_name_is_refused_and_stays_as_it_is() {
+    let sandbox = Sandbox::new();
+    let dir = sandbox.path().join("dir");
+    let [log, _] = drives(&dir);
+    within(&sandbox, &dir, &UP).ok();
+    sandbox.ztier(&["down", "vol"]).ok();
+    fs::rename(&log, dir.join("kept")).unwrap();
+
+    // A new drive, with nothing on it.
+    fs::write(&log, vec![0; LOG_BYTES as usize]).unwrap();
+    sandbox.ztier(&["up", "vol"]).refused(5, &["fast holds no log, and not the log", "--save"]);
+    assert!(fs::read(&log).unwrap().iter().all(|byte| *byte == 0));
+
+    // The log of another volume.
+    let other = sandbox.path().join("other");
+    let [another, _] = drives(&other);
+    let up = ["up", "two", "--export", "nbd", "--backing", "slow", "--log", "fast"];
+    within(&sandbox, &other, &up).ok();
+    sandbox.ztier(&["down", "two"]).ok();
+    fs::copy(&another, &log).unwrap();
+    let before = fs::read(&log).unwrap();
+    sandbox.ztier(&["up", "vol"]).refused(5, &["fast holds the log", "not the log", "--save"]);
+    assert!(fs::read(&log).unwrap() == before);
+
+    // Its own one, and a new one when that is meant.
+    fs::rename(dir.join("kept"), &log).unwrap();
+    sandbox.ztier(&["up", "vol"]).ok();
+    sandbox.ztier(&["down", "vol"]).ok();
+    fs::write(&log, vec![0; LOG_BYTES as usize]).unwrap();
+    within(&sandbox, &dir, &UP).ok();
+    sandbox.ztier(&["down", "vol"]).ok();
+    sandbox.ztier(&["up", "vol"]).ok();
+    sandbox.ztier(&["down", "vol"]).ok();
+}
+
+#[test]
+fn another_file_under_the_name_of_a_backing_store_is_refused() {
+    let sandbox = Sandbox::new();
+    let dir = sandbox.path().join("dir");
+    let [_, backing] = drives(&dir);
+    let up = ["up", "vol", "--export", "nbd", "--backing", "slow", "--save"];
+    within(&sandbox, &dir, &up).ok();
+    write(&sandbox, 5);
+    sandbox.ztier(&["down", "vol"]).ok();
+    sandbox.ztier(&["up", "vol"]).ok();
+    check(&sandbox, 5);
+    sandbox.ztier(&["down", "vol"]).ok();
+
+    let copy = dir.join("copy");
+    fs::copy(&backing, &copy).unwrap();
+    fs::rename(&copy, &backing).unwrap();
+    sandbox.ztier(&["up", "vol"]).refused(5, &["slow is another drive", "--save"]);
+    within(&sandbox, &dir, &up).ok();
+    sandbox.ztier(&["down", "vol"]).ok();
+    sandbox.ztier(&["up", "vol"]).ok();
+    sandbox.ztier(&["down", "vol"]).ok();
+}
+
+#[test]
+fn a_log_that_was_given_up_is_no_longer_expected() {
+    let sandbox = Sandbox::new();
+    let dir = sandbox.path().join("dir");
+    let [log, _] = drives(&dir);
+    within(&sandbox, &dir, &UP).ok();
+    write(&sandbox, 1);
+    sandbox.ztier(&["down", "vol"]).ok();
+    fs::write(&log, vec![0; LOG_BYTES as usize]).unwrap();
+    sandbox.ztier(&["up", "vol"]).refused(5, &["holds no log"]);
+    sandbox.ztier(&["up", "vol", "--abandon-log"]).ok();
+    sandbox.ztier(&["down", "vol"]).ok();
+    sandbox.ztier(&["up", "vol"]).ok();
+    sandbox.ztier(&["down", "vol"]).ok();
+}
