@@ -147,8 +147,8 @@ class Superblock:
 
     def __init__(self, data):
         need(data[:8] == b"ztierLOG", "no superblock of a log")
-        need(le(data, 8, 4) == 3, f"version {le(data, 8, 4)} of the log, not 3")
         need(le(data, 4092, 4) == crc32c(data[:4092]), "the CRC of a superblock is wrong")
+        self.version = le(data, 8, 4)
         self.segment_bytes = le(data, 12, 4)
         (self.generation, self.segments, self.slots_at, self.blocks) = \
             struct.unpack_from("<4Q", data, 32)
@@ -181,6 +181,8 @@ def superblock(image):
         except Damage as damage:
             wrong.append(f"superblock {name}: {damage}")
     need(found, "; ".join(wrong))
+    for one in found:
+        need(one.version == 3, f"version {one.version} of the log, not 3")
     return max(found, key=lambda one: one.generation), wrong
 
 
@@ -228,6 +230,8 @@ class Log:
     def __init__(self, image, notes=()):
         self.image = image
         self.super, note = superblock(image)
+        end = self.super.slots_at + self.super.segments * self.super.segment_bytes
+        need(end <= len(image), f"the log takes {end} bytes, and {len(image)} are there")
         self.epochs = {}  # of segments
         self.held = {}  # block: (kind, segment, offset, length, check, copy)
         self.ranges = []  # (first, blocks, kind): blocks that are zeros or lost
@@ -415,7 +419,7 @@ class Log:
         return runs
 
     def load(self, begin, copies):
-        """Takes the checkpoint over, but for what is before this segment."""
+        """Takes its sheets over, but for what is before this segment. Returns the segments."""
         segments = {}
         for run in self.runs():
             need(all(run.values()), "a run of sheets is not complete")
@@ -434,6 +438,7 @@ class Log:
                 for low, high in items:
                     self.load_block(low, high, oldest, begin, copies)
         self.epochs = {number: epoch for number, (epoch, *_, used) in segments.items() if used}
+        return segments
 
     def load_block(self, low, high, oldest, begin, copies):
         """Takes one item over."""
@@ -472,7 +477,8 @@ class Log:
         check word of the header before."""
         _, _, _, sheets, before, first, start, offset, *_ = self.super.checkpoint
         need(first >= number and start >= begin, "the log has passed it")
-        self.load(begin, copies)
+        segments = self.load(begin, copies)
+        need(all(segment in segments for segment in range(begin, start)), "it lacks segments")
         self.notes.append(f"{sheets} sheets, {len(self.held)} blocks in them")
         return start, offset, first, before
 
