@@ -44,6 +44,51 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 #[test]
+fn a_ram_disk_that_is_about_to_fill_says_so() {
+    let sandbox = Sandbox::new();
+    let up =
+        sandbox.ztier(&["up", "vol", "--size", "64M", "--export", "nbd", "--ram-limit", "32M"]);
+    assert!(up.err.contains("full before its end unless data shrinks to 50 %"), "{up:?}");
+    up.ok();
+    let mut disk = connect(&sandbox);
+    // Bytes that do not compress.
+    let mut state = 1_u64;
+    let mut random = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    let mut write = |mib: std::ops::Range<u64>| {
+        for at in mib {
+            let bytes: Vec<u8> = (0..1 << 20).map(|_| random()).collect();
+            disk.write(at << 20, &bytes);
+        }
+    };
+    let state_of = |sandbox: &Sandbox| {
+        let status = sandbox.ztier(&["status", "vol"]).ok();
+        status.lines().find(|line| line.starts_with("state")).unwrap().to_owned()
+    };
+    write(0..12);
+    assert!(state_of(&sandbox).ends_with("ok"));
+    write(12..24);
+    let state = state_of(&sandbox);
+    assert!(state.contains("filling: as what is stored compresses, there is room for"), "{state}");
+    // It is no failure.
+    let list = sandbox.ztier(&["list"]).ok();
+    assert!(list.lines().nth(1).unwrap().starts_with("vol   filling"), "{list}");
+    let top = sandbox.ztier(&["top", "--once", "--interval", "0.1"]).ok();
+    assert!(top.contains("1 not ok"), "{top}");
+    let metrics = sandbox.ztier(&["metrics", "--once"]).ok();
+    let health = "ztier_volume_health{volume=\"vol\",health=\"filling\"} 1";
+    assert!(metrics.contains(health) && metrics.contains("ztier_room_bytes{"), "{metrics}");
+    sandbox.ztier(&["set", "vol", "ram-limit=96M"]).ok();
+    assert!(state_of(&sandbox).ends_with("ok"));
+    drop(disk);
+    sandbox.ztier(&["down", "vol", "--discard"]).ok();
+}
+
+#[test]
 fn a_killed_daemon_is_listed_and_cleaned_up() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();

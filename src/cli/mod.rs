@@ -222,15 +222,17 @@ fn sound(volume: &str, loss: Option<&str>) -> Result<()> {
 }
 
 /// What is wrong with a volume, the worst first, as an error that ends a command which only looks.
+/// A volume that is filling is not wrong.
 fn ill(volume: &str, stats: &crate::stats::Stats) -> Option<Error> {
-    let troubles = stats.troubles(time::now());
+    let mut troubles = stats.troubles(time::now());
+    troubles.retain(|trouble| trouble.health > Health::Filling);
     let worst = troubles.first()?;
     let texts: Vec<&str> = troubles.iter().map(|trouble| trouble.text.as_str()).collect();
     let remedy = match worst.about {
         About::Loss => remedy::LOST.of(volume),
         About::Log if worst.health == Health::Failed => remedy::LOG_FAILED.into(),
         About::Log => remedy::LOG_WORN.of(volume),
-        About::Spill => remedy::SPILL_FAILS.into(),
+        About::Spill | About::Room => remedy::SPILL_FAILS.into(),
         About::Drive(..) => remedy::DRIVE_FAILS.into(),
     };
     Some(Error::degraded(format!("volume `{volume}`: {}", texts.join(", and "))).mend(remedy))

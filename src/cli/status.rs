@@ -185,36 +185,17 @@ fn spilled(stats: &Stats, spill: &SpillPlan, segment: u32) -> Vec<(&'static str,
         ),
     ];
     let left = stats.spill_allowed_bytes.is_some_and(|left| left < segment.into());
-    let short = runs_short(stats, segment);
     let state = match () {
         () if stats.spill_failed => format!(
             "takes nothing for now, and is tried again in at most a minute: {} errors",
             stats.spill_errors
         ),
         () if left => "used up for today: nothing more goes down for now".into(),
-        () if let Some(rest) = short => format!(
-            "runs short: at the ratio of what is stored there is room for {} more; discard \
-             something, or give more memory (`ztier set NAME ram-limit=…`)",
-            human(rest)
-        ),
         () if stats.spill_errors > 0 => format!("{} errors", stats.spill_errors),
         () => "takes what memory has no room for".into(),
     };
     rows.push(("spill state", state));
     rows
-}
-
-/// Bytes of data that still fit at the ratio of what is stored, if that is less than an eighth of
-/// the device and of what nobody has written yet.
-fn runs_short(stats: &Stats, segment: u32) -> Option<u64> {
-    let free = stats.ram_limit_bytes.saturating_sub(stats.mem_used_bytes)
-        + (stats.spill_slots - stats.spill_slots_used) * u64::from(segment);
-    let (data, packed) = (stats.orig_data_bytes, stats.compr_data_bytes);
-    let rest = (u128::from(free) * u128::from(data)).checked_div(packed.into())?;
-    let rest = u64::try_from(rest).unwrap_or(u64::MAX);
-    let same = stats.blocks_same * crate::BLOCK_SIZE as u64;
-    let unwritten = stats.disk_size_bytes.saturating_sub(data + same);
-    (rest < stats.disk_size_bytes / 8 && rest < unwritten).then_some(rest)
 }
 
 /// How much may be written to a spill device.

@@ -3,6 +3,7 @@
 use super::leaving::Down;
 use super::limiter::Limiter;
 use super::log;
+use super::room::room;
 use super::running::Running;
 use super::signals::Event;
 use crate::config::Plan;
@@ -109,12 +110,19 @@ impl Running {
             endpoints,
             holders,
             adapting: self.limiter.lock().as_ref().and_then(Limiter::report),
-            stats: self.stats(),
+            stats: self.stats_by(&state.plan),
         })
     }
 
+    /// The volume's figures. The caller does not hold `state`.
     pub(super) fn stats(&self) -> Stats {
+        let plan = self.state.lock().plan.clone();
+        self.stats_by(&plan)
+    }
+
+    fn stats_by(&self, plan: &Plan) -> Stats {
         let stats = self.volume.stats();
+        let stats = Stats { room_bytes: room(&stats, plan), ..stats };
         Stats { health: stats.health_at(time::now()), ..stats }
     }
 
@@ -130,7 +138,7 @@ impl Running {
             plan: Plan { size_bytes: self.volume.size(), ..state.plan.clone() },
             endpoints: endpoints.unwrap_or_default(),
             adapting: self.limiter.lock().as_ref().and_then(Limiter::report),
-            stats: self.stats(),
+            stats: self.stats_by(&state.plan),
             latencies: self.volume.latencies(),
         }
     }

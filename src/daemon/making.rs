@@ -67,8 +67,7 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> 
         lock_memory: carries_swap(plan),
     };
     let below = spill(plan, memory)?;
-    let notes: Vec<_> =
-        below.as_ref().and_then(|below| too_large(plan, below)).into_iter().collect();
+    let notes = too_large(plan, below.as_ref()).into_iter().collect();
     let volume = Volume::create_over(&options, memory, below)?;
     // Any other block device may be given to swapon. Without the right to lock memory it is good
     // for everything else.
@@ -93,13 +92,22 @@ fn spill(plan: &Plan, memory: &Memory) -> Result<Option<volume::SpillTo>> {
     device.open(memory).map(Some)
 }
 
-/// What is to be said of a device that announces more than it can be expected to hold.
-fn too_large(plan: &Plan, below: &volume::SpillTo) -> Option<String> {
-    let homes = plan.ram_limit_bytes + u64::from(below.slots) * u64::from(plan.segment_bytes);
-    (plan.size_bytes > homes * 2).then(|| {
+/// What is to be said of a device that announces more than it can be expected to hold. Swap space
+/// says so by itself.
+fn too_large(plan: &Plan, below: Option<&volume::SpillTo>) -> Option<String> {
+    let most = plan.ram_auto.map_or(plan.ram_limit_bytes, |bounds| bounds.max_bytes);
+    let slots = below.map_or(0, |below| u64::from(below.slots));
+    let homes = most + slots * u64::from(plan.segment_bytes);
+    let (homes_of, least) = match below {
+        Some(_) => ("memory and spill device together hold", homes * 2),
+        None if matches!(plan.usage, Some(Usage::Swap { .. })) => return None,
+        None => ("its memory holds at most", homes),
+    };
+    let percent = (u128::from(homes) * 100 / u128::from(plan.size_bytes.max(1))) as u64;
+    (plan.size_bytes > least).then(|| {
         format!(
-            "its size is {}, and memory and spill device together hold {}: it is full before its \
-             end unless data shrinks below half",
+            "its size is {}, and {homes_of} {}: it is full before its end unless data shrinks to \
+             {percent} %",
             size::human(plan.size_bytes),
             size::human(homes)
         )

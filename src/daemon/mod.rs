@@ -22,6 +22,7 @@ mod opening;
 pub mod process;
 mod relog;
 mod restoring;
+mod room;
 mod running;
 mod serve;
 mod signals;

@@ -361,13 +361,15 @@ impl Running {
 
     /// What users may know now that the device is usable.
     fn ready(&self, removed: Vec<String>, notes: Vec<String>) -> Ready {
+        // `stats` looks at `state` itself.
+        let loss = self.stats().loss();
         Ready {
             endpoints: self.export.lock().as_ref().map(|e| e.endpoints()).unwrap_or_default(),
             pid: std::process::id(),
             plan: self.state.lock().plan.clone(),
             removed,
             notes,
-            loss: self.stats().loss(),
+            loss,
         }
     }
 

@@ -101,7 +101,7 @@ const UP: &[Metric] = &[
     ),
     gauge(
         "ztier_volume_health",
-        "1 for how the volume is: ok, degraded (something below does not work, or did not within \
+        "1 for how the volume is: ok, filling (little room is left), degraded (something below does not work, or did not within \
          the last hour), failed (takes nothing more), lost (data of which nobody has taken note).",
         Source::Sample(|sample, volume, f| {
             for health in Health::ALL {
@@ -180,6 +180,16 @@ const UP: &[Metric] = &[
         "ztier_memory_limit_bytes",
         "The limit on all memory of the volume; with a backing store, on that for copies.",
         Source::Number(|s| s.stats.ram_limit_bytes.into()),
+    ),
+    gauge(
+        "ztier_room_bytes",
+        "Bytes of data that a volume in memory has room for yet, as what is stored compresses; \
+         absent while too little is stored to tell.",
+        Source::Sample(|sample, volume, f| {
+            if let Some(room) = sample.stats.room_bytes {
+                f.sample(&[("volume", volume)], room);
+            }
+        }),
     ),
     gauge(
         "ztier_memory_used_bytes",

@@ -19,6 +19,8 @@ pub enum Health {
     /// As it should be.
     #[default]
     Ok,
+    /// It works, and is about to have no room for data.
+    Filling,
     /// It works, but something below does not, or did not within the last hour.
     Degraded,
     /// It takes nothing more.
@@ -29,12 +31,13 @@ pub enum Health {
 
 impl Health {
     /// All there are, best first.
-    pub const ALL: [Self; 4] = [Self::Ok, Self::Degraded, Self::Failed, Self::Lost];
+    pub const ALL: [Self; 5] = [Self::Ok, Self::Filling, Self::Degraded, Self::Failed, Self::Lost];
 
     /// In one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
+            Self::Filling => "filling",
             Self::Degraded => "degraded",
             Self::Failed => "failed",
             Self::Lost => "lost",
@@ -51,6 +54,8 @@ pub enum About {
     Log,
     /// The spill device takes nothing.
     Spill,
+    /// Memory, and the spill device, will be full before the volume is.
+    Room,
     /// A drive has failed requests of a kind, for a reason (an errno).
     Drive(Role, Operation, i32),
 }
@@ -83,6 +88,14 @@ impl Stats {
                         it is tried again in at most a minute";
             all.push(Trouble::new(Health::Degraded, About::Spill, text));
         }
+        all.extend(self.short_of().map(|room| {
+            let text = format!(
+                "as what is stored compresses, there is room for {} MiB more: discard something, or \
+                 give more memory (`ztier set`)",
+                room >> 20
+            );
+            Trouble::new(Health::Filling, About::Room, text)
+        }));
         for drive in &self.drives {
             let recent = |failure: &&Failure| failure.last_unix_s + RECENT > now;
             all.extend(drive.failures.iter().filter(recent).map(|failure| {
@@ -97,6 +110,14 @@ impl Stats {
     /// How the volume is at a time, in seconds since 1970.
     pub fn health_at(&self, now: u64) -> Health {
         self.troubles(now).iter().map(|trouble| trouble.health).max().unwrap_or_default()
+    }
+
+    /// Bytes of data that there is room for, if that is less than an eighth of the volume and less
+    /// than what was not written yet.
+    fn short_of(&self) -> Option<u64> {
+        let written = self.orig_data_bytes + self.blocks_same * crate::BLOCK_SIZE as u64;
+        let unwritten = self.disk_size_bytes.saturating_sub(written);
+        self.room_bytes.filter(|&room| room < self.disk_size_bytes / 8 && room < unwritten)
     }
 
     /// Blocks that are lost.
@@ -183,6 +204,22 @@ mod tests {
         stats.log_loss_noted = true;
         assert_eq!((stats.health_at(now), stats.loss()), (Health::Failed, None));
         assert_eq!(stats.lost_blocks(), 4001);
+    }
+
+    #[test]
+    fn a_volume_that_is_filling_says_so() {
+        let stats = |room: Option<u64>, written: u64| Stats {
+            disk_size_bytes: 64 << 20,
+            orig_data_bytes: written << 20,
+            room_bytes: room.map(|mib| mib << 20),
+            ..Stats::default()
+        };
+        for (room, written) in [(None, 50), (Some(8), 30), (Some(5), 60), (Some(5), 59)] {
+            assert_eq!(stats(room, written).health_at(0), Health::Ok, "{room:?} {written}");
+        }
+        let short = stats(Some(5), 50);
+        assert_eq!(short.health_at(0), Health::Filling);
+        assert!(short.troubles(0)[0].text.contains("room for 5 MiB more"));
     }
 
     #[test]

@@ -214,6 +214,10 @@ pub struct Stats {
     /// Drives on which something has failed, since the daemon began.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drives: Vec<drives::Failing>,
+    /// Bytes of data that a volume in memory has room for yet, if they compress as what is stored
+    /// does. Absent while too little is stored to tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room_bytes: Option<u64>,
     /// How the volume is, in one word.
     #[serde(default)]
     pub health: Health,
