@@ -4,6 +4,7 @@
 
 mod support {
     pub mod disk;
+    pub mod group;
     pub mod nbd;
     pub mod place;
     pub mod sandbox;
@@ -18,7 +19,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::disk::Disk;
-use support::sandbox::{Guard, Sandbox, eventually, finish_within};
+use support::group::Group;
+use support::sandbox::{Guard, Sandbox, eventually, finish, finish_within};
 use ztier::control::{Client, Request};
 
 const BLOCK: u64 = 4096;
@@ -420,10 +422,12 @@ fn settings_that_memory_decides_stay_and_others_follow() {
 /// What a limit was when memory was made, or is changed to, keeps nobody from what is in it.
 #[test]
 fn a_limit_that_does_not_go_with_what_is_kept_gives_way() {
+    // Memory is made for as much as its group may have.
+    let Some(group) = Group::new("outlive", 128 << 20) else { return };
     let sandbox = Sandbox::new();
-    let up = |limit| sandbox.ztier(&[&UP[..], &["--ram-limit", limit]].concat());
-    // More than the machine has, then less.
-    up("900G").ok();
+    let flags = |limit| [&UP[..], &["--ram-limit", limit]].concat();
+    let up = |limit| sandbox.ztier(&flags(limit));
+    finish(group.command(&sandbox.command(&flags("100M")))).ok();
     connect(&sandbox).write(8192, &content(2, 1));
     sandbox.ztier(&["set", "vol", "ram-limit=64M"]).ok();
     sandbox.kill("vol");
@@ -444,8 +448,8 @@ fn a_limit_that_does_not_go_with_what_is_kept_gives_way() {
     assert_eq!(disk.read(9999 * BLOCK, 4096), content(9999, 1));
     drop(disk);
     sandbox.kill("vol");
-    let more = up("1000G");
-    assert!(more.err.contains("its ram-limit is 900 GiB: its memory was made for no more"));
+    let more = up("1G");
+    assert!(more.err.contains("its ram-limit is 128 MiB: its memory was made for no more"));
     more.ok();
     assert_eq!(connect(&sandbox).read(0, 4096), content(0, 5));
 }

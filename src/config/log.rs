@@ -1,8 +1,9 @@
 //! The durable log of a plan: how it works, and what that may be.
 
 use super::file::Settings;
+use super::machine;
 use super::size::{Amount, exact};
-use crate::durable::Accepted;
+use crate::durable::{Accepted, Options};
 use crate::error::{Error, Result};
 use crate::volume;
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,11 @@ use std::path::PathBuf;
 
 /// The longest time until idle data is made durable, in milliseconds: a day.
 const LONGEST_INTERVAL_MS: u64 = 86_400_000;
+
+/// Which part of the memory that there is may hold changes that are not durable, and which part a
+/// window of writeback takes while the log is nearly empty.
+const WAITING_PART: u64 = 8;
+const WINDOW_PART: u64 = 16;
 
 /// The durable log of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,6 +106,27 @@ impl LogPlan {
             ..usual
         };
         plan.check().map(|()| plan)
+    }
+
+    /// Most bytes of changes that wait in memory to become durable.
+    pub fn waiting_bytes() -> u64 {
+        Options::default().memory.min(machine::memory_bytes() / WAITING_PART)
+    }
+
+    /// Most bytes that the log takes besides its index and the copies in memory: changes that wait,
+    /// and a window of writeback at its largest.
+    pub fn memory_bytes(&self) -> u64 {
+        Self::waiting_bytes() + self.policy().largest_window()
+    }
+
+    /// How writeback works. Where there is little memory, a window is smaller than it was asked
+    /// for.
+    pub fn policy(&self) -> volume::Policy {
+        volume::Policy {
+            threshold_percent: self.writeback_threshold_percent,
+            window: self.writeback_window_bytes.min(machine::memory_bytes() / WINDOW_PART),
+            enabled: self.writeback,
+        }
     }
 
     /// Forgets what was asked for once, for the drives as they were when the log was opened,

@@ -33,6 +33,9 @@ const WAITING_THREADS: u32 = 8;
 /// The most threads that serve one volume.
 pub const MOST_THREADS: u32 = 256;
 const _: () = assert!(cfg!(shuttle) || MOST_THREADS as usize <= volume::THREADS_MAX);
+/// Bytes of memory that a daemon takes besides what `ram-limit` is on: its program and stacks, and
+/// answers to commands.
+const HEADROOM: u64 = 8 << 20;
 /// The longest path of a Unix socket, in bytes.
 const LONGEST_SOCKET: usize = 107;
 
@@ -205,9 +208,20 @@ impl Plan {
     /// One line (usage) that names the value, its limit, and what to give instead.
     pub fn resolve(volume: &str, settings: &Settings, kind: Kind, paths: &Paths) -> Result<Self> {
         name::check(volume).map_err(Error::usage)?;
-        if settings.backing.is_some() || settings.log.is_some() {
-            return Self::resolve_logged(volume, settings, kind, paths);
-        }
+        let plan = match settings.backing.is_some() || settings.log.is_some() {
+            true => Self::resolve_logged(volume, settings, kind, paths)?,
+            false => Self::resolve_volatile(volume, settings, kind, paths)?,
+        };
+        plan.check_memory().map(|()| plan)
+    }
+
+    /// The same for a volume in memory.
+    fn resolve_volatile(
+        volume: &str,
+        settings: &Settings,
+        kind: Kind,
+        paths: &Paths,
+    ) -> Result<Self> {
         refuse_of_log(settings)?;
         let size = settings.size.ok_or_else(|| {
             Error::usage(format!("volume `{volume}` has no size"))
@@ -224,9 +238,6 @@ impl Plan {
         let range = Range::in_memory(size_bytes, segment_bytes, settings.spill.is_some(), buffers);
         let (ram_limit_bytes, ram_auto) = Said::of(settings).resolve(&range)?;
         let spill = spill(settings)?;
-        if ram_limit_bytes < range.least {
-            return Err(below_minimum(ram_limit_bytes, range.least, size_bytes, segment_bytes));
-        }
         let export = export(volume, settings, kind, paths)?;
         Ok(Self {
             name: volume.to_owned(),
@@ -260,16 +271,35 @@ impl Plan {
         Range::in_memory(self.size_bytes, self.segment_bytes, spills, buffers)
     }
 
-    /// Checks the limit on memory of a volume in memory, of which its front-end takes a part.
+    /// Checks the limit on memory, for each role: the volume works with it, and there is so much
+    /// memory beside what daemon and log take.
     ///
     /// # Errors
-    /// When the volume could not work under it.
-    pub fn check_ram_limit(&self) -> Result<()> {
+    /// One line (usage) with the nearest limit that would do.
+    pub fn check_memory(&self) -> Result<()> {
         let (limit, least) = (self.ram_limit_bytes, self.limits().least);
-        if limit >= least {
+        if !self.is_volatile() {
+            volume::check_cache_limit(limit)?;
+        } else if limit < least {
+            return Err(below_minimum(limit, least, self.size_bytes, self.segment_bytes));
+        }
+        let (memory, log) = (machine::memory_bytes(), self.log.as_ref());
+        let beside = HEADROOM + log.map_or(0, LogPlan::memory_bytes);
+        let most = memory.saturating_sub(beside);
+        if limit <= most {
             return Ok(());
         }
-        Err(below_minimum(limit, least, self.size_bytes, self.segment_bytes))
+        let from = machine::cgroup_limit().filter(|group| group.bytes == memory);
+        let from = from.map_or(String::new(), |group| format!(" ({})", group.file.display()));
+        Err(Error::usage(format!(
+            "ram-limit {} is more than the {} that are left of {} of memory{from}: {} {}",
+            exact(limit),
+            human(most),
+            human(memory),
+            if log.is_some() { "daemon and log take" } else { "the daemon takes" },
+            human(beside)
+        ))
+        .mend("give less, like 10%"))
     }
 
     /// Whether all that the volume holds is in memory.
@@ -411,25 +441,7 @@ pub fn block_device_buffers() -> u64 {
 
 /// The limit on copies of a backing store's blocks.
 fn cache_limit(settings: &Settings) -> Result<(u64, Option<Bounds>)> {
-    let (limit, bounds) = Said::of(settings).resolve(&Range::of_copies())?;
-    check_cache_limit(limit).map(|()| (limit, bounds))
-}
-
-/// Checks a limit on memory for copies of a backing store's blocks, in bytes.
-///
-/// # Errors
-/// When it is neither 0 nor enough for any, or more than there is.
-pub fn check_cache_limit(limit: u64) -> Result<()> {
-    let memory = machine::memory_bytes();
-    if limit > memory {
-        return Err(Error::usage(format!(
-            "ram-limit {} is more than the {} of memory that there are",
-            exact(limit),
-            human(memory)
-        ))
-        .mend("give less, like 10%"));
-    }
-    volume::check_cache_limit(limit)
+    Said::of(settings).resolve(&Range::of_copies())
 }
 
 /// The number of threads; `least` of them unless somebody says so.
@@ -691,9 +703,9 @@ mod tests {
         let beside = volume::min_ram_limit(24 << 20, 1 << 20);
         assert_eq!(plan.ram_limit_bytes, beside + 16 * 2 * ((1 << 20) + 4096));
         assert_eq!(plan.limits().least, plan.ram_limit_bytes);
-        plan.check_ram_limit().unwrap();
+        plan.check_memory().unwrap();
         let less = Plan { ram_limit_bytes: plan.ram_limit_bytes - 1, ..plan };
-        less.check_ram_limit().unwrap_err();
+        less.check_memory().unwrap_err();
     }
 
     #[test]

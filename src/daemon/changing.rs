@@ -152,11 +152,7 @@ fn change_log(plan: &mut Plan, change: LogChange) -> Result<()> {
 
 fn tuning(log: &LogPlan) -> volume::Tuning {
     volume::Tuning {
-        policy: volume::Policy {
-            threshold_percent: log.writeback_threshold_percent,
-            window: log.writeback_window_bytes,
-            enabled: log.writeback,
-        },
+        policy: log.policy(),
         commit_interval_ms: log.commit_interval_ms,
         keep_percent: log.keep_percent,
     }
@@ -176,9 +172,5 @@ fn check_change(old: &Plan, new: &Plan) -> Result<()> {
     if same_limit && (new.size_bytes == old.size_bytes || !new.is_volatile()) {
         return Ok(());
     }
-    if new.is_volatile() {
-        new.check_ram_limit()
-    } else {
-        plan::check_cache_limit(new.ram_limit_bytes)
-    }
+    new.check_memory()
 }

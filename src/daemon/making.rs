@@ -138,15 +138,12 @@ fn open_log(
     let options = volume::LogOptions {
         algorithm: plan.algorithm,
         sync: log.sync,
-        policy: volume::Policy {
-            threshold_percent: log.writeback_threshold_percent,
-            window: log.writeback_window_bytes,
-            enabled: log.writeback,
-        },
+        policy: log.policy(),
         accept_loss: log.accept_loss,
         ram_limit: plan.ram_limit_bytes,
         ram_limit_max: machine::memory_bytes(),
         log: durable::Options {
+            memory: LogPlan::waiting_bytes(),
             idle_ms: log.commit_interval_ms,
             keep_percent: log.keep_percent,
             ..durable::Options::default()

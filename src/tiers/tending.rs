@@ -51,6 +51,18 @@ pub struct Policy {
     pub enabled: bool,
 }
 
+impl Policy {
+    /// Bytes of a window when so many percent of the log are in use.
+    fn window_at(&self, percent: u64) -> u64 {
+        (self.window * (25 + percent * 3 / 4) / 25).min(WINDOW_MAX)
+    }
+
+    /// The most bytes that a window can have.
+    pub fn largest_window(&self) -> u64 {
+        self.window_at(100)
+    }
+}
+
 impl Default for Policy {
     fn default() -> Self {
         Self { threshold_percent: 50, window: 64 << 20, enabled: true }
@@ -294,7 +306,7 @@ fn due(logged: &Logged, policy: Policy, hurry: bool) -> Option<(u64, (u64, u64))
         // Requests must not wait for room for ever.
         false => percent >= URGENT || used + NEARLY_FULL >= segments,
     };
-    let bytes = (policy.window * (25 + percent * 3 / 4) / 25).min(WINDOW_MAX);
+    let bytes = policy.window_at(percent);
     (must || due).then(|| (bytes.min(log_bytes / WINDOW_PART), (used, segments)))
 }
 

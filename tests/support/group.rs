@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A control group with a limit on memory; dropping it removes it.
 pub struct Group(PathBuf);
@@ -11,13 +12,20 @@ pub struct Group(PathBuf);
 impl Group {
     /// Of at most so many bytes. `None` where none can be made; says why.
     pub fn new(name: &str, bytes: u64) -> Option<Self> {
-        let name = format!("ztier-{name}-{}", std::process::id());
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ztier-{name}-{}-{number}", std::process::id());
         let kinds =
             [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
         for (root, file) in kinds {
-            let group = Self(Path::new(root).join(&name));
-            let made = fs::create_dir(&group.0).is_ok();
-            if made && fs::write(group.0.join(file), bytes.to_string()).is_ok() {
+            let path = Path::new(root).join(&name);
+            if fs::create_dir(&path).is_err() {
+                continue;
+            }
+            let group = Self(path);
+            // Where no such groups are mounted, the new directory has no such file.
+            let limit = group.0.join(file);
+            if limit.exists() && fs::write(limit, bytes.to_string()).is_ok() {
                 return Some(group);
             }
         }
