@@ -29,6 +29,7 @@ pub mod media;
 
 pub mod error;
 mod planted;
+pub mod private;
 pub mod remedy;
 pub mod stats;
 pub mod sync;

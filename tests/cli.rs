@@ -372,6 +372,8 @@ fn a_run_directory_of_somebody_else_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::new();
     fs::create_dir(sandbox.run_dir()).unwrap();
+    // As if another user had put it there.
+    fs::write(sandbox.run_dir().join("vol.json"), "{}").unwrap();
     fs::set_permissions(sandbox.run_dir(), fs::Permissions::from_mode(0o777)).unwrap();
     let args = ["up", "vol", "--size", "64M", "--export", "nbd"];
     sandbox.ztier(&args).refused(1, &["writable for others", "ZTIER_RUN_DIR"]);

@@ -10,10 +10,10 @@ use super::plan::{Address, Choice};
 use super::size::Amount;
 use super::usage::Use;
 use crate::error::{Context, Error, Result};
+use crate::private;
 use crate::volume::{Algorithm, Marks, Recompress};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// What somebody asked for, by flags or in a file; `None` means the default.
@@ -185,19 +185,10 @@ impl Settings {
         let what = || format!("cannot write {}", path.display());
         let text = toml::to_string(self).context(what())?;
         if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir).context(what())?;
+            private::make_directory(dir).context(what())?;
         }
         let new = path.with_extension("toml.new");
-        let mut file = fs::File::create(&new).context(what())?;
-        let written = file
-            .write_all(text.as_bytes())
-            .and_then(|()| file.sync_all())
-            .and_then(|()| fs::rename(&new, path));
-        if written.is_err() {
-            // The first error is the one to report; a file half written helps nobody.
-            let _ = fs::remove_file(&new);
-        }
-        written.context(what())
+        private::replace(path, &new, text.as_bytes(), true).context(what())
     }
 
     /// These settings for a file: with names that a restart of the machine does not change, from

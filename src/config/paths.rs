@@ -4,8 +4,9 @@
 //! let through, so what is read from it was written by us.
 
 use crate::error::{Context, Error, Result};
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use crate::private;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The directories of this user's volumes.
@@ -65,18 +66,22 @@ impl Paths {
         Ok(Self { run, config, state })
     }
 
-    /// Makes the run directory (0700) and checks that it is ours alone.
+    /// Makes the run directory and checks that it is this user's alone. One that others can read
+    /// gets mode 0700.
     ///
-    /// # Errors When it can't be made, is not a directory, belongs to somebody else, or others may
-    /// write to it.
+    /// # Errors
+    /// It can't be made, is no directory or a symbolic link, belongs to another user, or it is not
+    /// empty and others can write to it, or holds what no volume has and others can read it.
     pub fn prepare(&self) -> Result<()> {
         let dir = &self.run;
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(dir)
+        private::make_directory(dir)
             .context(format!("cannot make the run directory {}", dir.display()))?;
-        self.check()
+        let mode = self.check()?;
+        let what = || format!("cannot look at {}", dir.display());
+        if private::narrow(dir, is_of_a_volume).context(what())? {
+            return Ok(());
+        }
+        Err(unfit(dir, &format!("has mode {mode:o} and holds files of others")))
     }
 
     /// Whether the run directory exists; if so, it is checked as in [`Paths::prepare`].
@@ -87,27 +92,30 @@ impl Paths {
         if self.run.symlink_metadata().is_err() {
             return Ok(false);
         }
-        self.check().map(|()| true)
+        self.check().map(|_| true)
     }
 
-    fn check(&self) -> Result<()> {
+    /// The mode of the run directory, if only this user can have put something into it.
+    fn check(&self) -> Result<u32> {
         let dir = &self.run;
-        let bad = |why: String| {
-            Error::failure(format!("run directory {} {why}", dir.display()))
-                .mend("remove it, or set ZTIER_RUN_DIR to a directory of your own")
-        };
+        let bad = |why: String| unfit(dir, &why);
         let meta =
             fs::symlink_metadata(dir).context(format!("cannot look at {}", dir.display()))?;
+        if meta.is_symlink() {
+            let to = fs::read_link(dir).unwrap_or_default();
+            return Err(bad(format!("is a symbolic link to {}", to.display())));
+        }
         if !meta.is_dir() {
             return Err(bad("is not a directory".into()));
         }
         if meta.uid() != rustix::process::geteuid().as_raw() {
             return Err(bad(format!("belongs to user {}", meta.uid())));
         }
-        if meta.mode() & 0o022 != 0 {
-            return Err(bad(format!("is writable for others (mode {:o})", meta.mode() & 0o777)));
+        let mode = meta.mode() & 0o7777;
+        if mode & 0o022 != 0 && fs::read_dir(dir).is_ok_and(|mut all| all.next().is_some()) {
+            return Err(bad(format!("is writable for others (mode {mode:o})")));
         }
-        Ok(())
+        Ok(mode)
     }
 
     /// The files of the volume `name`.
@@ -148,6 +156,19 @@ impl Paths {
         names.dedup();
         names
     }
+}
+
+fn unfit(run: &Path, why: &str) -> Error {
+    Error::failure(format!("run directory {} {why}", run.display()))
+        .mend("remove it, or set ZTIER_RUN_DIR to a directory of your own")
+}
+
+/// Whether a name in a run directory is one of [`VolumeFiles`], or of one that is being written.
+fn is_of_a_volume(file: &str) -> bool {
+    const ENDS: [&str; 8] = ["lock", "json", "sock", "keep", "log", "step", "nbd", "fuse"];
+    let file = file.strip_suffix(".new").unwrap_or(file);
+    let parts = file.rsplit_once('.');
+    parts.is_some_and(|(name, end)| ENDS.contains(&end) && super::name::check(name).is_ok())
 }
 
 /// The directory that a variable names; else the system's for root, and for others one below what
@@ -198,7 +219,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_run_directory_that_others_can_write_to_is_refused() {
+    fn a_run_directory_is_narrowed_or_refused() {
         let dir = tempfile::tempdir().unwrap();
         let paths = Paths {
             run: dir.path().join("a/run"),
@@ -209,11 +230,34 @@ mod tests {
         paths.prepare().unwrap();
         assert!(paths.exists().unwrap());
         assert_eq!(fs::metadata(&paths.run).unwrap().mode() & 0o777, 0o700);
-        fs::set_permissions(&paths.run, fs::Permissions::from_mode(0o770)).unwrap();
-        assert!(paths.prepare().unwrap_err().to_string().contains("writable for others"));
-        fs::remove_dir(&paths.run).unwrap();
+        let mode = |mode| {
+            fs::set_permissions(&paths.run, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let narrowed = || {
+            paths.prepare().unwrap();
+            assert_eq!(fs::metadata(&paths.run).unwrap().mode() & 0o777, 0o700);
+        };
+        let refused = |why: &str| {
+            let error = paths.prepare().unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("ZTIER_RUN_DIR"), "{error}");
+        };
+        mode(0o777);
+        narrowed();
+        fs::write(paths.run.join("v.json.new"), "").unwrap();
+        fs::write(paths.run.join("v.lock"), "").unwrap();
+        mode(0o755);
+        narrowed();
+        mode(0o770);
+        refused("is writable for others (mode 770)");
+        mode(0o755);
+        fs::write(paths.run.join("v.conf"), "").unwrap();
+        refused("has mode 755 and holds files of others");
+        fs::remove_dir_all(&paths.run).unwrap();
         std::os::unix::fs::symlink(dir.path(), &paths.run).unwrap();
-        assert!(paths.prepare().unwrap_err().to_string().contains("not a directory"));
+        refused("is a symbolic link to ");
+        fs::remove_file(&paths.run).unwrap();
+        fs::write(&paths.run, "").unwrap();
+        assert!(paths.exists().unwrap_err().to_string().contains("is not a directory"));
     }
 
     #[test]

@@ -5,11 +5,12 @@
 use super::asking::Asking;
 use super::protocol::{Envelope, Reply, Request, send};
 use crate::error::{Context, Error, Result};
+use crate::private;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
+use rustix::net::{SocketFlags, SocketType};
 use serde_json::value::RawValue;
 use std::io::ErrorKind;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -22,6 +23,9 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How many clients are heard at once; more have to wait.
 const MOST_CLIENTS: usize = 16;
+
+/// How many connections wait to be accepted.
+const BACKLOG: i32 = 128;
 
 /// Name of the threads that answer.
 const CLIENT: &str = "ztier-client";
@@ -58,9 +62,10 @@ impl Server {
             Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).context(what()),
             _ => {}
         }
-        let listener = UnixListener::bind(path).context(what())?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).context(what())?;
-        listener.set_nonblocking(true).context(what())?;
+        let kind = (SocketType::STREAM, SocketFlags::NONBLOCK);
+        let socket = private::socket(path, kind.0, kind.1).context(what())?;
+        rustix::net::listen(&socket, BACKLOG).context(what())?;
+        let listener = UnixListener::from(socket);
         let (stopped, stop) =
             rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context(what())?;
         let thread = thread::Builder::new()

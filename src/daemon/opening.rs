@@ -4,8 +4,10 @@
 use super::notify;
 use crate::config::paths::VolumeFiles;
 use crate::durable::Step;
+use crate::private;
 use std::cell::Cell;
 use std::fs;
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// How often whoever waits is told.
@@ -16,7 +18,7 @@ const NOTIFY: Duration = Duration::from_secs(1);
 /// Writes down how far a daemon is, where others look for it.
 pub(super) fn note(files: &VolumeFiles, what: &str) {
     // Whether anybody sees it is not worth an error.
-    let _ = fs::write(&files.step, what);
+    let _ = private::create(&files.step).and_then(|mut file| file.write_all(what.as_bytes()));
 }
 
 /// The same is over.

@@ -6,8 +6,8 @@ use super::process::RESTORE;
 use super::running::Running;
 use super::state::Lock;
 use crate::control::{Handler, Server};
-use crate::error::Result;
-use std::path::Path;
+use crate::error::{Context, Result};
+use crate::private;
 use std::sync::Arc;
 
 /// What a daemon holds of its files in the run directory.
@@ -29,7 +29,9 @@ impl Running {
             true => Ok(()),
             false => self.state.lock().write(&self.files),
         };
-        let done = make_directory(&self.files.run)
+        let run = &self.files.run;
+        let done = private::make_directory(run)
+            .context(format_args!("cannot make {}", run.display()))
             .and_then(|()| presence.lock.restore())
             .and_then(|()| state())
             .and_then(|()| self.restore_control(presence));
@@ -49,15 +51,4 @@ impl Running {
         std::mem::replace(&mut presence.control, new).stop();
         Ok(())
     }
-}
-
-fn make_directory(dir: &Path) -> Result<()> {
-    use crate::error::Context;
-    use std::os::unix::fs::DirBuilderExt;
-    let mut builder = std::fs::DirBuilder::new();
-    builder
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .context(format!("cannot make {}", dir.display()))
 }

@@ -10,15 +10,14 @@ use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan};
 use crate::control::{Envelope, LONGEST_REPLY, LONGEST_REQUEST, Reply, receive_next, send};
 use crate::error::{Context, Error, Result};
+use crate::private;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::value::to_raw_value;
 use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
-use std::fs::OpenOptions;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -301,12 +300,7 @@ fn installed() -> PathBuf {
 }
 
 fn open_log(path: &Path) -> Result<std::fs::File> {
-    OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(path)
-        .context(format!("cannot open the log {}", path.display()))
+    private::append(path).context(format!("cannot open the log {}", path.display()))
 }
 
 /// Ends a daemon that did not come up: politely, and soon without politeness. One that `goes_on`

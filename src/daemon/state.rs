@@ -13,12 +13,13 @@ use crate::control::{Client, Request};
 use crate::error::{Context, Error, Result};
 use crate::export::usage::Tuned;
 use crate::export::{Leftover, usage};
+use crate::private;
 use crate::remedy;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -60,9 +61,7 @@ impl State {
         let what = || format!("cannot write {}", files.state.display());
         let new = unfinished(&files.state);
         let text = serde_json::to_vec(self).context(what())?;
-        let mut file = fs::File::create(&new).context(what())?;
-        file.write_all(&text).context(what())?;
-        fs::rename(&new, &files.state).context(what())
+        private::replace(&files.state, &new, &text, false).context(what())
     }
 
     /// The state file, if there is one.
@@ -185,17 +184,16 @@ fn unfinished(file: &Path) -> PathBuf {
 }
 
 /// Opens a lock file, and says whether it was made just now.
-fn open_lock(path: &Path) -> rustix::io::Result<(OwnedFd, bool)> {
+fn open_lock(path: &Path) -> std::io::Result<(OwnedFd, bool)> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     loop {
         match rustix::fs::open(path, flags, Mode::empty()) {
             Err(Errno::NOENT) => {}
-            there => return there.map(|file| (file, false)),
+            there => return Ok((there?, false)),
         }
-        let make = flags | OFlags::CREATE | OFlags::EXCL;
-        match rustix::fs::open(path, make, Mode::RUSR | Mode::WUSR) {
-            Err(Errno::EXIST) => {} // made by another process just now
-            made => return made.map(|file| (file, true)),
+        match private::create_new(path) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {} // made by another process just now
+            made => return made.map(|file| (file.into(), true)),
         }
     }
 }

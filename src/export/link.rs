@@ -7,7 +7,7 @@ use crate::error::{Context, Error, Result};
 use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 /// Refuses what somebody else has put where the link goes. `alive` says whether the device that an
@@ -28,11 +28,13 @@ pub(super) fn refuse_taken(link: &Path, alive: impl FnOnce(&Path) -> bool) -> Re
 /// Links `device`, in place of a stale link of ours; makes the directory when it is missing.
 pub(super) fn make(device: &Path, link: &Path) -> Result<()> {
     if let Some(dir) = link.parent() {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(dir)
-            .context(format!("cannot make {}", dir.display()))?;
+        let made = match fs::create_dir(dir) {
+            // All users look devices up there, whatever the umask.
+            Ok(()) => fs::set_permissions(dir, fs::Permissions::from_mode(0o755)),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(()),
+            failed => failed,
+        };
+        made.context(format!("cannot make {}", dir.display()))?;
     }
     if device_of(link).is_some_and(|to| to == device) {
         return Ok(()); // udev was faster

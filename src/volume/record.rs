@@ -15,11 +15,12 @@
 use crate::durable::format::Superblock;
 use crate::error::{Context, Error, Result};
 use crate::media::{FileDrive, Identity, Place, StableId};
+use crate::private;
 use crate::remedy;
 use crate::stats::time::{now, rfc3339};
 use crate::tiers::Standing;
 use serde::{Deserialize, Serialize};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Earlier logs of one backing store that are remembered.
@@ -286,12 +287,10 @@ impl Book {
         let dir = self.path.parent().unwrap_or(Path::new("/"));
         let fresh = self.path.with_extension("new");
         let write = || {
-            std::fs::create_dir_all(dir)?;
-            let mut file = std::fs::File::create(&fresh)?;
-            file.write_all(&bytes)?;
-            file.sync_all()?;
-            std::fs::rename(&fresh, &self.path)?;
-            std::fs::File::open(dir)?.sync_all()
+            private::make_directory(dir)?;
+            // A directory of other programs is as its owner wants it; the file is private anyway.
+            private::narrow(dir, |name| name.starts_with("backing-"))?;
+            private::replace(&self.path, &fresh, &bytes, true)
         };
         write().context(what()).map_err(|e| {
             Error::failure(e.to_string())

@@ -7,13 +7,11 @@ use super::wire::{bound, receive, send};
 use super::{Answer, Manifest, Say};
 use crate::daemon::itself;
 use crate::error::{Context, Error, Result};
+use crate::private;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::Mode;
 use rustix::mm::{MapFlags, MlockAllFlags, MlockFlags, ProtFlags};
 use rustix::net::sockopt::socket_peercred;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
-};
+use rustix::net::{SocketFlags, SocketType, accept_with, listen};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -228,12 +226,8 @@ fn listen_on(path: &Path) -> Result<(OwnedFd, (u64, u64))> {
         Err(e) if e.kind() != ErrorKind::NotFound => return Err(e).context(what()),
         _ => {}
     }
-    let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
-    let socket = socket_with(kind.0, kind.1, kind.2, None).context(what())?;
-    let address = SocketAddrUnix::new(path).context(what())?;
-    // The socket file inherits the mode of the unbound socket, so it never has another one.
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).context(what())?;
-    bind(&socket, &address).context(what())?;
+    let socket =
+        private::socket(path, SocketType::SEQPACKET, SocketFlags::empty()).context(what())?;
     listen(&socket, 8).context(what())?;
     let place = place_of(path).ok_or_else(|| Error::failure(what()))?;
     Ok((socket, place))

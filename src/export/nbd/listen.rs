@@ -6,6 +6,7 @@
 
 use super::uri;
 use crate::error::{Context, Error, Result};
+use crate::private;
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, FdFlags};
@@ -138,14 +139,12 @@ fn unix(path: &Path) -> Result<Listener> {
             .mend("choose a shorter one")
     })?;
     let fd = socket(AddressFamily::UNIX)?;
-    // The socket file inherits the mode of the unbound socket, so it never has another one.
-    rustix::fs::fchmod(&fd, Mode::from_raw_mode(0o600)).context("cannot set the socket's mode")?;
     // Held until we are bound: two servers that find the same stale socket can't both replace it.
     let _lock = lock_directory(&path)?;
-    match rustix::net::bind(&fd, &address) {
+    match private::bind_private(&fd, &address) {
         Err(Errno::ADDRINUSE) => {
             remove_stale(&path, &address)?;
-            rustix::net::bind(&fd, &address)
+            private::bind_private(&fd, &address)
         }
         bound => bound,
     }

@@ -1,0 +1,198 @@
+//! Files, sockets and directories that only this user can read, whatever the umask is.
+//!
+//! Invariant: what is made here has never had another mode than 0600 (a directory: 0700), not even
+//! between two system calls; a umask takes permissions away, and the mode is set again after it.
+
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+
+/// The mode of a file or socket.
+pub const FILE: u32 = 0o600;
+/// The mode of a directory.
+pub const DIRECTORY: u32 = 0o700;
+
+/// Opens `path` to be written from its beginning, whatever is there now.
+///
+/// # Errors
+/// The system's; `ELOOP` where `path` is a symbolic link.
+pub fn create(path: &Path) -> io::Result<File> {
+    open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)
+}
+
+/// Opens `path` to be written at its end.
+///
+/// # Errors
+/// As [`create`].
+pub fn append(path: &Path) -> io::Result<File> {
+    open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND)
+}
+
+/// Opens a file that does not exist for reading and writing.
+///
+/// # Errors
+/// As [`create`]; `EEXIST` where there is a file.
+pub fn create_new(path: &Path) -> io::Result<File> {
+    open(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)
+}
+
+fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+    let mode = Mode::from_raw_mode(FILE);
+    let file = rustix::fs::open(path, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, mode)?;
+    let file = File::from(file);
+    // An older file keeps its mode, and a umask may have taken the owner's permissions.
+    if file.metadata()?.mode() & 0o777 != FILE {
+        file.set_permissions(Permissions::from_mode(FILE))?;
+    }
+    Ok(file)
+}
+
+/// Replaces the content of `path` in one step, by a file `new` of the same directory. With `sync`,
+/// the new content is on the drive before the old one is gone, and when this returns.
+///
+/// # Errors
+/// The system's; then the old file is still there, or the new one is there and is not durable.
+pub fn replace(path: &Path, new: &Path, content: &[u8], sync: bool) -> io::Result<()> {
+    let write = || {
+        let mut file = create(new)?;
+        file.write_all(content)?;
+        if sync {
+            file.sync_all()?;
+        }
+        fs::rename(new, path)
+    };
+    // The first error is the one to report; a file half written is of no use.
+    write().inspect_err(|_| drop(fs::remove_file(new)))?;
+    match path.parent().filter(|_| sync) {
+        Some(dir) => File::open(dir)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Makes `dir`, with what is missing above it. A directory that exists stays as it is.
+///
+/// # Errors
+/// The system's.
+pub fn make_directory(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(DIRECTORY).create(dir)
+}
+
+/// Takes other users' permissions on `dir` away, if it is this user's and holds nothing but what
+/// `is_ours` names: a directory of other programs stays as it is. One that others can write to may
+/// hold what they have made, so it has to be empty. Says whether the mode is [`DIRECTORY`] now.
+///
+/// # Errors
+/// The system's.
+pub fn narrow(dir: &Path, is_ours: impl Fn(&str) -> bool) -> io::Result<bool> {
+    let file = File::open(dir)?;
+    let meta = file.metadata()?;
+    let mode = meta.mode() & 0o7777;
+    if mode & 0o777 == DIRECTORY {
+        return Ok(true);
+    }
+    let shared = mode & 0o022 != 0;
+    let stranger =
+        fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name())).find(|name: &io::Result<_>| {
+            let ours = |name: &std::ffi::OsString| name.to_str().is_some_and(&is_ours);
+            shared || !name.as_ref().is_ok_and(ours)
+        });
+    let mine = meta.uid() == rustix::process::geteuid().as_raw();
+    // Directories of all users, like /tmp, are sticky.
+    if !mine || stranger.transpose()?.is_some() || mode & 0o1000 != 0 {
+        return Ok(false);
+    }
+    file.set_permissions(Permissions::from_mode(DIRECTORY))?;
+    // Made between the two steps.
+    Ok(!shared || fs::read_dir(dir)?.next().is_none())
+}
+
+/// A socket that is bound to `path` and does not listen yet.
+///
+/// # Errors
+/// The system's; `EADDRINUSE` where there is something.
+pub fn socket(path: &Path, kind: SocketType, flags: SocketFlags) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = socket_with(AddressFamily::UNIX, kind, flags | SocketFlags::CLOEXEC, None)?;
+    bind_private(&socket, &address)?;
+    Ok(socket)
+}
+
+/// Binds `socket` to a path.
+///
+/// # Errors
+/// As [`socket`].
+pub fn bind_private(socket: &OwnedFd, address: &SocketAddrUnix) -> rustix::io::Result<()> {
+    // The file inherits the mode of the unbound socket, so it never has another one.
+    rustix::fs::fchmod(socket, Mode::from_raw_mode(FILE))?;
+    bind(socket, address)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().mode() & 0o7777
+    }
+
+    fn set(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn files_that_others_could_read_are_narrowed_and_links_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, new) = (dir.path().join("a"), dir.path().join("a.new"));
+        for file in [&path, &new] {
+            fs::write(file, "old").unwrap();
+            set(file, 0o666);
+        }
+        replace(&path, &new, b"new", true).unwrap();
+        assert_eq!((mode(&path), fs::read_to_string(&path).unwrap().as_str()), (0o600, "new"));
+        set(&path, 0o644);
+        append(&path).unwrap().write_all(b"er").unwrap();
+        assert_eq!((mode(&path), fs::read_to_string(&path).unwrap().as_str()), (0o600, "newer"));
+        assert!(create_new(&path).is_err());
+        symlink(&path, &new).unwrap();
+        assert!(create(&new).is_err() && append(&new).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "newer");
+        let socket_path = dir.path().join("socket");
+        let _socket = socket(&socket_path, SocketType::STREAM, SocketFlags::empty()).unwrap();
+        assert_eq!(mode(&socket_path), 0o600);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_replaced_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, new) = (dir.path().join("a"), dir.path().join("a.new"));
+        fs::create_dir(&path).unwrap();
+        assert!(replace(&path, &new, b"x", false).is_err());
+        assert!(path.is_dir() && !new.exists());
+    }
+
+    #[test]
+    fn only_a_directory_of_ours_alone_is_narrowed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("below/run");
+        make_directory(&path).unwrap();
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o700, 0o700));
+        let narrow = || narrow(&path, |name| name == "ours").unwrap();
+        // Others may have put something into it.
+        set(&path, 0o777);
+        assert!(narrow() && mode(&path) == 0o700);
+        fs::write(path.join("ours"), "").unwrap();
+        set(&path, 0o755);
+        assert!(narrow() && mode(&path) == 0o700);
+        set(&path, 0o770);
+        assert!(!narrow() && mode(&path) == 0o770);
+        fs::write(path.join("of another program"), "").unwrap();
+        set(&path, 0o755);
+        assert!(!narrow() && mode(&path) == 0o755);
+    }
+}
