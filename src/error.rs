@@ -1,12 +1,15 @@
 //! Errors that a person meets: one line that says what failed, on what, and what to do.
 //!
-//! Invariant: the text of an [`Error`] never holds a line break, so that whatever prints it
-//! (a terminal, a log, a control reply) stays one line an error. Errors of single requests are
+//! Invariant: the text of an [`Error`] has no line break and no control character, whatever paths
+//! and names are in it, so it can be printed anywhere (a terminal, a log, a control reply) and is
+//! one line. Errors of single requests are
 //! [`crate::volume::IoError`]; they carry an errno and no text.
 
+use crate::escape::escape;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::any::Any;
+use std::borrow::Cow;
 use std::{fmt, io};
 
 /// The exit status of a command that did not end with 0 («done»). The only table of them;
@@ -116,14 +119,9 @@ impl Error {
 }
 
 fn one_line(text: String) -> String {
-    if text.contains(['\n', '\r']) {
-        text.split(['\n', '\r'])
-            .map(str::trim)
-            .filter(|s| !s.is_empty())
-            .collect::<Vec<_>>()
-            .join(" ")
-    } else {
-        text
+    match escape(&text) {
+        Cow::Owned(escaped) => escaped,
+        Cow::Borrowed(_) => text,
     }
 }
 
@@ -176,9 +174,14 @@ mod tests {
 
     #[test]
     fn text_is_one_line_and_ends_with_the_mend() {
-        let e = Error::usage("size is\n  zero\r\n").mend("give at least 4096");
-        assert_eq!(e.to_string(), "size is zero; give at least 4096");
+        let e = Error::usage("size is\n\u{1b}[31mzero").mend("give at\tleast 4096");
+        assert_eq!(e.to_string(), r"size is\n\u{1b}[31mzero; give at\tleast 4096");
         assert_eq!(e.exit_status(), 2);
+        let e = Err::<(), _>(e).context("\r").unwrap_err().but("\u{9b}").and("\0");
+        assert_eq!(
+            e.to_string(),
+            r"\r: size is\n\u{1b}[31mzero, and \u{9b}; give at\tleast 4096; \u{0}"
+        );
     }
 
     #[test]

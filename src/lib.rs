@@ -28,6 +28,7 @@ pub mod store;
 pub mod media;
 
 pub mod error;
+pub mod escape;
 mod planted;
 pub mod private;
 pub mod remedy;

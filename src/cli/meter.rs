@@ -3,6 +3,7 @@
 //! Invariants: on a terminal it is one line, which is gone when the meter is; elsewhere it is lines
 //! now and then, and none for what is quick.
 
+use crate::escape::escape;
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
@@ -34,7 +35,8 @@ impl Meter {
 
     /// What is done now.
     pub fn show(&self, what: &dyn Display) {
-        if let Some(text) = self.0.borrow_mut().text(what, Instant::now()) {
+        let what = what.to_string();
+        if let Some(text) = self.0.borrow_mut().text(&escape(&what), Instant::now()) {
             put(&text);
         }
     }

@@ -1,16 +1,19 @@
 //! Printing: to whoever still reads, in columns that line up.
+//!
+//! Invariant: nothing that is printed steers a terminal, see [`crate::escape`].
 
 use crate::error::{Context, Result};
+use crate::escape::{escape, escape_json, escape_lines};
 use serde::Serialize;
 use std::io::{ErrorKind, Write};
 
-/// Prints `text` to standard output. A reader that has gone (`| head`) is not an error.
+/// Prints lines of text to standard output. A reader that has gone (`| head`) is not an error.
 ///
 /// # Errors
 /// When it can't be written, for example because the disk is full.
 pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(escape_lines(text).as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
         done => done.context("cannot write the result"),
     }
@@ -22,20 +25,30 @@ pub fn print(text: &str) -> Result<()> {
 /// As [`print`].
 pub fn json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).context("cannot encode the result")?;
-    print(&format!("{text}\n"))
+    print(&format!("{}\n", escape_json(&text)))
+}
+
+/// Prints one of `lines` a line.
+///
+/// # Errors
+/// As [`print`].
+pub fn list(lines: &[String]) -> Result<()> {
+    print(&lines.iter().map(|line| format!("{}\n", escape(line))).collect::<String>())
 }
 
 /// Prints a line to standard error.
 pub fn remark(line: &str) {
     // There is no other place to complain to.
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(std::io::stderr(), "{}", escape(line));
 }
 
 /// `rows` in columns, two spaces apart. Columns whose heading in `head` ends with `>` are flushed
 /// right.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let titles = head.iter().map(|title| title.trim_end_matches('>').to_owned()).collect();
-    let all: Vec<&Vec<String>> = std::iter::once(&titles).chain(rows).collect();
+    let escaped: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| escape(cell).into_owned()).collect()).collect();
+    let all: Vec<&Vec<String>> = std::iter::once(&titles).chain(&escaped).collect();
     let width = |column: usize| {
         all.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
     };
@@ -61,7 +74,7 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
 /// `rows` of names and values, the values in one column.
 pub fn pairs(rows: &[(&str, String)]) -> String {
     let width = rows.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-    rows.iter().map(|(name, value)| format!("{name:<width$}  {value}\n")).collect()
+    rows.iter().map(|(name, value)| format!("{name:<width$}  {}\n", escape(value))).collect()
 }
 
 #[cfg(test)]
@@ -80,6 +93,9 @@ a        1 GiB  x
 longer  10 GiB  y
 ";
         assert_eq!(table(&["NAME", "SIZE>", "WHERE"], &rows), golden);
+        let steers = [vec!["a\nb".to_owned(), "\u{1b}[m".to_owned()]];
+        assert_eq!(table(&["X", "Y>"], &steers), "X            Y\na\\nb  \\u{1b}[m\n");
+        assert_eq!(pairs(&[("a", "1\r2".into())]), "a  1\\r2\n");
         assert_eq!(pairs(&[("a", "1".into()), ("bcd", "2".into())]), "a    1\nbcd  2\n");
     }
 }

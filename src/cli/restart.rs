@@ -254,7 +254,7 @@ impl Restart {
         }
         let seconds = took.as_secs_f64();
         output::remark(&format!("{}: served by process {pid} after {seconds:.2} s", self.name));
-        output::print(&format!("{}\n", endpoints.join("\n")))?;
+        output::list(endpoints)?;
         sound(&self.name, loss.as_deref())
     }
 }

@@ -207,7 +207,7 @@ impl Run {
 
     fn tell(&self, report: &Report) -> Result<()> {
         let Some(file) = &self.json else {
-            output::remark(report.table().trim_end());
+            report.table().lines().for_each(output::remark);
             return Ok(());
         };
         let text = serde_json::to_string_pretty(report).context("cannot encode the result")?;

@@ -107,7 +107,7 @@ impl On {
         let name = &self.name;
         output::remark(&format!("{name}: {size} of swap, priority {}{settings}", done.priority));
         remarks(name, &done);
-        output::print(&format!("{}\n", done.device.display()))
+        output::list(&[done.device.display().to_string()])
     }
 }
 

@@ -396,7 +396,7 @@ impl Up {
                 chosen.why
             ),
         });
-        output::print(&format!("{}\n", ready.endpoints.join("\n")))
+        output::list(&ready.endpoints)
     }
 
     fn print_plan(&self, plan: &Plan, chosen: &Chosen, paths: &Paths) -> Result<()> {

@@ -10,6 +10,7 @@ use super::plan::{Address, Choice};
 use super::size::Amount;
 use super::usage::Use;
 use crate::error::{Context, Error, Result};
+use crate::escape::join_lines;
 use crate::private;
 use crate::volume::{Algorithm, Marks, Recompress};
 use serde::{Deserialize, Serialize};
@@ -257,13 +258,13 @@ fn explain(message: &str) -> (String, Option<String>) {
     } else if message.starts_with("unknown variant") {
         "value"
     } else {
-        return (message.to_owned(), None);
+        return (join_lines(message), None);
     };
     match words.split_first() {
         Some((word, known)) => {
             (format!("unknown {unknown} `{word}`"), Some(name::suggest(word, known)))
         }
-        None => (message.to_owned(), None),
+        None => (join_lines(message), None),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Telling the service manager: `sd_notify` without its library.
 
+use crate::escape::escape;
 use std::ffi::OsString;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -10,6 +11,7 @@ const EXTEND_US: u32 = 20_000_000;
 
 /// Tells what is going on, and that it may take longer.
 pub fn extend(status: &str) {
+    let status = escape(status);
     send(&format!("STATUS={status}\nEXTEND_TIMEOUT_USEC={EXTEND_US}\n"));
 }
 

@@ -13,6 +13,7 @@ use crate::config::paths::VolumeFiles;
 use crate::config::{Paths, Plan, Usage};
 use crate::control::{Handler, Server};
 use crate::error::{Error, Result};
+use crate::escape::escape;
 use crate::export::reclaim::make_present;
 use crate::export::{Export, Leftover, usage};
 use crate::volume::{Device, Serving};
@@ -171,7 +172,7 @@ pub fn run(
     let now = running.ready(removed, notes);
     let endpoints = now.endpoints.join(" ");
     log::line(&format!("{name} is up: {endpoints}"));
-    notify::send(&format!("READY=1\nMAINPID={}\nSTATUS={endpoints}\n", now.pid));
+    notify::send(&format!("READY=1\nMAINPID={}\nSTATUS={}\n", now.pid, escape(&endpoints)));
     let mut presence = Presence { control, lock };
     let end = match ready(&now) {
         Ok(()) => wait(&running, &inbox, &mut presence),

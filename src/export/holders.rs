@@ -6,6 +6,7 @@
 //! found through its own mount table.
 
 use super::mounts::{MountEntry, mounted_on, mounts, mounts_in, swaps};
+use crate::media::process_name;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::linux::fs::MetadataExt;
@@ -176,8 +177,7 @@ fn pids() -> impl Iterator<Item = (u32, PathBuf)> {
 }
 
 fn name_of(proc_dir: &Path) -> String {
-    fs::read_to_string(proc_dir.join("comm"))
-        .map_or_else(|_| "?".to_owned(), |name| name.trim_end().to_owned())
+    process_name(proc_dir).unwrap_or_else(|| "?".to_owned())
 }
 
 fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {

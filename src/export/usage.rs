@@ -11,6 +11,7 @@ use super::mounts::mounted_on;
 pub use super::swaps::{Room, Swapped, room, swapped};
 pub use super::tuning::{PAGE_CLUSTER, SWAPPINESS, Tuned};
 use crate::error::{Context, Error, Result};
+use crate::escape::join_lines;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -208,7 +209,7 @@ fn run(
         // What it said is a help; that it failed is known without it.
         let _ = errors.take(4 << 10).read_to_string(&mut said);
     }
-    Err(Error::failure(format!("{} failed ({status}): {}", what(), said.trim())))
+    Err(Error::failure(format!("{} failed ({status}): {}", what(), join_lines(&said))))
 }
 
 fn start(program: &str, args: (&[&str], &[&str]), on: &Path) -> Result<Child> {

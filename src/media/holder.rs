@@ -130,8 +130,14 @@ fn in_words(pid: u32) -> String {
     if let Some(volume) = volume_of(&line) {
         return format!("volume `{volume}` (process {pid})");
     }
-    let comm = sysfs::line(&dir.join("comm")).unwrap_or_else(|| "?".to_owned());
-    format!("process {pid} ({comm})")
+    format!("process {pid} ({})", process_name(&dir).unwrap_or_else(|| "?".to_owned()))
+}
+
+/// The name of the process of a directory of `/proc`, which it may have given itself: any bytes.
+pub fn process_name(proc_dir: &Path) -> Option<String> {
+    let name = fs::read(proc_dir.join("comm")).ok()?;
+    let name = String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name));
+    Some(name.into_owned())
 }
 
 /// The volume of a daemon with this command line.

@@ -32,6 +32,7 @@ pub use buffer::Buffer;
 pub use drive::{ALIGN, Action, Drive, DriveError};
 pub use failures::{Alarm, Failures};
 pub use file_drive::{Access, FileDrive, common_layer};
+pub use holder::process_name;
 pub use identity::{Identity, Match};
 pub use lender::Lender;
 pub use loops::LoopInfo;

@@ -14,6 +14,7 @@ use super::buffer::Buffer;
 use super::drive::{ALIGN, Drive};
 use super::file_drive::FileDrive;
 use crate::error::{Context, Error, Result};
+use crate::escape::join_lines;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fmt;
@@ -83,7 +84,7 @@ impl Signature {
                 Ok(Some(Self { kind: "several signatures".into(), ..Self::default() }))
             }
             _ => {
-                let said = String::from_utf8_lossy(&out.stderr);
+                let said = join_lines(&String::from_utf8_lossy(&out.stderr));
                 Err(Error::failure(format!("{}: {}: {said}", unknown(drive), out.status)))
             }
         }

@@ -6,6 +6,7 @@
 use super::BUCKETS;
 use super::metric::{Metric, Scrape};
 use super::table::GROUPS;
+use crate::escape::steers;
 use crate::stats::Distribution;
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -183,14 +184,21 @@ impl Family<'_> {
     }
 }
 
-/// Appends text with what the format wants escaped: in the value of a label also quotes.
+/// Appends text with what the format wants escaped: in the value of a label also quotes. A line
+/// break has a form in the format; what else steers a terminal is written out, like `\u{1b}`.
 fn escape(to: &mut String, text: &str, quotes: bool) {
     let mut rest = text;
-    while let Some(at) = rest.find(|c| matches!(c, '\\' | '\n') || (quotes && c == '"')) {
+    while let Some((at, c)) =
+        rest.char_indices().find(|(_, c)| steers(*c) || *c == '\\' || (quotes && *c == '"'))
+    {
         to.push_str(&rest[..at]);
         to.push('\\');
-        to.push(if rest.as_bytes()[at] == b'\n' { 'n' } else { char::from(rest.as_bytes()[at]) });
-        rest = &rest[at + 1..];
+        match c {
+            '\n' => to.push('n'),
+            '\\' | '"' => to.push(c),
+            _ => to.extend(['\\'].into_iter().chain(c.escape_default().skip(1))),
+        }
+        rest = &rest[at + c.len_utf8()..];
     }
     to.push_str(rest);
 }
@@ -213,6 +221,8 @@ mod tests {
             f.sample(&[], None::<u64>);
             f.sample(&[("a", "")], true);
         });
+        let steers = family(|f| f.sample(&[("a", "\u{1b}[m\u{9b}\r")], 1u64));
+        assert_eq!(steers, "x{a=\"\\\\u{1b}[m\\\\u{9b}\\\\r\"} 1\n");
         assert_eq!(text, "x 3\nx{a=\"q\\\"\\\\\\n\",b=\"é\"} 0.25\nx 1\n");
     }
 

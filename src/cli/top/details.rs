@@ -2,13 +2,14 @@
 //!
 //! Invariant: what matters most comes first, since a small screen cuts off the end.
 
-use super::paint::{Line, Style, clean, width};
+use super::paint::{Line, Style, width};
 use super::render::{Look, short};
 use super::state::{Flow, Rates, Row};
 use crate::BLOCK_SIZE;
 use crate::cli::{adapting, status};
 use crate::config::size::human;
 use crate::control::{Role, Sample};
+use crate::escape::escape;
 use crate::limit::Change;
 use crate::stats::{CacheStats, LogStats};
 
@@ -24,7 +25,7 @@ pub fn details(row: &Row, unix_s: u64, columns: usize, look: &Look) -> Vec<Line>
     let mut lines = vec![title(row, columns, look)];
     let Some(sample) = &row.sample else {
         let why = row.why.as_deref().unwrap_or_default();
-        lines.extend(text(row.state, &clean(why), Style::Bad, columns));
+        lines.extend(text(row.state, &escape(why), Style::Bad, columns));
         return lines;
     };
     let teller = Teller { sample, rates: row.rates.as_ref(), unix_s, columns, look };
@@ -48,11 +49,11 @@ fn title(row: &Row, columns: usize, look: &Look) -> Line {
         };
         let size = human(sample.stats.disk_size_bytes);
         let open =
-            sample.endpoints.first().map_or(String::new(), |open| format!(", {}", clean(open)));
+            sample.endpoints.first().map_or(String::new(), |open| format!(", {}", escape(open)));
         format!("{size} {role}{open}")
     });
     let rule = if look.unicode { "─" } else { "-" };
-    let text = format!("{rule}{rule} {}: {what} ", clean(&row.name));
+    let text = format!("{rule}{rule} {}: {what} ", escape(&row.name));
     let rest = columns.saturating_sub(width(&text));
     vec![(Style::Head, text), (Style::Label, rule.repeat(rest))]
 }
@@ -91,7 +92,7 @@ struct Teller<'a> {
 
 impl Teller<'_> {
     fn text(&self, label: &str, what: &str) -> Vec<Line> {
-        text(label, &clean(what), Style::Plain, self.columns)
+        text(label, &escape(what), Style::Plain, self.columns)
     }
 
     /// A label, a bar, and what it means; that alone where there is no room for both.
@@ -109,8 +110,11 @@ impl Teller<'_> {
     /// What somebody should do something about.
     fn trouble(&self) -> Vec<Line> {
         let stats = &self.sample.stats;
-        let mut all: Vec<String> =
-            stats.troubles(self.unix_s).into_iter().map(|trouble| clean(&trouble.text)).collect();
+        let mut all: Vec<String> = stats
+            .troubles(self.unix_s)
+            .into_iter()
+            .map(|trouble| escape(&trouble.text).into_owned())
+            .collect();
         let errors = status::errors(stats);
         if errors != "none" {
             all.push(errors);

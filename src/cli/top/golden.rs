@@ -169,7 +169,7 @@ fn volumes(n: u64, began: Instant) -> Volumes {
         up(disk(n)),
         up(swap(n)),
         named("gone", Seen::Dead { kept: true, plan }),
-        named("slow\u{1b}", Seen::Silent { since: began, why: None, plan: None }),
+        named("slow", Seen::Silent { since: began, why: None, plan: None }),
         named(
             "young",
             Seen::Starting { step: Some("reading the log, segment 3 of at most 128".into()) },
@@ -235,6 +235,23 @@ fn any_size_is_enough() {
                 assert!(rows < 4 || columns < 9 || seen, "{columns} x {rows}:\n{text}");
             }
         }
+    }
+}
+
+#[test]
+fn what_steers_a_terminal_is_written_out() {
+    let began = Instant::now();
+    let mut state = State::default();
+    let (name, why) = ("a\u{1b}[2J".to_owned(), Some("\u{9b}31m\nold".to_owned()));
+    let silent = Seen::Silent { since: began, why, plan: None };
+    state.update(&Volumes::from([(name, silent)]), began, NOW);
+    let look = Look { colours: false, unicode: true };
+    let lines = render(&state, Size { columns: 100, rows: Some(24) }, &look);
+    let text: String = lines.iter().map(|line| plain(line) + "\n").collect();
+    assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+    assert!(!text.lines().any(|line| line.starts_with("old")), "{text:?}");
+    for shown in [r"a\u{1b}[2J", r"\u{9b}31m\nold"] {
+        assert!(text.contains(shown), "{shown} is missing in {text}");
     }
 }
 

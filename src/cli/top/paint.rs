@@ -45,16 +45,6 @@ pub fn width(text: &str) -> usize {
     text.chars().map(width_of).sum()
 }
 
-/// Text without what steers a terminal.
-pub fn clean(text: &str) -> String {
-    let steers = |c: char| {
-        // Besides controls, what has no width or changes the direction of writing.
-        let hidden = ['\u{200B}'..='\u{200F}', '\u{202A}'..='\u{202E}', '\u{2066}'..='\u{2069}'];
-        c.is_control() || hidden.iter().any(|range| range.contains(&c))
-    };
-    text.chars().map(|c| if steers(c) { '?' } else { c }).collect()
-}
-
 /// A line cut off after so many columns.
 pub fn cut(line: Line, columns: usize) -> Line {
     let mut left = columns;
@@ -132,6 +122,5 @@ mod tests {
         assert_eq!(paint(&cut(line, 4), 4, false), "ab日");
         let chosen = vec![(Style::Chosen, "x".into())];
         assert_eq!(paint(&chosen, 3, false), "\x1b[7mx\x1b[0m\x1b[7m  \x1b[0m");
-        assert_eq!(clean("a\x1b[31m\u{202E}\n"), "a?[31m??");
     }
 }

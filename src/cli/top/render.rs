@@ -4,10 +4,11 @@
 //! rows; the chosen volume is always among those that are seen.
 
 use super::details;
-use super::paint::{Line, Style, clean, cut, width};
+use super::paint::{Line, Style, cut, width};
 use super::state::{Flow, Order, Rates, Row, State};
 use crate::config::size::human;
 use crate::control::{Role, Sample};
+use crate::escape::escape;
 use crate::stats::Health;
 use crate::stats::time::rfc3339;
 
@@ -258,7 +259,7 @@ fn heads(state: &State, width: usize) -> Line {
 /// One volume's row.
 fn volume(row: &Row, chosen: bool, width: usize, look: &Look) -> Line {
     let (all, name_width, bar) = columns(width);
-    let name: String = clean(&row.name).chars().take(name_width).collect();
+    let name: String = escape(&row.name).chars().take(name_width).collect();
     let mut text = format!("{name:<name_width$}");
     let style = if chosen { Style::Chosen } else { Style::Plain };
     let Some(sample) = &row.sample else {
@@ -266,7 +267,7 @@ fn volume(row: &Row, chosen: bool, width: usize, look: &Look) -> Line {
         return vec![
             (style, text + " "),
             (Style::Bad, format!("{:<8} ", row.state)),
-            (Style::Plain, clean(why)),
+            (Style::Plain, escape(why).into_owned()),
         ];
     };
     for Column { width, cell, .. } in all {

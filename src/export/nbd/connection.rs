@@ -5,12 +5,14 @@
 
 use super::wire::{Hangup, Input, Outcome, Output};
 use super::{Limits, handshake, proto, transmission};
+use crate::media::process_name;
 use crate::volume::Device;
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{Shutdown, sockopt};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -199,9 +201,9 @@ fn peer(socket: &OwnedFd) -> Option<String> {
         return Some(address.ip().to_string());
     }
     let pid = peer_pid(socket)?;
-    match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
-        Ok(comm) => Some(format!("{}, process {pid}", comm.trim_end())),
-        Err(_) => Some(format!("process {pid}")),
+    match process_name(Path::new(&format!("/proc/{pid}"))) {
+        Some(name) => Some(format!("{name}, process {pid}")),
+        None => Some(format!("process {pid}")),
     }
 }
 
