@@ -70,6 +70,57 @@ fn ext4_is_made_mounted_and_ended() {
     sandbox.ztier(&["down", &name, "--discard"]).ok();
 }
 
+/// What is there would be hidden, and `down` would not find a mount by a name that is not its own.
+#[test]
+fn a_mount_point_that_holds_something_or_leads_elsewhere_is_refused() {
+    let sandbox = Sandbox::new();
+    if no_block_device(&sandbox) || missing(&["mkfs.ext4"]) {
+        return;
+    }
+    let name = name("place");
+    let dir = fs::canonicalize(sandbox.path()).unwrap();
+    let at = |below: &str| dir.join(below).to_str().unwrap().to_owned();
+    fs::create_dir_all(at("full/sub")).unwrap();
+    fs::create_dir(at("empty")).unwrap();
+    std::os::unix::fs::symlink(at("empty"), at("link")).unwrap();
+    fs::write(at("file"), "").unwrap();
+    let leads = |to: &str| format!("leads to {}", at(to));
+    for (place, parts) in [
+        ("full", [format!("{}: it holds sub", at("full")), "another directory".into()]),
+        ("file", [format!("{}: it is no directory", at("file")), "give an empty".into()]),
+        ("link", [format!("{} {};", at("link"), leads("empty")), "itself".into()]),
+        ("link/x", [format!("{} {};", at("link/x"), leads("empty/x")), "itself".into()]),
+    ] {
+        let parts = parts.each_ref().map(String::as_str);
+        let mount = at(place);
+        let flags = ["up", &name, "--size", "64M", "--export", "fuse", "--use", "ext4", "--mount"];
+        let flags = [&flags[..], &[&mount]].concat();
+        sandbox.ztier(&flags).refused(2, &parts);
+        sandbox.ztier(&[&flags[..], &["--dry-run"]].concat()).refused(2, &parts);
+        fs::create_dir_all(sandbox.config_dir()).unwrap();
+        let settings =
+            format!("size = \"64M\"\nexport = \"fuse\"\nuse = \"ext4\"\nmount = \"{mount}\"\n");
+        fs::write(sandbox.config_dir().join(format!("{name}.toml")), settings).unwrap();
+        sandbox.ztier(&["up", &name]).refused(2, &parts);
+        sandbox.ztier(&["up", &name, "--foreground"]).refused(2, &parts);
+    }
+    assert_eq!(sandbox.files(), [""; 0]);
+    assert!(fs::symlink_metadata(format!("/dev/ztier/{name}")).is_err());
+
+    // What the volume itself has mounted there does not count, also when its daemon is gone.
+    let mount = at("empty");
+    let up = ["up", &name, "--size", "64M", "--export", "fuse", "--use", "ext4", "--mount", &mount];
+    sandbox.ztier(&up).ok();
+    fs::write(at("empty/inside"), "content").unwrap();
+    sandbox.ztier(&["restart", &name]).ok();
+    assert_eq!(fs::read_to_string(at("empty/inside")).unwrap(), "content");
+    sandbox.kill(&name);
+    sandbox.ztier(&["restart", &name]).ok();
+    assert_eq!(fs::read_to_string(at("empty/inside")).unwrap(), "content");
+    sandbox.ztier(&["down", &name, "--discard"]).ok();
+    assert_eq!(fs::read_dir(at("empty")).unwrap().count(), 0);
+}
+
 /// By force it would be left with an open device that gives errors, and without a daemon.
 #[test]
 fn a_device_that_cannot_wait_is_not_taken_from_who_holds_it() {

@@ -7,6 +7,7 @@ use crate::config::size::{exact, human};
 use crate::config::{Amount, Choice, Limit, Paths, Plan, Settings, Usage, Use, machine, name};
 use crate::daemon::{self, Chosen, Found, Ready};
 use crate::error::{Error, Result};
+use crate::export::usage;
 use crate::volume::{Algorithm, Recompress};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueHint};
@@ -190,6 +191,7 @@ impl Up {
         }
         self.refuse_vain(&plan)?;
         self.refuse_second(&paths)?;
+        plan.usage.as_ref().map_or(Ok(()), usage::refuse_unmounted)?;
         if self.dry_run {
             return self.print_plan(&plan, &chosen, &paths);
         }

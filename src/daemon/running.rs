@@ -225,6 +225,10 @@ impl Bringing<'_> {
             plan.ram_limit_bytes = bounds.max_bytes;
         }
         let again = heritage.taken_up(&plan);
+        // A device that waited is still mounted.
+        if let Some(usage) = plan.usage.as_ref().filter(|_| again.is_empty()) {
+            usage::refuse_place(usage)?;
+        }
         let (restarts, compresses_percent) = (heritage.restarts(), heritage.compresses());
         let kept = heritage.into_memory(&plan);
         let Made { volume, notes: said, unlocked, accepted } =

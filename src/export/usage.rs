@@ -88,7 +88,7 @@ pub fn begin(
             if mounted_at(device, mount) {
                 return Ok(());
             }
-            refuse_taken(mount)?;
+            refuse_place(usage)?;
             if empty {
                 // What is gone after a crash needs no journal, and nobody's reserve.
                 run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", "-m", "0"])?;
@@ -158,6 +158,63 @@ pub fn tuned(usage: &Usage) -> &[Tuned] {
         Usage::Swap { tuned, .. } => tuned,
         Usage::Ext4 { .. } => &[],
     }
+}
+
+/// Refuses a place that nothing can be mounted on, or where something is mounted.
+///
+/// # Errors
+/// As [`refuse_unmounted`]; or something is mounted there.
+pub fn refuse_place(usage: &Usage) -> Result<()> {
+    if let Usage::Ext4 { mount } = usage {
+        refuse_taken(mount)?;
+    }
+    refuse_unmounted(usage)
+}
+
+/// Refuses a place where nothing is mounted and that is not what it seems: a file system on it
+/// would hide files, or be elsewhere than the kernel's tables have it. Looks at nothing that is
+/// mounted, which may be without its daemon.
+///
+/// # Errors
+/// It holds something, is no directory, or its path leads through a symbolic link.
+pub fn refuse_unmounted(usage: &Usage) -> Result<()> {
+    let Usage::Ext4 { mount } = usage else { return Ok(()) };
+    if mounted_on(mount).is_some() {
+        return Ok(());
+    }
+    refuse_link(mount)?;
+    let what = || format!("cannot mount on {}", mount.display());
+    let first = match fs::read_dir(mount) {
+        Ok(mut entries) => entries.next().transpose().context(what())?,
+        Err(e) if e.kind() == ErrorKind::NotFound => None,
+        Err(e) if e.kind() == ErrorKind::NotADirectory => {
+            return Err(Error::usage(format!("{}: it is no directory", what()))
+                .mend("give an empty directory, or one that is not there yet"));
+        }
+        Err(e) => return Err(e).context(what()),
+    };
+    let Some(entry) = first else { return Ok(()) };
+    let name = Path::new(&entry.file_name()).display().to_string();
+    Err(Error::usage(format!("{}: it holds {name}, which would be hidden", what()))
+        .mend("empty it, or give another directory"))
+}
+
+fn refuse_link(point: &Path) -> Result<()> {
+    // What is missing at its end is made.
+    let there = point.ancestors().find(|path| fs::symlink_metadata(path).is_ok());
+    let there = there.unwrap_or(point);
+    let leads = |to: &Path| format!("mount point {} leads to {}", point.display(), to.display());
+    let real = fs::canonicalize(there).map_err(|e| {
+        let to = fs::read_link(there).unwrap_or_else(|_| there.to_owned());
+        Error::usage(format!("{}: {e}", leads(&to)))
+            .mend("remove that symbolic link, or give another directory")
+    })?;
+    if real == there {
+        return Ok(());
+    }
+    let rest = point.strip_prefix(there).unwrap_or(Path::new(""));
+    let real: PathBuf = real.components().chain(rest.components()).collect();
+    Err(Error::usage(leads(&real)).mend("give that directory itself, or another one"))
 }
 
 fn refuse_taken(point: &Path) -> Result<()> {
@@ -266,6 +323,36 @@ mod tests {
         );
         let missing = run("mkfs.none");
         assert_eq!(missing, "there is no mkfs.none; install util-linux");
+    }
+
+    #[test]
+    fn a_place_that_is_not_what_it_seems_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = fs::canonicalize(dir.path()).unwrap();
+        let at = |name: &str| Usage::Ext4 { mount: real.join(name) };
+        let refused = |name: &str, parts: &[&str]| {
+            let error = refuse_place(&at(name)).unwrap_err();
+            assert_eq!(error.exit_status(), 2);
+            let error = error.to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        };
+        refuse_place(&at("a/b")).unwrap();
+        fs::create_dir_all(real.join("a/b")).unwrap();
+        refuse_place(&at("a/b")).unwrap();
+        refused("a", &["cannot mount on", "it holds b,", "give another"]);
+        fs::write(real.join("file"), "").unwrap();
+        refused("file", &["no directory"]);
+        refused("file/x", &["no directory"]);
+        for (link, to) in [("link", "a"), ("none", "nothing")] {
+            std::os::unix::fs::symlink(real.join(to), real.join(link)).unwrap();
+        }
+        let leads = |to: &str| format!("leads to {}", real.join(to).display());
+        refused("link", &[&leads("a;")]);
+        refused("link/b", &[&leads("a/b;")]);
+        refused("link/b/new/er", &[&leads("a/b/new/er;")]);
+        refused("a/../a/b", &[&leads("a/b;")]);
+        refused("none", &[&leads("nothing: "), "remove that symbolic link"]);
+        refused("none/x", &[&leads("nothing: ")]);
     }
 
     #[test]
