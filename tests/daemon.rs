@@ -232,7 +232,9 @@ fn sockets_of_the_service_manager_are_served() {
     for (key, value) in program.get_envs() {
         value.map(|value| shell.env(key, value));
     }
-    let mut daemon = foreground(shell.stdin(OwnedFd::from(listener)));
+    let printed = sandbox.path().join("printed");
+    shell.arg("--foreground").stdin(OwnedFd::from(listener));
+    let mut daemon = Guard(shell.stdout(fs::File::create(&printed).unwrap()).spawn().unwrap());
     let mut disk = Disk::open(&path, "vol");
     disk.write(0, &[3; 4096]);
     assert!(!sandbox.files().contains(&"vol.nbd".into()), "only what was handed over is served");
@@ -241,6 +243,7 @@ fn sockets_of_the_service_manager_are_served() {
     eventually("it is down", || sandbox.ztier(&["down", "vol", "--discard"]).status == 0);
     assert_eq!(wait(&mut daemon.0), 0);
     assert_eq!(sandbox.files(), [""; 0]);
+    assert_eq!(fs::read_to_string(&printed).unwrap(), "", "the client's standard output");
 }
 
 /// The data of a volume whose daemon was told to end: kept, and still there for the next one.

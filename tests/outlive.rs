@@ -356,9 +356,9 @@ fn activated(sandbox: &Sandbox, listener: UnixListener) -> Guard {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(script).arg(program.get_program()).args(program.get_args());
     shell.envs(program.get_envs().filter_map(|(key, value)| Some((key, value?))));
-    let shell = shell.stdin(OwnedFd::from(listener)).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = Guard(shell.spawn().unwrap());
-    BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+    let shell = shell.stdin(OwnedFd::from(listener)).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = Guard(shell.spawn().unwrap());
+    eventually("it is up", || sandbox.ztier(&["status", "vol"]).status == 0);
     child
 }
 

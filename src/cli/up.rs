@@ -398,6 +398,12 @@ impl Up {
                 chosen.why
             ),
         });
+        // Standard output is that of the client, which has handed its socket over:
+        // `nbdcopy [ ztier up … ] - | …`.
+        if let plan::Export::Nbd { inherited: true, .. } = plan.export {
+            ready.endpoints.iter().for_each(|endpoint| output::remark(endpoint));
+            return Ok(());
+        }
         output::list(&ready.endpoints)
     }
 
