@@ -25,7 +25,7 @@ pub fn corruption(seed: u64) -> Program {
         return succeeded(swarm, &mut rng);
     }
     // Not a choice of the generator, so that the other seeds mean what they meant.
-    if mix(seed ^ 0x0063_7572_7461_696c) % 32 == 0 {
+    if mix(seed ^ 0x0063_7572_7461_696c).is_multiple_of(32) {
         return curtailed(swarm, &mut rng);
     }
     // Closing and opening ends what the run can find out.

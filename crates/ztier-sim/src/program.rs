@@ -468,7 +468,7 @@ pub fn cuts(seed: u64, cuts: u32) -> Program {
     let mut rng = Rng::new(seed);
     let mut swarm = Swarm::choose(&mut rng);
     // Not a choice of the generator, so that the other seeds mean what they meant.
-    if mix(seed ^ 0x666f_7267_6574) % 16 == 0 {
+    if mix(seed ^ 0x666f_7267_6574).is_multiple_of(16) {
         return forgetting(swarm, &mut rng, cuts);
     }
     if rng.chance(50) {
