@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::sandbox::{Guard, Sandbox, eventually, finish};
+use support::sandbox::{Guard, Sandbox, eventually, finish, stop};
 use support::shell::missing;
 
 const VOLUMES: usize = 6;
@@ -102,7 +102,7 @@ fn daemons_that_do_not_answer_are_waited_for_together() {
     let sandbox = Sandbox::new();
     let names = up(&sandbox);
     for name in &names[..4] {
-        kill_process(sandbox.pid(name), Signal::STOP).unwrap();
+        stop(sandbox.pid(name));
     }
     let begun = Instant::now();
     let rows: Value = serde_json::from_str(&sandbox.ztier(&["list", "--json"]).looked()).unwrap();

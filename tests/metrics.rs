@@ -19,7 +19,7 @@ use std::process::Stdio;
 use std::time::Duration;
 use support::disk::Disk;
 use support::exposition::{Family, parse};
-use support::sandbox::{Guard, PATIENCE, Sandbox, eventually};
+use support::sandbox::{Guard, PATIENCE, Sandbox, eventually, stop};
 use ztier::metrics::{GROUPS, Kind, Metric};
 
 fn table() -> BTreeMap<&'static str, &'static Metric> {
@@ -340,7 +340,7 @@ fn who_hangs_is_down_and_the_others_are_not() {
     };
     assert_eq!(state("hangs", "up"), 1.0);
     let daemon = sandbox.pid("hangs");
-    kill_process(daemon, Signal::STOP).unwrap();
+    stop(daemon);
     // More often than its queue is long: it is asked once.
     for _ in 0..3 {
         assert_eq!(state("hangs", "busy"), 1.0);

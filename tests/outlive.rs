@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::disk::Disk;
 use support::group::Group;
-use support::sandbox::{Guard, Sandbox, eventually, finish, finish_within};
+use support::sandbox::{Guard, Sandbox, eventually, finish, finish_within, stop};
 use ztier::control::{Client, Request};
 
 const BLOCK: u64 = 4096;
@@ -240,7 +240,7 @@ fn stop_at_go(sandbox: &Sandbox, daemon: Pid) {
     let pass_on = move |from: UnixStream, mut to: UnixStream| {
         for line in BufReader::new(from).lines().map_while(Result::ok) {
             if line.contains("\"op\":\"go\"") {
-                kill_process(daemon, Signal::STOP).unwrap();
+                stop(daemon);
             }
             if writeln!(to, "{line}").is_err() {
                 break;
@@ -311,7 +311,7 @@ fn a_restart_that_was_given_up_leaves_no_daemon_behind() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
     let late = sandbox.pid("vol");
-    kill_process(late, Signal::STOP).unwrap();
+    stop(late);
     let mut command = sandbox.command(&["restart", "vol"]);
     let mut restart = Guard(command.stderr(Stdio::null()).spawn().unwrap());
     let pid = restart.0.id();

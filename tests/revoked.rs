@@ -17,7 +17,7 @@ use std::process::Stdio;
 use std::time::Duration;
 use support::disk::Disk;
 use support::place::{BLOCK, Place, content};
-use support::sandbox::{Guard, Sandbox, eventually, wait};
+use support::sandbox::{Guard, Sandbox, eventually, stop, wait};
 use ztier::control::{AdaptChange, Client, LogChange, NewLog, Question, RecompressChange, Request};
 
 /// How long the caller waits that gives up.
@@ -30,15 +30,7 @@ struct Stopped(Pid);
 
 impl Stopped {
     fn new(pid: Pid) -> Self {
-        kill_process(pid, Signal::STOP).unwrap();
-        // It is busy with something until all its threads have heard of it.
-        eventually("it is stopped", || {
-            let threads = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
-            threads.unwrap().flatten().all(|thread| {
-                let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-                stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
-            })
-        });
+        stop(pid);
         Self(pid)
     }
 }

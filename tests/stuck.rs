@@ -21,7 +21,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::disk::Disk;
-use support::sandbox::{Guard, Sandbox, eventually, wait};
+use support::sandbox::{Guard, Sandbox, eventually, stop, wait};
 use support::shell::{run, text};
 use ztier::export::fuse::{FuseLoop, Options, available};
 use ztier::export::helper::Helper;
@@ -142,12 +142,7 @@ fn a_stopped_daemon_is_named_and_ended_by_force_without_loss() {
     Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol").write(8192, &content);
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
     let pid = sandbox.pid("vol");
-    let stop = || {
-        kill_process(pid, Signal::STOP).unwrap();
-        let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
-        eventually("it has stopped", || fs::read_to_string(&stat).unwrap().contains(") T "));
-    };
-    stop();
+    stop(pid);
     let begun = Instant::now();
     let refused = sandbox.ztier(&["down", "vol", "--discard"]);
     refused.refused(6, &["is stopped", "kill -CONT", "--force"]);
@@ -155,7 +150,7 @@ fn a_stopped_daemon_is_named_and_ended_by_force_without_loss() {
     // What was refused is not done later.
     kill_process(pid, Signal::CONT).unwrap();
     assert_eq!(sandbox.pid("vol"), pid);
-    stop();
+    stop(pid);
     let forced = sandbox.ztier(&["down", "vol", "--force"]);
     assert!(forced.err.contains("did not answer and was killed"), "{forced:?}");
     assert!(forced.err.contains("in memory is kept") && forced.status != 0, "{forced:?}");
@@ -163,14 +158,12 @@ fn a_stopped_daemon_is_named_and_ended_by_force_without_loss() {
     let mut disk = Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol");
     assert_eq!(disk.read(8192, 4096), content);
     drop(disk);
-    kill_process(sandbox.pid("vol"), Signal::STOP).unwrap();
+    stop(sandbox.pid("vol"));
     let forced = sandbox.ztier(&["down", "vol", "--force", "--discard"]);
     assert!(forced.out.contains("the memory that was kept"), "{forced:?}");
     assert_eq!(sandbox.files(), [""; 0]);
 }
 
-/// What a cleaner of temporary files removes below a daemon, it makes anew when it is missed; and
-/// meanwhile no other daemon gets the volume.
 #[test]
 fn a_volume_goes_down_and_restarts_while_a_large_window_is_gathered() {
     const BLOCKS: u64 = 60_000;
@@ -218,6 +211,8 @@ fn a_volume_goes_down_and_restarts_while_a_large_window_is_gathered() {
     }
 }
 
+/// What a cleaner of temporary files removes below a daemon, it makes anew when it is missed; and
+/// meanwhile no other daemon gets the volume.
 #[test]
 fn removed_files_are_made_anew_when_they_are_missed() {
     let all = ["lock", "json", "sock", "keep"];

@@ -13,7 +13,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 use support::machine::{Turn, set, settings, swap_line};
-use support::sandbox::{Done, Sandbox};
+use support::sandbox::{Done, Sandbox, stop};
 use support::shell::{missing, ok};
 use ztier::control::{Client, Request, Swapon, Swapping};
 
@@ -281,7 +281,7 @@ fn what_was_given_up_is_not_carried_out() {
     let client = Client::new(&sandbox.run_dir().join(format!("{name}.sock")));
     let revoked = |request: &Request| {
         let pid = sandbox.pid_of(&name);
-        kill_process(pid, Signal::STOP).unwrap();
+        stop(pid);
         let error = client.ask::<Swapping>(request, Duration::from_millis(300)).unwrap_err();
         kill_process(pid, Signal::CONT).unwrap();
         assert!(error.to_string().contains("nothing was changed"), "{error}");

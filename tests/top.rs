@@ -17,7 +17,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use support::disk::Disk;
 use support::pty::Pty;
-use support::sandbox::{Guard, Sandbox, eventually, wait};
+use support::sandbox::{Guard, Sandbox, eventually, stop, wait};
 
 /// A volume in memory, and one with a log.
 fn volumes(sandbox: &Sandbox) {
@@ -102,7 +102,7 @@ fn volumes_are_shown_chosen_and_put_in_order() {
     shows(&pty, "2 volumes");
     pty.resize(24, 80);
     let daemon = sandbox.pid("wc");
-    kill_process(daemon, Signal::STOP).unwrap();
+    stop(daemon);
     shows(&pty, "busy     its daemon has not answered for");
     kill_process(daemon, Signal::CONT).unwrap();
     eventually("it is up again", || !pty.text().contains("busy"));

@@ -199,6 +199,19 @@ fn listener(path: &Path) -> Option<Pid> {
     pids.find(|pid| has(&pid.to_string())).and_then(Pid::from_raw)
 }
 
+/// Stops a process, and waits until all its threads have stopped: until then it may answer.
+pub fn stop(pid: Pid) {
+    kill_process(pid, Signal::STOP).unwrap();
+    let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+    eventually("the process is stopped", || {
+        fs::read_dir(&tasks).unwrap().flatten().all(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            // A thread that is gone answers nothing.
+            stat.rsplit(')').next().is_none_or(|rest| rest.is_empty() || rest.starts_with(" T"))
+        })
+    });
+}
+
 /// Runs `command` to its end, which must come within [`PATIENCE`].
 pub fn finish(command: Command) -> Done {
     finish_within(command, PATIENCE)
