@@ -275,7 +275,14 @@ impl World<'_> {
                 let head = heads.get(*choice as usize % heads.len().max(1));
                 self.flip_header(head.copied(), *choice);
             }
-            Step::Curtail(choice) => self.flip_header(heads.into_iter().max(), *choice),
+            // Of a chunk that no superblock says is durable, nothing could know that it was there.
+            Step::Curtail(choice) => {
+                let superblocks =
+                    SUPER_AT.map(|at| Superblock::decode(log.page(at as usize / PAGE)));
+                let durable = superblocks.into_iter().flatten().map(|sb| sb.durable).max();
+                let newest = heads.into_iter().max();
+                self.flip_header(newest.filter(|(chunk, _)| Some(*chunk) < durable), *choice);
+            }
             _ => {}
         }
     }

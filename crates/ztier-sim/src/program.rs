@@ -188,7 +188,7 @@ pub enum Step {
     Flip(Side, u64),
     /// A bit flips in the header of one of the first chunks of the log.
     Behead(u64),
-    /// A bit flips in the header of the newest chunk.
+    /// A bit flips in the header of the newest chunk, if a superblock says that it is durable.
     Curtail(u64),
     /// The log takes nothing any more but superblocks.
     Wear,
