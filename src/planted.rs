@@ -1,4 +1,4 @@
-//! Bugs that can be planted, to show that whoever explores what can happen finds them.
+//! Bugs that can be planted, to show that the simulator and the exploration of schedules find them.
 //!
 //! Invariant: they exist only in builds with the `--cfg` that they are for; in all others nothing
 //! is ever planted, which is known at compile time.

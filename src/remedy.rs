@@ -21,7 +21,7 @@ pub enum Loses {
     Newer,
     /// What is on a drive.
     Drive,
-    /// The requests of whoever holds the device.
+    /// The requests of the device's holders.
     Requests,
 }
 
@@ -157,22 +157,22 @@ remedies! {
     );
     /// A drive fails, and nothing is lost yet.
     DRIVE_FAILS = Remedy::safe("see the kernel's log, have the drive work again, then try again");
-    /// Somebody holds the device.
+    /// The device is held.
     HELD = Remedy::or(
         "end that first",
-        "end that first, or take it away with --force: requests of whoever holds it fail",
+        "end that first, or take the device away with --force: requests of its holders fail",
         Loses::Requests,
     );
-    /// Somebody is connected to a server that can't wait for its next daemon.
+    /// Clients are connected to a server that can't wait for its next daemon.
     CONNECTED = Remedy::or(
         "end that first",
         "end that first, or add --force and connect again afterwards: requests under way fail",
         Loses::Requests,
     );
-    /// Somebody holds a device that nobody serves any more.
+    /// A device is held that no daemon serves any more.
     HELD_UNSERVED = Remedy::or(
         "end that first",
-        "end that first, or, where that hangs, have requests of whoever holds it fail with \
+        "end that first, or, where that hangs, have requests of the device's holders fail with \
          `ztier down NAME --force`",
         Loses::Requests,
     );

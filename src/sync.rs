@@ -88,15 +88,15 @@ mod plain {
     }
 
     /// Has this thread's first wait for a lock behind it, which allocates: `parking_lot` then makes
-    /// a place for the thread, and with every few of them a larger table of those who wait. Who
+    /// a place for the thread, and with every few of them a larger table of waiters. A thread that
     /// carries swap can't ask for memory later. Waits for nothing.
     pub fn ready_to_wait() {
-        let nobody_holds = Mutex::new(());
-        let nobody_calls = parking_lot::Condvar::new();
-        let _ = nobody_calls.wait_for(&mut nobody_holds.lock(), std::time::Duration::ZERO);
+        let free = Mutex::new(());
+        let never_signalled = parking_lot::Condvar::new();
+        let _ = never_signalled.wait_for(&mut free.lock(), std::time::Duration::ZERO);
     }
 
-    /// Lets somebody else run, in a loop that waits for them.
+    /// Lets another thread run, in a loop that waits for it.
     pub fn relax(round: u32) {
         if round < 64 {
             std::hint::spin_loop();
@@ -105,7 +105,7 @@ mod plain {
         }
     }
 
-    /// The same where they wait for a device: the processor is left to others.
+    /// The same where that thread waits for a device: the processor is left to others.
     pub fn rest(round: u32) {
         if round < 64 {
             std::hint::spin_loop();
@@ -215,7 +215,7 @@ mod explored {
     pub struct Mutex<T>(shuttle::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
-        /// A mutex that nobody holds.
+        /// An unlocked mutex.
         pub fn new(value: T) -> Self {
             Self(shuttle::sync::Mutex::new(value))
         }
@@ -230,7 +230,7 @@ mod explored {
             self.0.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)
         }
 
-        /// The lock, if nobody holds it.
+        /// The lock, if it is free.
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok()
         }
@@ -239,7 +239,7 @@ mod explored {
     /// A thread under exploration has nothing to prepare.
     pub fn ready_to_wait() {}
 
-    /// Lets somebody else run.
+    /// Lets another thread run.
     pub fn relax(_round: u32) {
         shuttle::thread::yield_now();
     }

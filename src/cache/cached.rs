@@ -107,7 +107,7 @@ pub struct Cached {
     limit: AtomicU64,
     /// Copies that had left to make room when the limit became what it is.
     evicted_before: AtomicU64,
-    /// Whoever changes the limit.
+    /// Lock of changes to the limit.
     limiting: Mutex<()>,
     streams: Mutex<Streams>,
     ahead: Arc<Ahead>,
@@ -259,7 +259,7 @@ impl Cached {
             stats.lost_blocks += shard.lost();
         }
         stats.original_bytes = stats.blocks * BLOCK;
-        // Of a low limit, what is set aside for hands and windows that nobody needs is more.
+        // Of a low limit, what is set aside for unused hands and windows is more.
         let nearly = stats.used_bytes + stats.limit_bytes / SPARE_PART >= stats.limit_bytes;
         stats.full = nearly || stats.evicted_blocks > load(&self.evicted_before);
         stats

@@ -4,8 +4,8 @@
 //! wrong has begun since it began, or was under way then. Only what is alive is kept. So
 //!
 //! - a fill lives until a write begins, and is born dead while one is under way;
-//! - of writes that overlap in time none leaves a copy of the blocks that they share: nobody knows
-//!   in which order the drive has taken them.
+//! - of writes that overlap in time none leaves a copy of the blocks that they share: the order in
+//!   which the drive has taken them is unknown.
 
 use super::planted::{self, Bug};
 use super::policy::Queue;

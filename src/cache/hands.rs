@@ -185,7 +185,7 @@ impl Hands {
         windows.0.limit(most.windows);
     }
 
-    /// A hand, if one is free now or in a moment: nobody has one while he waits for a drive.
+    /// A hand, if one is free now or in a moment: no thread has one while it waits for a drive.
     pub fn take(&self) -> Option<Hand> {
         (0..ROUNDS).find_map(|round| {
             let hand = self.hands.lock().take(Hand::new);

@@ -2,7 +2,7 @@
 //!
 //! They exist only in builds with `--cfg shuttle`; in all others [`on`] is `false` at compile time.
 
-/// A mistake that somebody could make here.
+/// A mistake that is possible here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Bug {

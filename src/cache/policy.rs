@@ -39,11 +39,11 @@ pub enum Queue {
 /// How a copy came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Came {
-    /// Somebody read it, and the backing store had to be asked.
+    /// It was read, and the backing store had to be asked.
     Missed,
-    /// Somebody wrote it.
+    /// It was written.
     Written,
-    /// Nobody asked for it yet: readahead.
+    /// It was not asked for yet: readahead.
     Ahead,
 }
 
@@ -100,8 +100,8 @@ impl Rules {
         Self { probation_permille: 100, hits_to_main: 2, ghosts_permille: 900, ..Self::CLOCK };
 
     /// Where a new copy of a block goes when others have to go for it. The last one of the block
-    /// may be `remembered`, as far as that is heeded ([`Self::heeds`]); it counts if somebody reads
-    /// the block. `None`: it is not kept.
+    /// may be `remembered`, as far as that is heeded ([`Self::heeds`]); it counts if the block is
+    /// read. `None`: it is not kept.
     pub fn place(&self, came: Came, remembered: bool) -> Option<Queue> {
         let known = remembered && came == Came::Missed;
         // What comes back soon after it had to go would have been hit with more patience.
@@ -148,7 +148,7 @@ impl Rules {
     }
 
     /// The same where memory is freed by segments, after so many were `gone_over` for one new copy,
-    /// and whether what should stay may. Nobody waits for a walk over a main queue in which
+    /// and whether what should stay may. No request waits for a walk over a main queue in which
     /// everything is in use: then those on probation are asked, which is hardly worse, and at last
     /// whatever is at the front goes.
     pub fn gives_after(
@@ -285,7 +285,7 @@ mod tests {
         let rules = Rules::S3_FIFO;
         assert_eq!(rules.place(Came::Missed, false), Some(Queue::Probation));
         assert_eq!(rules.place(Came::Missed, true), Some(Queue::Main));
-        // Nobody has asked for it again.
+        // It was not asked for again.
         assert_eq!(rules.place(Came::Ahead, true), Some(Queue::Probation));
         assert_eq!(rules.place(Came::Written, true), Some(Queue::Probation));
     }
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_walk_over_everything() {
+    fn no_request_waits_for_a_walk_over_everything() {
         let rules = Rules::default();
         let after = |gone_over| rules.gives_after(gone_over, (1, 99));
         assert_eq!((after(0), after(PATIENCE - 1)), ((Queue::Main, true), (Queue::Main, true)));

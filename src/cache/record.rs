@@ -176,7 +176,7 @@ mod tests {
             for bit in 0..record.len() * 8 {
                 record[bit / 8] ^= 1 << (bit % 8);
                 let found = Header::read(record).is_some_and(|h| h.verify(record, 77));
-                // The key is looked at by whoever finds the record by it, and one byte may change.
+                // The lookup that finds the record by its key checks that, and one byte may change.
                 let free = (64..96).contains(&bit) || (120..128).contains(&bit);
                 assert_eq!(found, free, "bit {bit}");
                 record[bit / 8] ^= 1 << (bit % 8);

@@ -114,7 +114,7 @@ impl Shard {
     }
 
     /// Copies the record of a block to `out`, which has room for the largest; the header says what
-    /// it is. Whoever gets it verifies it. `None`: there is no copy.
+    /// it is. The caller verifies it. `None`: there is no copy.
     pub fn hit(&mut self, key: u32, out: &mut [u8]) -> Option<Header> {
         let place = self.place(key)?;
         self.hit_at(key, place, out)
@@ -422,8 +422,8 @@ impl Shard {
         }
     }
 
-    /// Takes out what the index names in a segment that is gone, because damage hid it from whoever
-    /// walked over its records.
+    /// Takes out what the index names in a segment that is gone, because damage hid it from the
+    /// walk over its records.
     fn sweep(&mut self, segment: u32) {
         while let Some((_, key)) = self.table.seek(0, |_, place| place.segment() == segment) {
             self.table.remove(key);

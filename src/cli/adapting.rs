@@ -54,7 +54,7 @@ fn waits(report: &Report) -> String {
         text += &format!("; {} are available, {floor} are to stay so", human(available));
     }
     if let Some(stalled) = report.stalled {
-        text += &format!("; somebody waits for memory {} of the time", percent(stalled));
+        text += &format!("; a process waits for memory {} of the time", percent(stalled));
     }
     text
 }

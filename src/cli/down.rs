@@ -35,7 +35,7 @@ pub struct Down {
     /// First bring everything in the log to the backing store, which then can be used alone
     #[arg(long)]
     drain: bool,
-    /// Take the device away from whoever holds it; their requests fail
+    /// Take the device away from its holders; their requests fail
     #[arg(long)]
     force: bool,
 }
@@ -111,7 +111,7 @@ impl Down {
         lost
     }
 
-    /// What whoever means to use the backing store alone has to know.
+    /// What the user must know before the backing store is used alone.
     fn about(&self, left: &LeftInLog) -> String {
         let (name, backing) = (&self.name, left.backing.display());
         format!(
@@ -167,7 +167,7 @@ impl Down {
         Self::discarding(name).remove(paths)
     }
 
-    /// The same, whoever holds the device: he gets errors.
+    /// The same, also if the device is held: its holders get errors.
     ///
     /// # Errors
     /// As the command.
@@ -217,7 +217,7 @@ impl Down {
     }
 
     /// Has another daemon end what the dead one left: pages that are swapped out to a device that
-    /// waits are read from nobody else.
+    /// waits can only be read through a daemon.
     fn serve_to_the_end(&self, paths: &Paths, state: &State) -> Result<Vec<String>> {
         let mut plan = state.plan.clone();
         let job = plan.job.take();

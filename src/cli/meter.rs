@@ -1,4 +1,4 @@
-//! Progress on standard error, for whoever waits.
+//! Progress on standard error, for a user who waits.
 //!
 //! Invariants: on a terminal it is one line, which is gone when the meter is; elsewhere it is lines
 //! now and then, and none for what is quick.

@@ -53,7 +53,7 @@ impl Metrics {
     }
 }
 
-/// Replaces a file in one step, so that nobody reads a part of it.
+/// Replaces a file in one step, so that a reader never sees a part of it.
 fn replace(file: &Path, text: &str) -> Result<()> {
     let what = || format!("cannot write {}", file.display());
     let mut name = file.file_name().unwrap_or_default().to_owned();

@@ -164,7 +164,7 @@ pub fn main() -> ExitCode {
 /// Prints what the parser has to say: help as it is, errors in one line.
 fn parse_error(e: &clap::Error) -> ExitCode {
     if e.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand || !e.use_stderr() {
-        let _ = e.print(); // nobody reads it: then there is nothing to say
+        let _ = e.print(); // no reader is left: then there is nothing to say
         return ExitCode::from(if e.use_stderr() { 2 } else { 0 });
     }
     output::remark(&format!("ztier: {}", explain(e)));
@@ -210,8 +210,8 @@ fn client(paths: &Paths, volume: &str) -> Result<Client> {
     }
 }
 
-/// Ends a command with 6, although it has done its work, if data of its volume is lost of which
-/// nobody has taken note.
+/// Ends a command with 6, although it has done its work, if data of its volume is lost that no user
+/// has taken note of.
 ///
 /// # Errors
 /// There is such data.

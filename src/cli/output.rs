@@ -1,4 +1,4 @@
-//! Printing: to whoever still reads, in columns that line up.
+//! Printing in columns that line up, to a reader that may have gone.
 //!
 //! Invariant: nothing that is printed steers a terminal, see [`crate::escape`].
 

@@ -36,7 +36,7 @@ const GLANCE: Duration = Duration::from_millis(5);
 pub struct Restart {
     /// Name of the volume
     name: String,
-    /// Also when somebody is connected by NBD, which can't wait: their requests fail. A device by
+    /// Also when clients are connected by NBD, which can't wait: their requests fail. A device by
     /// FUSE that is held would be dead for its holder, and is refused all the same. And although a
     /// log's drive does not take what is in memory, which then stays there for the next daemon
     #[arg(long)]
@@ -190,7 +190,7 @@ impl Restart {
     }
 
     /// Waits for a daemon that follows one without an answer: that is no refusal, and were the next
-    /// one ended, nobody would serve the volume once the present one leaves.
+    /// one ended, no daemon would serve the volume once the present one leaves.
     fn come_late(
         &self,
         next: daemon::Starting<'_>,

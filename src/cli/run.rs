@@ -31,7 +31,7 @@ use std::time::Instant;
 
 /// The least memory that a program is given.
 const LEAST_MEMORY: u64 = 4 << 20;
-/// Swap that nobody gave a size has this many times the memory.
+/// Swap without a given size has this many times the memory.
 const SWAP_TIMES: u64 = 4;
 /// Memory of the machine that is left to others, at least.
 const RESERVE: u64 = 128 << 20;

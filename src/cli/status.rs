@@ -243,7 +243,7 @@ fn drive_errors(stats: &Stats) -> impl Iterator<Item = (&'static str, String)> {
 fn holders(status: &control::Status) -> String {
     match &status.holders {
         None => format!("`ztier status {}` says by what", status.plan.name),
-        Some(all) if all.is_empty() => "nobody".into(),
+        Some(all) if all.is_empty() => "nothing".into(),
         Some(all) => all.join(", "),
     }
 }
@@ -418,7 +418,7 @@ fn durable(log: &LogStats) -> String {
     }
 }
 
-/// The first blocks that nobody can read.
+/// The first blocks that cannot be read.
 fn lost(stats: &Stats) -> String {
     match (stats.log_lost_blocks.len(), stats.log_loss_noted) {
         (0, _) => "none".into(),

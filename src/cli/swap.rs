@@ -33,7 +33,7 @@ pub(super) enum Setting {
 }
 
 impl Setting {
-    /// The value; `best` when nobody gave one, and none when it shall stay.
+    /// The value; `best` when the user gave none, and `None` when it shall stay.
     pub(super) fn or(asked: Option<Self>, best: u64) -> Option<u64> {
         match asked {
             None => Some(best),

@@ -94,7 +94,7 @@ impl Top {
         Ok(())
     }
 
-    /// Shows looks on the terminal until somebody has seen enough.
+    /// Shows looks on the terminal until the user ends it, or there were as many as asked for.
     fn watch(&self, survey: Survey, look: &Look) -> Result<()> {
         let signals = Signals::catch()?;
         let terminal = Terminal::enter()?;

@@ -1,7 +1,8 @@
 //! `ztier udev`: what a block device is to the volumes of this machine, for the rules of udev.
 //!
 //! Invariants: no daemon is asked, and nothing is looked at that could hang (only files of ours,
-//! `/sys`, and nodes below `/dev`); whatever can't be read makes a device nobody's, not an error.
+//! `/sys`, and nodes below `/dev`); what can't be read is skipped, so that the device may belong to
+//! no volume, and is no error.
 
 use super::output;
 use crate::config::{Paths, Settings};

@@ -118,8 +118,8 @@ pub struct Up {
     /// need root, `nbd` works without, `auto` takes the best that works here [default: auto]
     #[arg(long, value_parser = word::<Choice>(&["auto", "ublk", "fuse", "nbd"]))]
     export: Option<Choice>,
-    /// Serve NBD on this TCP address as well; a port alone means loopback. Whoever reaches the
-    /// address can read and write the volume
+    /// Serve NBD on this TCP address as well; a port alone means loopback. Every client that
+    /// reaches the address can read and write the volume
     #[arg(long, value_name = "[ADDRESS:]PORT")]
     nbd_listen: Vec<Address>,
     /// Serve NBD on this Unix socket [default: NAME.nbd in the run directory]

@@ -9,13 +9,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
-/// Memory for copies of a backing store's blocks where nobody says how much; and the bounds of a
-/// limit on it that adapts.
+/// The default limit on memory for copies of a backing store's blocks; and the default bounds of
+/// one that adapts.
 const COPIES: Amount = Amount::Percent(10.0);
 const COPIES_MIN: Amount = Amount::Percent(1.0);
 const COPIES_MAX: Amount = Amount::Percent(50.0);
 
-/// What somebody says about the limit.
+/// What the user says about the limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
     /// It adapts to what the machine and the volume need.
@@ -92,11 +92,11 @@ impl Bounds {
 pub struct Range {
     /// The least with which it works.
     pub least: u64,
-    /// The one that nobody asked for.
+    /// The one that holds where none is given.
     pub default: u64,
     /// What one that adapts begins with, as far as its bounds allow.
     pub start: u64,
-    /// The bounds that nobody asked for, of one that adapts.
+    /// The bounds of one that adapts, where none are given.
     pub bounds: Bounds,
 }
 
@@ -143,8 +143,8 @@ impl Said {
         Self { limit: settings.ram_limit, min: settings.ram_min, max: settings.ram_max }
     }
 
-    /// The limit to begin with in bytes, and the bounds of one that adapts. A fixed limit is
-    /// checked by whoever knows the volume.
+    /// The limit to begin with in bytes, and the bounds of one that adapts. The caller, which
+    /// knows the volume, checks a fixed limit.
     ///
     /// # Errors
     /// Bounds without a limit that adapts, or that contradict each other, the volume or the
@@ -207,7 +207,7 @@ impl Said {
             ))
             .mend("give a lower ram-min, or a higher ram-max"));
         }
-        // Of what nobody said, whatever contradicts what somebody said gives way.
+        // A bound that is not given gives way to one that is given and contradicts it.
         Ok(Bounds {
             min_bytes: min.unwrap_or(base.min_bytes.min(max.unwrap_or(u64::MAX))),
             max_bytes: max.unwrap_or(base.max_bytes.max(min.unwrap_or(0))),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_says_gives_way() {
+    fn a_bound_that_is_not_given_gives_way() {
         let auto = Some(Limit::Auto);
         let resolve = |min, max| {
             let (limit, bounds) = said(auto, min, max).resolve(&range()).unwrap();

@@ -45,8 +45,8 @@ pub struct LogPlan {
     pub moved: bool,
     /// Go on without durable chunks that are missing.
     pub accept_loss: bool,
-    /// Those without which the log was opened. Whoever opens it again goes on without these, and no
-    /// others.
+    /// Those without which the log was opened. A daemon that opens it again goes on without these,
+    /// and no others.
     #[serde(default, skip_serializing_if = "Accepted::is_empty")]
     pub accepted: Accepted,
     /// Go on without what a log held that cannot be used any more.

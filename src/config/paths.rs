@@ -1,7 +1,7 @@
 //! Where the files of volumes are.
 //!
-//! Invariant: nobody but this user and root can write to a run directory that [`Paths::prepare`]
-//! let through, so what is read from it was written by us.
+//! Invariant: only this user and root can write to a run directory that [`Paths::prepare`] let
+//! through, so what is read from it was written by us.
 
 use crate::error::{Context, Error, Result};
 use crate::private;
@@ -33,7 +33,7 @@ pub struct VolumeFiles {
     pub state: PathBuf,
     /// The control socket.
     pub control: PathBuf,
-    /// The socket of whoever keeps the volume's memory.
+    /// The socket of the keeper of the volume's memory.
     pub keep: PathBuf,
     /// What a detached daemon has to say.
     pub log: PathBuf,

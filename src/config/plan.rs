@@ -25,7 +25,7 @@ pub const LARGEST_SIZE: u64 = 16 << 40;
 pub const SMALLEST_SEGMENT: u32 = 32 << 10;
 /// The largest segment, in bytes.
 pub const LARGEST_SEGMENT: u32 = 16 << 20;
-/// The segment that nobody asked for, in bytes.
+/// The default segment, in bytes.
 pub const DEFAULT_SEGMENT: u32 = 1 << 20;
 /// As many threads serve a volume at least that waits for a slow drive with each miss and write:
 /// else a few of those hold up all that is in memory.
@@ -39,7 +39,7 @@ const HEADROOM: u64 = 8 << 20;
 /// The longest path of a Unix socket, in bytes.
 const LONGEST_SOCKET: usize = 107;
 
-/// What somebody says about the export.
+/// What the user says about the export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
@@ -444,7 +444,7 @@ fn cache_limit(settings: &Settings) -> Result<(u64, Option<Bounds>)> {
     Said::of(settings).resolve(&Range::of_copies())
 }
 
-/// The number of threads; `least` of them unless somebody says so.
+/// The number of threads; at least `least` of them unless the settings say otherwise.
 fn check_threads(settings: &Settings, least: u32) -> Result<u32> {
     let threads = settings.threads.unwrap_or_else(|| default_threads(least));
     if (1..=MOST_THREADS).contains(&threads) {
@@ -698,7 +698,7 @@ mod tests {
             found.starts_with("memory limit 25165824 (24 MiB) is below the minimum"),
             "{found}"
         );
-        // Where nobody says how much, it is enough.
+        // The default limit is enough.
         let plan = resolve(None, Kind::Fuse).unwrap();
         let beside = volume::min_ram_limit(24 << 20, 1 << 20);
         assert_eq!(plan.ram_limit_bytes, beside + 16 * 2 * ((1 << 20) + 4096));

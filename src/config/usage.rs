@@ -12,12 +12,12 @@ pub use crate::export::usage::Usage;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// The priority of swap that nobody gave one: above what the kernel gives disks by itself.
+/// The default priority of swap: above what the kernel gives disks by itself.
 pub const DEFAULT_PRIORITY: i32 = 100;
 /// The highest priority that the kernel knows.
 pub const HIGHEST_PRIORITY: i32 = 32767;
 
-/// What somebody says about the use.
+/// What the user says about the use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Use {

@@ -36,9 +36,9 @@ pub enum Request {
     /// Who holds the device. Answer: a list of strings.
     Holders,
     /// Bring to the backing store what the log holds now. Answered when that is done, with
-    /// [`Stats`]; whoever hangs up before has it hurry no more.
+    /// [`Stats`]; a caller that hangs up before has it hurry no more.
     Drain,
-    /// Take note of all blocks that are lost: from then on nobody is told of these. Answer:
+    /// Take note of all blocks that are lost: from then on users are not told of these. Answer:
     /// [`Noted`].
     #[serde(rename = "accept-loss")]
     AcceptLoss,
@@ -69,7 +69,7 @@ pub enum Request {
     /// Make everything durable that can be, and leave the volume to the next daemon. Answered when
     /// the export is gone, or waits, and just before the process is.
     Restart {
-        /// Although somebody holds a device that can't wait.
+        /// Although a device that can't wait is held.
         force: bool,
         /// The log that the volume has from then on; without a word it keeps its own.
         #[serde(default)]
@@ -79,7 +79,7 @@ pub enum Request {
     Down {
         /// Although data is lost by it.
         discard: bool,
-        /// Although somebody holds the device.
+        /// Although the device is held.
         force: bool,
         /// Bring what was written last to the backing store, too.
         #[serde(default)]
@@ -128,7 +128,7 @@ pub struct Ended {
     /// Why it was not drained to the end, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undrained: Option<String>,
-    /// What of it is lost of which nobody has taken note.
+    /// What of it is lost that no user has taken note of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<String>,
 }
@@ -172,7 +172,7 @@ pub struct Swapping {
     pub priority: i32,
     /// What was changed on the machine for it.
     pub settings: Vec<Tuned>,
-    /// What else whoever asked should know.
+    /// What else the user should know.
     pub notes: Vec<String>,
 }
 

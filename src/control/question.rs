@@ -1,4 +1,4 @@
-//! A question to a daemon that nobody waits for: asked at once, answered some time or never.
+//! A non-blocking question to a daemon: asked at once, answered some time or never.
 //!
 //! Invariant: nothing here blocks, whatever the daemon does: one that is stopped takes connections
 //! until its queue is full and answers none of them.

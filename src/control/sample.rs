@@ -1,4 +1,4 @@
-//! What changes from moment to moment, for whoever looks often.
+//! What changes from moment to moment, for clients that look often.
 //!
 //! Invariant: a daemon makes one without looking at other processes and without waiting for
 //! anything that takes long, also while its volume is being changed or taken down.

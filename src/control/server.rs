@@ -1,6 +1,6 @@
 //! The side that answers: one thread that accepts, one that stays and answers, and a short-lived
-//! one for each connection that comes while that is busy. Most come alone, from whoever watches,
-//! and a thread of its own costs as much as the answer.
+//! one for each connection that comes while that is busy. Most come alone, from a client that
+//! watches, and a thread of its own costs as much as the answer.
 
 use super::asking::Asking;
 use super::protocol::{Envelope, Reply, Request, send};
@@ -29,7 +29,7 @@ const BACKLOG: i32 = 128;
 
 /// Name of the threads that answer.
 const CLIENT: &str = "ztier-client";
-/// How long nobody is heard after one could not be.
+/// How long the server accepts no client after it could not accept one.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is to be done once an answer is out, or could not be delivered.
@@ -248,7 +248,7 @@ mod tests {
         let down = Request::Down { discard: true, force: false, drain: false };
         assert_eq!(client.ask::<()>(&down, patience).unwrap_err().exit_status(), 1);
 
-        // Two who say nothing, of whom one has the thread that stays, keep nobody waiting.
+        // Two silent clients, one of them on the thread that stays, keep no other client waiting.
         let silent = [(); 2].map(|()| UnixStream::connect(&path).unwrap());
         let begun = Instant::now();
         client.ask::<Version>(&Request::Ping, patience).unwrap();

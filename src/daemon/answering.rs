@@ -15,7 +15,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often it is looked how far a drain is, and whether somebody waits for it.
+/// How often a drain looks at its progress, and at whether its caller still waits.
 const LOOK: Duration = Duration::from_millis(20);
 /// How many windows of writeback may fail while a volume is drained.
 const FAILURES: u64 = 3;
@@ -68,7 +68,7 @@ impl Handler for Running {
     }
 }
 
-/// Has a log hurry for as long as somebody waits for it.
+/// Has a log hurry for as long as a caller waits for it.
 struct Hurry<'a>(&'a Running);
 
 impl<'a> Hurry<'a> {
@@ -127,7 +127,7 @@ impl Running {
     }
 
     fn sample(&self) -> Sample {
-        // Whoever stops the export has it for as long as that takes.
+        // A thread that stops the export holds its lock for as long as that takes.
         let endpoints = self.export.try_lock().and_then(|e| e.as_ref().map(|e| e.endpoints()));
         let state = self.state.lock();
         Sample {

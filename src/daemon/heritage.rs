@@ -1,8 +1,8 @@
 //! What a daemon of the same name left, and what the next one makes of it.
 //!
 //! If the memory was kept, the volume goes on where it was: settings that describe what is in the
-//! memory come from there, all others from whoever asks now. Without it, all that was left is
-//! removed.
+//! memory come from there, all others from the plan that is asked for now. Without it, all that was
+//! left is removed.
 //!
 //! Invariant: nothing that was kept is given up here; only `ztier down NAME --discard` does that.
 

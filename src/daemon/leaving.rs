@@ -22,15 +22,15 @@ use std::time::Instant;
 pub(super) struct Down {
     /// Although data is lost by it.
     pub discard: bool,
-    /// Although somebody holds the device.
+    /// Although the device is held.
     pub force: bool,
     /// With what was written last brought to the backing store.
     pub drain: bool,
 }
 
 impl Running {
-    /// Does what may end the export. If it has, however well, and nobody else has before, the
-    /// daemon ends by `event` once the answer is out.
+    /// Does `work`, which may end the export. If it has, even with an error, the daemon ends by
+    /// `event` once the answer is out.
     pub(super) fn ending<T>(
         &self,
         event: Event,
@@ -44,7 +44,7 @@ impl Running {
         if was_there && !is_there() {
             let events = self.events.lock().clone();
             asking.afterwards(move || {
-                // If nobody listens, the daemon is ending anyway.
+                // Without a receiver the daemon is ending anyway.
                 let _ = events.send(event);
             });
         }
@@ -81,7 +81,7 @@ impl Running {
         Ok(Ended { left: self.left_in_log(), undrained, loss })
     }
 
-    /// What only the log has, of a volume to which nobody writes any more.
+    /// What only the log has. The export is stopped, so no writes come any more.
     fn left_in_log(&self) -> Option<LeftInLog> {
         let log = self.stats().log.filter(|log| !log.clean)?;
         let plan = self.state.lock().plan.log.clone()?;
@@ -89,7 +89,7 @@ impl Running {
         Some(LeftInLog { bytes, log: plan.log, backing: plan.backing })
     }
 
-    /// Ends the device's use and stops the export. `force`: also when somebody holds the device.
+    /// Ends the device's use and stops the export. `force`: also while the device is held.
     pub(super) fn stop(&self, force: bool) -> Result<()> {
         match self.end_job(force).and_then(|()| self.end_use()) {
             Err(e) if force => log::line(&format!("forced: {e}")),
@@ -128,14 +128,14 @@ impl Running {
     }
 
     /// Leaves the volume to a daemon that is about to start, with another log if one is given.
-    /// `force`: also when its device can't wait and somebody holds it.
+    /// `force`: also when its device can't wait and is held.
     pub(super) fn restart(
         &self,
         force: bool,
         log: Option<&NewLog>,
         asking: &mut Asking<'_>,
     ) -> Result<()> {
-        // Whoever watches over a job takes a daemon that leaves for one that died.
+        // `ztier run` takes a daemon that leaves for one that died.
         self.refuse_job(force)?;
         self.refuse_unkept()?;
         let next = match log {
@@ -169,7 +169,7 @@ impl Running {
         }
         let (name, socket) = (&self.name, self.files.keep.display());
         Err(Error::would_lose(format!(
-            "nobody keeps the memory of `{name}`: {socket} does not answer"
+            "the memory of `{name}` has no keeper: {socket} does not answer"
         ))
         .mend("copy what you need, then take the volume down and up again"))
     }
@@ -213,7 +213,7 @@ impl Running {
     /// on and `force` says so: then that is returned.
     fn refuse_left(&self, force: bool) -> Result<bool> {
         let export = self.state.lock().plan.export.clone();
-        // Nobody can take a loop device away from who holds it.
+        // A loop device can't be taken away from its holders.
         let by_fuse = export == plan::Export::Fuse;
         let force = force && !by_fuse;
         let holders = if force || self.waits() { Vec::new() } else { self.holders_that_stay()? };
@@ -287,8 +287,8 @@ impl Running {
         }
     }
 
-    /// Ends because of a signal, unless somebody inside changes something now, or somebody outside
-    /// holds the device. What exists nowhere else stays with the keeper of the memory.
+    /// Ends because of a signal, unless a request is changing what the device is used for, or the
+    /// device is held. What exists nowhere else stays with the keeper of the memory.
     pub(super) fn end_by_signal(&self) -> Result<End> {
         let _turn = self.turn()?;
         if self.waits_for_next() {
@@ -301,8 +301,8 @@ impl Running {
         Ok(End::Left)
     }
 
-    /// Ends because of a second signal, whoever holds the device. What exists nowhere else stays
-    /// all the same, if there is a keeper.
+    /// Ends because of a second signal, even while the device is held. What exists nowhere else
+    /// stays all the same, if there is a keeper.
     pub(super) fn end_by_force(&self) -> End {
         let Some(what) = self.holds_alone().filter(|_| self.is_kept()) else {
             return self.give_up();
@@ -313,7 +313,7 @@ impl Running {
         End::Left
     }
 
-    /// Ends though somebody holds the device, and leaves nothing.
+    /// Ends even while the device is held, and leaves nothing.
     pub(super) fn give_up(&self) -> End {
         if let Err(e) = self.stop(true) {
             log::line(&e.to_string());

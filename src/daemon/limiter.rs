@@ -1,7 +1,7 @@
 //! The thread that has a volume's limit on memory adapt, and what it says of that.
 //!
-//! Invariant: it changes the limit only while nobody else does, and holds no lock that a request or
-//! a question needs while it does.
+//! Invariant: it changes the limit only while no other thread changes the volume's sizes, and holds
+//! no lock that a request or a question needs while it does.
 
 use super::log;
 use super::running::Running;
@@ -75,7 +75,7 @@ struct Adapting {
     least: Option<(u64, Duration)>,
     /// One line says that something failed, until something works.
     told_of_failure: bool,
-    /// Our device, and whether somebody swaps to it, as of a while ago.
+    /// Our device, and whether it is used as swap, as of a while ago.
     device: Option<(u32, u32)>,
     is_swap: bool,
     steps: u32,
@@ -121,7 +121,7 @@ impl Adapting {
         if let Some(limit) = decision.limit_bytes {
             let from = ours.limit_bytes;
             match running.adapt(&bounds, limit) {
-                Ok(false) => return true, // somebody else changes something
+                Ok(false) => return true, // another change came first
                 Ok(true) => self.changed(now, (from, limit), decision.reason),
                 Err(e) => self.failed(now, &ours, &e),
             }
@@ -213,8 +213,8 @@ impl Running {
         Ok(())
     }
 
-    /// Sets the limit that was decided within `bounds`. `false` when that is not what is wanted any
-    /// more, or somebody else is changing something.
+    /// Sets the limit that was decided within `bounds`. `false` when the plan has other bounds by
+    /// now, or another thread is changing the volume's sizes.
     fn adapt(&self, bounds: &Bounds, limit: u64) -> Result<bool> {
         let Some(_changing) = self.changing.try_lock() else { return Ok(false) };
         if self.state.lock().plan.ram_auto.as_ref() != Some(bounds) {

@@ -36,7 +36,7 @@ impl Made {
 pub(super) fn create(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> Result<Made> {
     let mut made = create_anew(plan, paths, kept, told)?;
     if plan.is_volatile() {
-        // That data stays as large as it is keeps nobody from using it.
+        // Without recompression the volume is usable all the same.
         let recompress = made.volume.set_recompress(plan.recompress);
         made.notes.extend(recompress.err().map(|e| e.to_string()));
     }

@@ -1,5 +1,5 @@
-//! Telling how far a log's opening is: to whoever waits for the daemon, the service manager, and
-//! whoever looks.
+//! Reports how far a log's opening is: to the process that waits for the daemon, to the service
+//! manager, and to commands that look.
 
 use super::notify;
 use crate::config::paths::VolumeFiles;
@@ -10,7 +10,7 @@ use std::fs;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// How often whoever waits is told.
+/// How often the waiting process is told.
 const TELL: Duration = Duration::from_millis(100);
 /// How often the service manager is told.
 const NOTIFY: Duration = Duration::from_secs(1);

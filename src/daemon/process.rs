@@ -1,5 +1,5 @@
 //! The process that serves a volume, found by the lock that it holds: also where the files of the
-//! volume were removed below it, or it answers nobody.
+//! volume were removed below it, or it does not answer.
 //!
 //! Invariant: a process is signalled only if it had the lock of that very volume open after the
 //! handle for signalling it was made, or is being ended by the kernel already; so a process number

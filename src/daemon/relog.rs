@@ -1,7 +1,7 @@
 //! Another log under a volume: what it takes, and that nothing is left in the old one.
 //!
-//! Invariant: whoever comes next serves the new log only after the old one was drained and closed
-//! in order, and no block of it is lost; then it holds nothing, and may come back one day.
+//! Invariant: the next daemon serves the new log only after the old one was drained and closed in
+//! order, and no block of it is lost; then the old one holds nothing, and may come back one day.
 
 use crate::config::Plan;
 use crate::control::NewLog;

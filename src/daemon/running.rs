@@ -24,7 +24,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long a lock that somebody only looks at may be in the way.
+/// How long a process that only looks at a lock may be in the way.
 pub const LOOKERS: Duration = Duration::from_millis(300);
 /// How long a question waits while the export is being stopped.
 pub(super) const BUSY: Duration = Duration::from_secs(2);
@@ -46,9 +46,9 @@ pub struct Ready {
     pub plan: Plan,
     /// What an earlier daemon of that name had left, and is now removed.
     pub removed: Vec<String>,
-    /// What else whoever asked should know.
+    /// What else the user should know.
     pub notes: Vec<String>,
-    /// What of it is lost of which nobody has taken note.
+    /// What of it is lost that no user has taken note of.
     #[serde(default)]
     pub loss: Option<String>,
 }
@@ -61,11 +61,11 @@ pub(super) struct Running {
     pub(super) unsafe_for_swap: Option<String>,
     /// Itself, for threads that work for it.
     pub(super) me: Weak<Self>,
-    /// Held by whoever changes the volume's sizes, before `state`.
+    /// Lock of changes to the volume's sizes; taken before `state`.
     pub(super) changing: Mutex<()>,
     /// Has the limit on memory adapt, if it does.
     pub(super) limiter: Mutex<Option<Limiter>>,
-    /// Held by whoever changes what the device is used for.
+    /// Lock of changes to what the device is used for.
     using: Mutex<()>,
     /// `None` once it is stopped.
     pub(super) export: Mutex<Option<Box<dyn Export>>>,
@@ -100,7 +100,7 @@ pub struct Order<'a> {
     pub paths: &'a Paths,
     /// How long another daemon may still have the volume.
     pub patience: Duration,
-    /// Whether somebody else watches this process.
+    /// Whether another process watches this one.
     pub foreground: bool,
     /// Whether there has to be something to go on with.
     pub follows: bool,
@@ -109,7 +109,7 @@ pub struct Order<'a> {
 }
 
 /// Runs a daemon in this process until it is told to end. `ready` hears what users may know once
-/// the device is usable; if that fails, the daemon of a new volume ends (nobody would know that it
+/// the device is usable; if that fails, the daemon of a new volume ends (no user would know that it
 /// runs), and one that goes on with what was kept serves that. `told` hears now and then how far a
 /// volume is that takes its time.
 ///
@@ -178,7 +178,7 @@ pub fn run(
         Ok(()) => wait(&running, &inbox, &mut presence),
         Err(e) => {
             log::line(&e.to_string());
-            // What there was before is not whoever's that asked for its next daemon.
+            // A volume that was there before does not end with the caller that is gone.
             if goes_on { wait(&running, &inbox, &mut presence) } else { running.give_up() }
         }
     };
@@ -196,7 +196,7 @@ fn already_up(paths: &Paths, name: &str) -> Error {
     error.mend(format!("use another name, or `ztier down {name}` first"))
 }
 
-/// The error of whoever comes while somebody else changes a volume.
+/// The error for a request that comes while another thread changes the volume.
 pub(super) fn being_changed(running: &Running) -> Error {
     Error::busy(format!("volume `{}` is being changed", running.name)).mend("try again soon")
 }
@@ -261,7 +261,7 @@ impl Bringing<'_> {
         let export = match serve::start(&state.plan, paths, device, &again) {
             Ok(export) => export,
             Err(e) => {
-                // What was there before is somebody else's, and may be the reason of the failure.
+                // What was there before is not this daemon's, and may be the reason of the failure.
                 state.leftovers.retain(|left| again.contains(left) || !before.contains(left));
                 if let Err(second) = state.write(files) {
                     log::line(&second.to_string());
@@ -283,8 +283,8 @@ impl Bringing<'_> {
 }
 
 /// Waits until the export is stopped: by `down` or `restart`, or by a signal. Upon that a device
-/// that can wait is left to the next daemon; any other is stopped once nobody holds it, or by a
-/// second signal whoever holds it.
+/// that can wait is left to the next daemon; any other is stopped once it is released, or by a
+/// second signal even while it is held.
 fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence) -> End {
     let mut troubles = Troubles::new();
     running.volume.heed(&troubles.alarm(running.events.lock().clone()));
@@ -302,7 +302,7 @@ fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence
             Err(RecvTimeoutError::Timeout) if !asked => {}
             Ok(Event::Down) => return End::Down,
             Ok(Event::Left) => return running.after_leaving(),
-            // What waits for its next daemon is never taken from whoever has it open.
+            // A device that waits for its next daemon is never taken from its holders.
             Ok(Event::Signal) if asked && !running.waits_for_next() => {
                 return running.end_by_force();
             }
@@ -325,12 +325,12 @@ fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence
     }
 }
 
-/// Lets the volume's drives go, once nobody else has it: a thread that answered a moment ago may.
+/// Lets the volume's drives go once no other thread has the volume: one that just answered may.
 fn let_go(volume: Arc<dyn Serving>) {
     let until = Instant::now() + LEAVING;
     while Arc::strong_count(&volume) > 1 {
         if Instant::now() >= until {
-            return log::line("somebody still has the volume: its drives stay open until the end");
+            return log::line("a thread still has the volume: its drives stay open until the end");
         }
         std::thread::sleep(LEAVING / 1000);
     }
@@ -392,8 +392,8 @@ impl Running {
     }
 
     /// Ends everything else once the export is stopped. Of a volume that is down, the drives go
-    /// before the lock: whoever finds that gone may use them. A next daemon gets the lock first: it
-    /// waits for the drives by itself, and not for memory that is unmapped meanwhile.
+    /// before the lock: a process that finds that gone may use them. A next daemon gets the lock
+    /// first: it waits for the drives by itself, and not for memory that is unmapped meanwhile.
     fn end(self: Arc<Self>, end: End, presence: Presence) {
         let Presence { control, lock } = presence;
         let limiter = self.limiter.lock().take();
@@ -443,7 +443,7 @@ impl Running {
         }
     }
 
-    /// Refuses what must not be done to a device that somebody holds.
+    /// Refuses what must not be done to a device that is held.
     pub(super) fn refuse_holders(&self, mend: impl Into<String>) -> Result<()> {
         let holders = self.holders_that_stay()?;
         if holders.is_empty() {

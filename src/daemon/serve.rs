@@ -81,8 +81,8 @@ fn best() -> Chosen {
 /// Returns why it must not carry swap, if that is so.
 ///
 /// # Errors
-/// The volume shall carry swap, and this process is not allowed what that needs, and nobody has
-/// forced it. For a job that is only told: its limit makes it swap while the machine itself has
+/// The volume shall carry swap, this process is not allowed what that needs, and swap was not
+/// forced. For a job that is only told: its limit makes it swap while the machine itself has
 /// memory. Or no sockets were handed over that the plan names.
 pub fn prepare(plan: &Plan) -> Result<Option<String>> {
     itself::call("ztier", &plan.name);

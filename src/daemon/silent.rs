@@ -1,4 +1,4 @@
-//! A daemon that answers nobody: telling it from one that is being ended, and ending it.
+//! A daemon that does not answer: telling it from one that is being ended, and ending it.
 //!
 //! Invariants: nothing here waits without a bound; a FUSE connection is aborted only when the
 //! process that serves it was killed.

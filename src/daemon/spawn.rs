@@ -37,7 +37,7 @@ pub fn spawn(plan: &Plan, paths: &Paths, told: &dyn Fn(&str)) -> Result<Ready> {
     Starting::begin(plan, paths, LOOKERS, false)?.finish(told)
 }
 
-/// A daemon that was started; one that nobody waits for to the end is ended.
+/// A daemon that was started. Dropping this without [`Starting::finish`] ends it.
 pub struct Starting<'a> {
     plan: &'a Plan,
     paths: &'a Paths,
@@ -90,7 +90,7 @@ impl<'a> Starting<'a> {
             self.ours.try_clone().context("cannot tell the next daemon").and_then(|mut to| {
                 send(&mut to, &Envelope::new(Stay {}), Instant::now() + PATIENCE)
             });
-        // If it is gone, whoever waits for it hears of that.
+        // If it is gone, `finish` says so.
         let _ = said;
     }
 
@@ -188,7 +188,7 @@ impl Arg0 for Command {
 /// Runs the child's side in this process, whose standard input is the socket pair.
 ///
 /// # Errors
-/// Only when nobody is there to be told; otherwise errors go to the parent.
+/// Only when no parent is there to be told; otherwise errors go to the parent.
 pub fn detached_main() -> Result<()> {
     // Fails only for a process that leads its group already, which is as good.
     let _ = rustix::process::setsid();
@@ -215,7 +215,7 @@ pub fn detached_main() -> Result<()> {
     let patience = LOOKERS.max(Duration::from_millis(patience_ms));
     let parted = Cell::new(false);
     let wanted = || {
-        // Whoever says no more than its end does not want it any more.
+        // A parent that hangs up without a word does not want the daemon any more.
         let mut rest = rest.borrow_mut();
         if !parted.get() && (!rest.is_empty() || says_something(&parent.borrow())) {
             let (mut parent, deadline) = (parent.borrow_mut(), Instant::now() + PATIENCE);
@@ -269,7 +269,8 @@ pub fn again_main(name: &str) -> Result<()> {
 }
 
 /// Ends a process in the foreground, or makes it the volume's next daemon: the program that is
-/// installed now, under the same process number, so that whoever watches it goes on watching.
+/// installed now, under the same process number, so that the process that watches it goes on
+/// watching.
 ///
 /// # Errors
 /// When the program can't be started.
@@ -354,7 +355,7 @@ fn after_failure(plan: &Plan, paths: &Paths, why: &Error) -> Error {
 fn clean_up(files: &VolumeFiles) -> Result<()> {
     match Lock::acquire(files, Duration::from_secs(1))? {
         Some(lock) => state::clean(lock, files).map(drop),
-        None => Ok(()), // somebody else has the name by now
+        None => Ok(()), // another process has the lock by now
     }
 }
 

@@ -45,7 +45,7 @@ pub struct State {
     /// Bytes of what was swapped out for 100 bytes that this took, when swap was last ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compresses_percent: Option<u64>,
-    /// Whether somebody else watches this process: then it replaces itself.
+    /// Whether another process watches this one: then it replaces itself.
     #[serde(default)]
     pub foreground: bool,
     /// What has to be removed if it dies, in this order.
@@ -93,8 +93,8 @@ pub struct Lock {
 
 impl Lock {
     /// Takes the lock of a volume. `Ok(None)` when another process still has it after `patience`
-    /// (whoever only looks whether a daemon lives has it for an instant), also in a file that was
-    /// removed.
+    /// (a process that only looks whether a daemon lives has it for an instant), also in a file
+    /// that was removed.
     ///
     /// # Errors
     /// When the lock file can't be made.
@@ -252,8 +252,9 @@ pub fn find(paths: &Paths, name: &str) -> Found {
     }
 }
 
-/// The same for somebody who is about to bring the volume up: a daemon that was killed has its lock
-/// until the kernel has taken all of its memory back, and answers nobody. Its end is waited for.
+/// The same for a command that is about to bring the volume up. A daemon that was killed has its
+/// lock until the kernel has taken all of its memory back, and does not answer: this waits for its
+/// end.
 pub fn settled(paths: &Paths, name: &str) -> Found {
     let client = Client::new(&paths.volume(name).control);
     let answers = || client.ask::<serde_json::Value>(&Request::Ping, DYING).is_ok();
@@ -438,7 +439,7 @@ fn others(files: &VolumeFiles) -> Vec<Tuned> {
         .collect()
 }
 
-/// Ends the job and the use of a device that nobody serves any more.
+/// Ends the job and the use of a device that no daemon serves any more.
 fn end_use(state: &State) -> Result<()> {
     if let Some(job) = &state.plan.job {
         job.clear()?;

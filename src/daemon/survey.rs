@@ -1,8 +1,8 @@
 //! All volumes at once, without waiting for any of them alone.
 //!
 //! Invariants: nothing here blocks but [`Survey::wait`], which ends when it was told to. A daemon
-//! that does not answer has at most one question of ours; so looking again and again fills nobody's
-//! queue, and what it says when it goes on is heard.
+//! that does not answer has at most one question of ours; so looking again and again does not fill
+//! its queue, and what it says when it goes on is heard.
 
 use super::keeper::Kept;
 use super::process::{Condition, Process};

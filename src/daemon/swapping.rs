@@ -1,4 +1,4 @@
-//! A volume's device as swap, at somebody's word; and the end of a job that has it.
+//! A volume's device as swap, on request; and the end of a job that has it.
 //!
 //! Invariants: what is set on the machine is in the state file before it is set; a device that
 //! holds anything or is held by anybody is not made into swap unasked; swap is not ended while
@@ -73,7 +73,7 @@ impl Running {
         let device = self.device()?;
         let usage = match usage {
             Some(usage @ Usage::Swap { .. }) => usage,
-            // Somebody has made it so by hand.
+            // A user has made it swap by hand.
             None if usage::is_swap(&device) => {
                 Usage::Swap { priority: NO_PRIORITY, tuned: Vec::new(), forced: false }
             }
@@ -100,7 +100,7 @@ impl Running {
         let stay = was.settings.iter().filter(|t| changed(t));
         let notes = stay.map(|t| match t.now() {
             Ok(now) if now == t.set => format!("{} stays {now}, which another volume needs", t.key),
-            Ok(now) => format!("{} stays {now}, which somebody else has set", t.key),
+            Ok(now) => format!("{} stays {now}, which another process set", t.key),
             Err(e) => e.to_string(),
         });
         Ok(Swapping { notes: notes.collect(), ..was })
@@ -163,7 +163,7 @@ impl Running {
         }
         let found = Signature::of(&FileDrive::open(device, Access::ReadOnly)?)?;
         let what = match found {
-            // That nobody uses: nobody can read what is in it.
+            // A swap area that is not in use: what is in it cannot be read any more.
             Some(found) if found.kind == "swap" => return Ok(()),
             Some(found) => format!("holds {found}"),
             None => format!("holds {} of something unknown", human(bytes)),
@@ -285,7 +285,7 @@ pub(super) fn watch(plan: &Plan, events: SyncSender<Event>) {
                 std::thread::sleep(Duration::from_millis(100));
             }
         }
-        // Nobody listens when the daemon is ending anyway.
+        // Without a receiver the daemon is ending anyway.
         let _ = events.send(Event::Abandoned);
     };
     if let Err(e) = std::thread::Builder::new().name("ztier-runner".into()).spawn(wait) {

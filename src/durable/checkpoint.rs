@@ -38,7 +38,7 @@ const LATE_MIN: u64 = 256 << 10;
 const DEPTH: u32 = 4;
 /// Sheets that an area should have room for at least.
 const SHEETS_MIN: u64 = 64;
-/// Items that are looked at in one step, so that nobody waits long.
+/// Items that are looked at in one step, so that no request waits long.
 const STEP: usize = if cfg!(sim) { 24 } else { 16 << 10 };
 
 /// How far a checkpoint has come.
@@ -332,8 +332,8 @@ impl Core {
         Command { id, device: Device::Log, at, op: Op::Write(Arc::new(bytes), all) }
     }
 
-    /// Whether a checkpoint has more to copy before there is something to write: whoever drives the
-    /// core, and waits for nothing else, asks for a command again at once.
+    /// Whether a checkpoint has more to copy before there is something to write: a thread that
+    /// drives the core, and waits for nothing else, asks for a command again at once.
     pub fn is_copying(&self) -> bool {
         let copying = matches!(self.checkpoint.stage, Stage::Copying(..));
         copying && self.checkpoint.flying < DEPTH && !self.is_moving_tail()

@@ -95,7 +95,7 @@ impl Open {
         self.changes
     }
 
-    /// Whether some payload is not there yet; then [`Fills::finish`] will say that somebody waits.
+    /// Whether some payload is not there yet; then [`Fills::finish`] will report a waiter.
     pub fn awaits_fill(&self) -> bool {
         self.bytes.awaits()
     }
@@ -247,7 +247,7 @@ impl Sealed {
     }
 
     /// Completes the bytes; `false` while some payload is not there yet, and [`Fills::finish`] will
-    /// say that somebody waits.
+    /// report a waiter.
     pub fn complete(&mut self) -> bool {
         let Some((filling, used)) = self.filling.take() else { return true };
         let len = self.header.len as usize;

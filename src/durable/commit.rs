@@ -1,4 +1,4 @@
-//! From closed chunks to durable ones: who waits for what, writes in flight, failures.
+//! From closed chunks to durable ones: waiting flushes, writes in flight, failures.
 //!
 //! Invariants: chunks become durable in order; a chunk is durable when it and every one before it
 //! were written *before* a flush of the drive began that has ended well. A flush of the log that
@@ -6,10 +6,11 @@
 //! asked to flush the same again: what was not durable is written to other segments, in a new
 //! epoch.
 //!
-//! Who has just been served comes back soon: where several flush again and again, a commit that
-//! began with the first of them would leave the others to the next one, in turns for ever. So the
-//! next chunk stays open until all are back whom the last commit served, or who came meanwhile; but
-//! no longer than a part of the time that commit took, and never for somebody who is alone.
+//! A flusher that has just been served comes back soon: where several flush again and again, a
+//! commit that began with the first of them would leave the others to the next one, in turns for
+//! ever. So the next chunk stays open until all flushers are back that the last commit served, or
+//! that came meanwhile; but no longer than a part of the time that commit took, and never for a
+//! single flusher.
 
 use super::chunk::{Open, Sealed};
 use super::command::{Command, Device, Op, Outcome, Parts};
@@ -111,7 +112,7 @@ pub(super) struct Commit {
     /// How many are expected, and until when.
     expected: u32,
     gather_until_us: u64,
-    /// Somebody looks at the clock for those that wait.
+    /// One of the waiting flushers watches the clock for all.
     watched: bool,
     /// When the last chunk was closed for a flush.
     began_us: u64,
@@ -200,7 +201,7 @@ impl Commit {
         }
     }
 
-    /// Asks for a commit up to a chunk, on behalf of nobody.
+    /// Asks for a commit up to a chunk, without a flush that waits for it.
     pub(super) fn want(&mut self, target: u64) {
         self.want_for(target, 0);
     }
@@ -213,7 +214,7 @@ impl Commit {
         }
     }
 
-    /// Whether somebody is expected to share the commit that others wait for.
+    /// Whether more flushers are expected to share the commit that others wait for.
     fn gathers(&self) -> bool {
         self.joined < self.expected && self.now_us < self.gather_until_us
     }
@@ -234,7 +235,7 @@ impl Commit {
         self.unwritten
     }
 
-    /// Whether a commit is at work: somebody waits for chunks that are closed.
+    /// Whether a commit is at work: closed chunks are wanted, or the drive is being flushed.
     pub(super) fn is_busy(&self) -> bool {
         self.flushing || !self.wanted.is_empty()
     }
@@ -456,8 +457,8 @@ impl Core {
         Some(Command { id, device: Device::Log, at: 0, op: Op::Flush })
     }
 
-    /// Says what became of a command; whether somebody may have waited for it. An `id` that is not
-    /// out is ignored.
+    /// Says what became of a command; whether it may have had waiters. An `id` that is not out is
+    /// ignored.
     pub fn complete(&mut self, id: u64, outcome: &Outcome) -> bool {
         let Some(flight) = self.commit.flights.remove(&id) else { return false };
         let well = !matches!(outcome, Outcome::Failed(_));
@@ -531,7 +532,7 @@ impl Core {
         self.end_gathering();
     }
 
-    /// Closes the chunk that flushes wait for, if nobody else is expected any more.
+    /// Closes the chunk that flushes wait for, if no more flushers are expected.
     fn end_gathering(&mut self) {
         if self.commit.seal_next && !self.commit.is_busy() && !self.commit.gathers() {
             mark("flush.sealed_next");
@@ -659,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_who_is_alone_waits() {
+    fn a_single_flusher_does_not_wait() {
         let mut core = core();
         for n in 0..10 {
             core.clock(n * 1000);
@@ -689,13 +690,13 @@ mod tests {
         assert_eq!(carry_out(&mut core, 850), 0);
         let mut watches = false;
         assert_eq!(core.patience_us(&mut watches), Some(50), "a part of 800");
-        assert_eq!(core.patience_us(&mut false), None, "one who looks at the clock is enough");
+        assert_eq!(core.patience_us(&mut false), None, "one that watches the clock is enough");
         core.clock(870);
-        assert_eq!(core.patience_us(&mut watches), Some(30), "whatever woke him");
+        assert_eq!(core.patience_us(&mut watches), Some(30), "whatever woke it");
         let back = sync(&mut core, 2);
         assert_eq!(carry_out(&mut core, 1650), 2, "one commit for both");
         assert!([late, back].iter().all(|t| core.progress(*t) == Progress::Done));
-        // Both are expected now, whoever comes first.
+        // Both are expected now, whichever comes first.
         let first = sync(&mut core, 3);
         assert_eq!(carry_out(&mut core, 1660), 0);
         sync(&mut core, 4);

@@ -2,8 +2,8 @@
 //!
 //! A window that ends leaves its segments where they are: what they say serves reads until their
 //! slots are wanted. Blocks that only the backing store has can be added as *copies*: records that
-//! repeat what the block holds. In the order of the log such a record is no change, so whoever
-//! leaves it out (writeback, a replay, a process that takes over what another left) is right.
+//! repeat what the block holds. In the order of the log such a record is no change, so writeback, a
+//! replay, and a process that takes over what another left may leave it out.
 //!
 //! Invariants: when a copy is appended, every other record of its block is before
 //! [`Superblock::written`](super::format::Superblock::written), durably, or is a copy itself. So a
@@ -30,7 +30,7 @@ const BUSY_PERCENT: u64 = 50;
 /// The log leaves at least one part of so many of itself at once.
 const PART: u64 = 16;
 
-/// What the backing store had at a moment, if nobody has written since.
+/// What the backing store had at a moment, if it was not written since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token(u64);
 
@@ -215,7 +215,7 @@ impl Core {
         self.kept.add(&Entry::Data(Data { offset, check: sum, ..data }));
         self.index_data(segment, data);
         if !changes {
-            // Nobody waits for copies to become durable.
+            // No request waits for copies to become durable.
             self.commit.touch();
         }
         self.counts.copies_kept += u64::from(!again);
@@ -271,7 +271,7 @@ impl Core {
         if self.recommits || used * 100 >= segments * FULL_PERCENT {
             return 0;
         }
-        // Whoever finds no room finds more than that.
+        // When a writer finds no room, more than that are there, so some leave.
         let free = (segments - used).saturating_sub(RESERVE + 2) / 2;
         free.min(segments * self.options.keep_percent / 100)
     }
@@ -426,8 +426,8 @@ impl Core {
 
     /// Drops all segments that are written back, because changes need their room; `false` while
     /// that takes more steps, in which nothing may be given to the log's drive. A superblock must
-    /// be durable before the room is used. A reader who is in their slots finds that it is not what
-    /// he wants, and asks the backing store.
+    /// be durable before the room is used. A reader of a dropped segment sees by the check word
+    /// that its slot was used again, and reads the backing store.
     pub(super) fn drop_copies(&mut self) -> bool {
         if self.first == self.written {
             return true;

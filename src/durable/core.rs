@@ -2,9 +2,9 @@
 //!
 //! The core does no I/O, knows no clock and starts no thread: changes go in, commands come out of
 //! [`Core::next_command`], what became of them goes in at [`Core::complete`]. So a simulator can
-//! drive it through every order of events. Whoever shares it between threads keeps it under one
-//! lock; payloads are compressed and summed before, and copied to their places after: a write is
-//! reserved here, filled by its writer without the lock, and acknowledged then.
+//! drive it through every order of events. Threads that share it keep it under one lock; payloads
+//! are compressed and summed before, and copied to their places after: a write is reserved here,
+//! filled by its writer without the lock, and acknowledged then.
 //!
 //! Invariants: log order is index order, because a change gets its place and is indexed in one
 //! step. A chunk is given to the drive, or read, only where its payloads are there. What
@@ -100,8 +100,8 @@ pub enum Found {
     Zeros,
     /// Its payload was copied out.
     Memory(Kind),
-    /// Its writer is about to fill its payload in, and has not been answered: wait for him, then
-    /// look again.
+    /// Its writer is about to fill its payload in, and the write is not acknowledged yet: wait for
+    /// the writer, then look again.
     Filling,
     /// Its payload is on the log's drive. The pin keeps it there until it is released.
     Log(Reading),
@@ -622,7 +622,7 @@ impl Core {
             };
         };
         if self.is_clean_at(&place) {
-            // Whoever reads the backing store finds that there is a place to read it from.
+            // A reader of the backing store asks `locate_copy` first, which finds this place.
             self.counts.reads_backing += 1;
             return Found::Backing;
         }

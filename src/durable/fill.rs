@@ -1,9 +1,9 @@
 //! The bytes of a chunk while several threads fill it.
 //!
-//! Who owns the chunk, under the core's lock, reserves ranges; each is filled by whoever was given
-//! its [`Fill`], without that lock. Invariants: ranges are given out ascending, so no two overlap,
-//! and no byte is given out twice; nobody but the holder of its `Fill` looks at a range before that
-//! is gone; the bytes are handed on as a whole when no `Fill` is left.
+//! The owner of the chunk reserves ranges under the core's lock; the holder of a [`Fill`] fills its
+//! range without that lock. Invariants: ranges are given out ascending, so no two overlap, and no
+//! byte is given out twice; only the holder of its `Fill` accesses a range before that is dropped;
+//! the bytes are handed on as a whole when no `Fill` is left.
 
 use super::format::GRANULE;
 use crate::media::{Buffer, Lender};
@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Ranges that are being filled at the same time, at most: all bits of a word but one.
 const SLOTS: usize = 63;
-/// The bit that says that somebody waits until nothing is being filled.
+/// The bit that says that a thread waits until nothing is being filled.
 const AWAITED: u64 = 1 << SLOTS;
 
-/// What the owner and those who fill share.
+/// What the owner and the holders of [`Fill`] share.
 struct Shared {
-    /// The memory of `buffer`, which nobody uses in another way before it is handed on: to look at
-    /// it there would be to look at all of it.
+    /// The memory of `buffer`. Until that is handed on, it is only accessed through this pointer: a
+    /// reference to the buffer would be one to all of its bytes.
     start: *mut u8,
     len: usize,
     /// Until it is handed on; only the owner looks here.
@@ -45,7 +45,7 @@ pub(super) struct Filling {
     ranges: Box<[(u32, u32); SLOTS]>,
 }
 
-/// A range of a chunk, to be filled by whoever has this; dropped, it counts as filled.
+/// A range of a chunk, to be filled by the holder; dropped, it counts as filled.
 struct Fill {
     /// `None` only when it has ended.
     shared: Option<Arc<Shared>>,
@@ -67,7 +67,7 @@ impl Filling {
         self.shared.len
     }
 
-    /// No range will be given out from `len` on: that memory can be lent to somebody else.
+    /// No range will be given out from `len` on: that memory can be lent again.
     pub(super) fn settle(&mut self, lender: &mut Lender, len: usize) {
         assert!(self.end <= len);
         // SAFETY: only the owner touches this, and it is `self`.
@@ -77,8 +77,8 @@ impl Filling {
         }
     }
 
-    /// Whether some range is being filled; then whoever fills the last one will hear that somebody
-    /// waits for it.
+    /// Whether some range is being filled; then the thread that fills the last one learns that it
+    /// has a waiter.
     pub(super) fn awaits(&self) -> bool {
         let filled = || self.shared.busy.load(Ordering::Acquire) & !AWAITED == 0;
         !filled() && self.shared.busy.fetch_or(AWAITED, Ordering::AcqRel) & !AWAITED != 0
@@ -89,8 +89,8 @@ impl Filling {
         self.shared.busy.load(Ordering::Relaxed) | AWAITED != u64::MAX
     }
 
-    /// Gives a range out that lies behind all others, if [`Self::has_slot`]. `kept` is what the one
-    /// who fills it has of the chunk that he filled last, which is this one most of the time.
+    /// Gives a range out that lies behind all others, if [`Self::has_slot`]. `kept` is what the
+    /// filling thread has of the chunk that it filled last, which is this one most of the time.
     fn reserve(&mut self, range: Range<usize>, kept: Option<Arc<Shared>>) -> Option<Fill> {
         assert!(self.end <= range.start && range.start <= range.end && range.end <= self.len());
         let slot = self.shared.busy.load(Ordering::Relaxed).trailing_ones() as usize;
@@ -127,13 +127,13 @@ impl Filling {
             busy &= busy - 1;
         }
         // SAFETY: the range lies in the memory, which was made of initialised bytes and stays while
-        // `self` does. Nobody writes to it: a `Fill` of a part of it, if there was one, is gone, as
-        // the bit says that its end has cleared (`Release`, read by `Acquire`), so what it wrote is
-        // seen; and one that comes has to be asked of `&mut self`.
+        // `self` does. No thread writes to it: a `Fill` of a part of it, if there was one, is gone,
+        // as the bit says that its end has cleared (`Release`, read by `Acquire`), so what it wrote
+        // is seen; and one that comes has to be asked of `&mut self`.
         Some(unsafe { std::slice::from_raw_parts(self.shared.start.add(range.start), range.len()) })
     }
 
-    /// A copy of what is there, for the one who plants a bug.
+    /// A copy of what is there, for a planted bug.
     pub(super) fn snapshot(&self) -> Buffer {
         let mut copy = Buffer::new(self.len());
         for (at, to) in copy[..self.end].chunks_mut(GRANULE as usize).enumerate() {
@@ -180,7 +180,7 @@ impl Fills {
         }
     }
 
-    /// All is filled. Whether somebody waits for that, and has to be told.
+    /// All is filled. Whether a thread waits for that, and has to be told.
     pub fn finish(&mut self) -> bool {
         let mut awaited = false;
         for mut fill in self.fills.drain(..) {
@@ -199,8 +199,8 @@ impl Fill {
         let len = payload.len().next_multiple_of(GRANULE as usize);
         assert!(len <= self.range.len());
         let Some(shared) = &self.shared else { return };
-        // SAFETY: the range lies in the memory. It was given out to nobody else, and the owner does
-        // not read it while this `Fill` is there; so this is the only reference to it.
+        // SAFETY: the range lies in the memory. It was given out only once, and the owner does not
+        // read it while this `Fill` is there; so this is the only reference to it.
         let to = unsafe { std::slice::from_raw_parts_mut(shared.start.add(self.range.start), len) };
         let (bytes, rest) = to.split_at_mut(payload.len());
         bytes.copy_from_slice(payload);
@@ -216,7 +216,7 @@ impl Fill {
 
 impl Fill {
     /// The range is filled: from here on the owner may read it. What can be kept of the chunk, and
-    /// whether somebody waits for all of it and this was the last.
+    /// whether a thread waits for all of it and this was the last.
     fn end(&mut self) -> (Option<Arc<Shared>>, bool) {
         let Some(shared) = self.shared.take() else { return (None, false) };
         let bit = 1 << self.slot;

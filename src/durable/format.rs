@@ -126,7 +126,7 @@ pub struct Pointer {
     pub count: u32,
     /// The first so many of them are a copy of the whole index; the others say what changed then.
     pub whole: u32,
-    /// What stands for the check words of all sheets; 0 when nobody noted that.
+    /// What stands for the check words of all sheets; 0 when that was not noted.
     pub sum: u32,
     /// The segment where the whole copy began.
     pub origin: u64,
@@ -215,7 +215,7 @@ pub struct Superblock {
     /// The newest checkpoint.
     pub checkpoint: Option<Pointer>,
     /// When the backing store alone was last a past state of the volume, as that state's time at
-    /// the latest, in seconds since 1970; 0 when nobody knows.
+    /// the latest, in seconds since 1970; 0 when that is unknown.
     pub past_s: u64,
     /// Since when the backing store alone is a mixture of states; 0 while it is none.
     pub mixture_s: u64,

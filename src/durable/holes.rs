@@ -1,8 +1,8 @@
 //! Ranges of blocks that a record without payload covers: discarded, or lost.
 //!
-//! Invariant: ranges do not overlap. A block that the map names is not looked up here: whoever adds
-//! a range removes the blocks from the map, and a block that is written afterwards shadows the
-//! range. Every range is in one of the two sets by record, so that those of a segment are found
+//! Invariant: ranges do not overlap. A block that the map names is not looked up here: the caller
+//! that adds a range removes the blocks from the map; a block that is written afterwards shadows
+//! the range. Every range is in one of the two sets by record, so that those of a segment are found
 //! without a look at the others.
 
 use super::format::{BLOCKS_MAX, Kind, SEGMENT_MAX};
@@ -10,7 +10,7 @@ use super::planted::visit;
 use crate::media::ALIGN;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where a record's chunk begins if nobody knows: anywhere in its segment.
+/// Where a record's chunk begins if that is unknown: anywhere in its segment.
 pub const ANYWHERE: u32 = u32::MAX;
 // How items of sheets have it: bits 44 to 63 of the first word.
 const _: () = assert!(SEGMENT_MAX as usize / ALIGN < (1 << 20) - 1);

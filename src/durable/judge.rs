@@ -373,8 +373,8 @@ impl Core {
         self.window.unread_parts.carried(end);
         self.mixed(end);
         self.read_well(end);
-        // Who judges by the index may have let a record go because a newer one is there: that one
-        // has to be durable before the tail moves, too.
+        // Judging by the index may have let a record go because a newer one is there: that one has
+        // to be durable before the tail moves, too.
         let waits = judges && !planted::on(Bug::TailBeforeSuccessor);
         let ticket = if waits { self.flush() } else { Ticket(0) };
         self.end_judging(end, blocks, ticket);

@@ -4,7 +4,7 @@
 //! [`mark`] does nothing. Visits of loops are counted there and in unit tests: that work grows no
 //! faster than it may is a matter of counting, not of time.
 
-/// A mistake that somebody could make here.
+/// A possible mistake in this code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Bug {

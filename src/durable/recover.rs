@@ -57,7 +57,7 @@ pub enum OpenError {
     /// What another process left in memory is of another log.
     #[error("what is kept in memory is of another log")]
     OtherMemory,
-    /// Somebody has written to the log since a process left something in memory.
+    /// The log was written after a process left something in memory.
     #[error("it has gone on without what is kept of it in memory")]
     GoneOn,
     /// Chunks are neither in memory nor on the drive.
@@ -319,7 +319,7 @@ pub fn inspect_telling(
     look(log, (accept_loss, payloads), false, told)
 }
 
-/// The same of a log whose backing store nobody has written to since it was closed: what it says of
+/// The same of a log whose backing store was not written since it was closed: what it says of
 /// blocks that the backing store has counts, too, if all of it is there.
 ///
 /// # Errors
@@ -440,8 +440,8 @@ impl Inspection {
     }
 
     /// Makes the log that was looked at ready for work in a new `epoch`, which must be a random
-    /// number. Nobody may have written to it since. What another process left of it in `kept` is
-    /// taken into it, at the latest when [`Core::is_recommitting`] says so.
+    /// number. The log must not have been written since. What another process left of it in `kept`
+    /// is taken into it, at the latest when [`Core::is_recommitting`] says so.
     ///
     /// # Errors
     /// The drive fails, or what is kept is not of this log as it is.

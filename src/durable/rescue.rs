@@ -65,7 +65,7 @@ pub(super) struct Rescue {
     unmarkable_ms: u64,
 }
 
-/// Blocks that nobody can read any more, while they are looked for: see [`Core::more_lost`].
+/// Blocks that cannot be read any more, while they are looked for: see [`Core::more_lost`].
 #[derive(Debug, Default)]
 pub struct Lost {
     found: Vec<(u64, u64)>,

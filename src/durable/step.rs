@@ -1,4 +1,4 @@
-//! How far the opening of a log is, for whoever waits for it.
+//! How far the opening of a log is, for the user who waits for it.
 
 use std::fmt;
 

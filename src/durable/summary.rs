@@ -2,8 +2,8 @@
 //!
 //! With it recovery reads one place for a segment of many small chunks, not each of them.
 //! Invariants: a summary speaks of the segment right before its own, whole; it is nothing but a
-//! copy of what the chunks say, so whoever has none reads those; it is believed only of chunks that
-//! were durable for certain.
+//! copy of what the chunks say, so without one recovery reads those; it is believed only of chunks
+//! that were durable for certain.
 
 use super::chunk::{CHUNK_MAX, Sealed, read_entries};
 use super::format::{ENTRY, Entry, Header};

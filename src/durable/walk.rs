@@ -99,7 +99,7 @@ impl Ahead<'_> {
     }
 
     /// Sees to it that this segment and the next one are there, but for what is behind `last`. What
-    /// cannot be read is left to whoever needs it.
+    /// cannot be read is left to [`Self::read`].
     fn prepare(&mut self, segment: u64, last: u64) {
         let next = (segment + 1).min(last);
         if self.segments.contains(&segment) && self.segments.contains(&next) {

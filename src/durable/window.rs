@@ -212,7 +212,7 @@ impl Core {
         }
     }
 
-    /// The time of the state that the backing store was last in; 0: nobody knows.
+    /// The time of the state that the backing store was last in; 0: unknown.
     pub(super) fn past_s(&self) -> u64 {
         if self.is_clean() { self.window.now_s } else { self.sb.past_s }
     }
@@ -287,8 +287,8 @@ impl Core {
         matches!(self.window.step, Step::Idle)
     }
 
-    /// Whether there is more to do that needs no drive: whoever drives the core asks for a command
-    /// again at once.
+    /// Whether there is more to do that needs no drive: the thread that drives the core asks for a
+    /// command again at once.
     pub fn is_stepping(&self) -> bool {
         let steps = match &self.window.step {
             Step::Judging(_) | Step::Forgetting { .. } => true,
@@ -525,7 +525,7 @@ impl Core {
         self.first >= end
     }
 
-    /// Whether nobody reads the oldest segment, and it leaves with those before `end`.
+    /// Whether no reader holds the oldest segment, and it leaves with those before `end`.
     pub(super) fn leaves_on(&self, end: u64) -> bool {
         self.first < end && self.segments.front().is_some_and(|oldest| oldest.pins == 0)
     }

@@ -4,8 +4,8 @@
 //! verified before it is written; zeroed ranges reach the backing store before newer data of the
 //! same blocks, adjacent and overlapping ones as one; the backing store is flushed after the last
 //! write has ended; only then is the window over. What cannot be verified is not written, and is
-//! reported. No call does more than a bounded part of the work: whoever drives a window can look
-//! between two of them whether it is to stop.
+//! reported. No call does more than a bounded part of the work: the thread that drives a window can
+//! check between two of them whether it is to stop.
 
 use super::cluster::Unpacked;
 use super::command::{Command, Device, Op, Outcome};
@@ -70,7 +70,7 @@ enum Phase {
     Read,
     /// Those that were read are gathered.
     Gather,
-    /// It will change what somebody watches, and waits until he lets it.
+    /// It will change a watched range, and waits for [`Writeback::proceed`].
     Held,
     Zero,
     Write,
@@ -189,8 +189,8 @@ impl Writeback {
         }
     }
 
-    /// Whether there is more to do that needs no drive, although there was no command: whoever
-    /// drives it asks again, at once.
+    /// Whether there is more to do that needs no drive, although there was no command: the thread
+    /// that drives it asks again, at once.
     pub fn is_stepping(&self) -> bool {
         self.steps
     }

@@ -36,7 +36,7 @@ pub fn ublk(threads: u64) -> u64 {
 }
 
 fn of_queues(queues: u64, copies: bool) -> u64 {
-    // A queue alone has nobody to share with: what it moves at once is a whole request.
+    // A queue alone shares with no other queue: what it moves at once is a whole request.
     let alone = if queues == 1 { 4 } else { 1 };
     queues * if copies { UBLK_QUEUE * alone } else { UBLK_QUEUE_BUFFERED }
 }

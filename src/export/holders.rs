@@ -64,7 +64,7 @@ impl Node {
     }
 }
 
-/// A block device and its partitions: whoever holds one of those holds all of it.
+/// A block device and its partitions: a holder of one of those holds all of it.
 fn nodes(device: &Path) -> Vec<Node> {
     let sys = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
     let parts = entries(&sys).filter(|dir| dir.join("partition").exists());
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_holds_what_does_not_exist() {
+    fn what_does_not_exist_has_no_holders() {
         assert_eq!(of_block_device(Path::new("/dev/loop-none")), Vec::<String>::new());
         assert_eq!(backing_file(Path::new("/dev/loop-none")), None);
     }

@@ -2,8 +2,8 @@
 //! in.
 //!
 //! Invariants: whether the runner lives is told by process number and time of start together, so
-//! that a number that was given out again counts as nobody; only a cgroup that has the name of one
-//! of ours is ever emptied or removed, and no two runs have one of the same name.
+//! that a number that was given out again counts as no runner; only a cgroup that has the name of
+//! one of ours is ever emptied or removed, and no two runs have one of the same name.
 
 use super::mounts::{Hierarchy, hierarchies};
 use crate::error::{Context, Error, Result};
@@ -134,7 +134,7 @@ fn kill_in(dir: &Path) {
         let handle = |pid: &Pid| Some((*pid, pidfd_open(*pid, PidfdFlags::empty()).ok()?));
         let handles: Vec<_> = some.iter().filter_map(handle).collect();
         // A number may have been given out again before its handle was opened. One that is listed
-        // now is that of the process behind the handle, or that has ended and nobody is hit.
+        // now is that of the process behind the handle, or that has ended and no process is hit.
         let there = processes(dir);
         for (_, handle) in handles.iter().filter(|(pid, _)| there.contains(pid)) {
             let _ = pidfd_send_signal(handle, Signal::KILL); // it may have ended just now
@@ -212,8 +212,8 @@ impl Parent {
         Ok(Self { dir: top, unified: true })
     }
 
-    /// A directory for the cgroup of a volume's job that nobody else has, also none of the same
-    /// name in another run directory or container: what is in it will be killed.
+    /// A directory for the cgroup of a volume's job that no other job has, not even one of a volume
+    /// of the same name in another run directory or container: what is in it will be killed.
     ///
     /// # Errors
     /// The kernel has no random number.
@@ -251,7 +251,7 @@ impl Parent {
     }
 }
 
-/// What somebody needs who may not make cgroups.
+/// What a process without the right to make cgroups needs.
 const GRANT: &str =
     "run as root where cgroups can be written, or have one handed over to this user";
 
@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_was_given_out_again_is_nobody() {
+    fn a_number_that_was_given_out_again_is_no_runner() {
         let job = Job::of_this_process("/none/ztier-x".into()).unwrap();
         assert!(job.runner().is_some() && !job.exists());
         assert!(Job { started: job.started + 1, ..job.clone() }.runner().is_none());
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_has_ended_is_nobody_also_before_his_parent_knows() {
+    fn a_process_that_has_ended_is_no_runner_also_before_its_parent_knows() {
         let mut child =
             std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let started = started(child.id()).unwrap();

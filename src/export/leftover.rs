@@ -2,9 +2,9 @@
 //!
 //! Invariants: only what is provably ours is touched (a loop device that shows the named file, a
 //! mount of our FUSE file system, a ublk device with our mark, a link to a device of our kinds, a
-//! socket nobody listens on, an empty directory); nothing that is held is taken away, but by force
-//! a device whose users would wait for ever; nothing waits without a bound. The server is taken for
-//! dead: while it lives, its export must be stopped instead.
+//! socket no process listens on, an empty directory); nothing that is held is taken away, but by
+//! force a device whose users would wait for ever; nothing waits without a bound. The server is
+//! taken for dead: while it lives, its export must be stopped instead.
 
 use super::Leftover;
 use super::holders::{backing_file, of_block_device};
@@ -64,8 +64,8 @@ impl Leftover {
         self.remove_and(false)
     }
 
-    /// The same, also of a device that waits for the next daemon and is held: whoever holds it
-    /// can't let go before his requests fail, which they do from then on.
+    /// The same, also of a device that waits for the next daemon and is held: its holders can't
+    /// let go before their requests fail, which they do from then on.
     ///
     /// # Errors
     /// As [`Leftover::remove`], of anything else.
@@ -162,7 +162,7 @@ pub(super) fn within<T: Send + 'static>(
 ) -> Option<T> {
     let (tell, told) = mpsc::channel();
     let run = move || {
-        let _ = tell.send(work()); // nobody listens any more once it is late
+        let _ = tell.send(work()); // the caller has left once it is late
     };
     std::thread::Builder::new().name("ztier-remove".to_owned()).spawn(run).ok()?;
     told.recv_timeout(limit).ok()
@@ -176,7 +176,7 @@ fn absent_is_fine(done: std::io::Result<()>) -> std::io::Result<()> {
 }
 
 fn remove_loop(device: &Path, backing: &Path) -> Result<()> {
-    // Refused before the connection is cut: whoever holds the device may still save something.
+    // Refused before the connection is cut: a holder of the device may still save something.
     if let Some(holder) = of_block_device(device).iter().find(|h| !h.starts_with("process")) {
         return Err(loopdev::in_use(device, holder));
     }
@@ -215,7 +215,7 @@ fn loops_in(point: &Path) -> Vec<(PathBuf, PathBuf)> {
 }
 
 /// Ends the FUSE connection of our mount on `point`: every request in it, and every later one,
-/// fails at once, whoever still has its descriptors. Does nothing to a mount that isn't ours.
+/// fails at once, even if a process still has its descriptors. Other mounts are left alone.
 fn abort(point: &Path) {
     let Some(m) = mounted_on(point).filter(super::mounts::MountEntry::is_ours) else { return };
     let connection = format!("/sys/fs/fuse/connections/{}/abort", m.device.1);

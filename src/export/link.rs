@@ -10,8 +10,8 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Refuses what somebody else has put where the link goes. `alive` says whether the device that an
-/// old link leads to is still in use.
+/// Refuses a link whose place is taken. `alive` says whether the device that an old link leads to
+/// is still in use.
 pub(super) fn refuse_taken(link: &Path, alive: impl FnOnce(&Path) -> bool) -> Result<()> {
     let ours = Leftover::Link(link.to_owned()).exists();
     if fs::symlink_metadata(link).is_ok() && !ours {
@@ -53,7 +53,7 @@ pub(super) fn make(device: &Path, link: &Path) -> Result<()> {
 /// Removes the link while it is still ours; an administrator may have put something else there.
 pub(super) fn remove(device: &Path, link: &Path) {
     if device_of(link).is_some_and(|to| to == device) {
-        let _ = fs::remove_file(link); // a dangling link harms nobody
+        let _ = fs::remove_file(link); // a dangling link does no harm
     }
 }
 

@@ -1,8 +1,8 @@
 //! Front-ends: a protocol on one side, [`crate::volume::Request`]s on the other, nothing else.
 //!
 //! Invariant: what a front-end leaves in the system (a mount, a loop device, a socket, a link) is
-//! named by [`Export::leftovers`] before it is made, so that somebody else can remove it after a
-//! kill -9.
+//! named by [`Export::leftovers`] before it is made, so that another process can remove it after
+//! a kill -9.
 
 pub mod buffers;
 mod check;
@@ -54,7 +54,7 @@ pub trait Export: Send {
     /// device is held, naming a holder; then it goes on serving.
     fn stop(&mut self) -> Result<()>;
 
-    /// Ends what [`Export::stop`] refused to end because somebody holds it; his requests fail.
+    /// Ends what [`Export::stop`] refused to end because it is held; the holders' requests fail.
     /// Where dropping the export does that, there is nothing to do.
     fn stop_by_force(&mut self) -> Result<()> {
         Ok(())

@@ -21,7 +21,7 @@ pub struct Reclaim {
     /// `CAP_SYS_RESOURCE`).
     pub oom_exempt: bool,
     /// A thread may be served before all others (needs `CAP_SYS_NICE`): what the machine keeps
-    /// free for those is left when whoever made it short of memory takes all the rest.
+    /// free for those is left when the process that made it short of memory takes all the rest.
     pub comes_first: bool,
     /// Whatever memory the process touches stays (`mlockall`, needs `CAP_IPC_LOCK`): what is
     /// swapped out to its own device it could wait for forever.
@@ -146,7 +146,7 @@ impl<'a> Mapped<'a> {
 /// Makes a range present; what has gone meanwhile need not be.
 fn touch(range: Range<usize>, how: Advice) -> usize {
     // SAFETY: populating changes no contents, wherever it is. A range that is not mapped any more
-    // is an error; one that somebody has mapped anew is made present, which nobody minds.
+    // is an error; one that another thread has mapped anew is made present, which does no harm.
     let done = unsafe { madvise(range.start as *mut c_void, range.len(), how) };
     if done.is_ok() { range.len() } else { 0 }
 }

@@ -1,7 +1,7 @@
 //! Settings of the machine's memory management that go with a swap device, and putting them back.
 //!
-//! Invariant: a value is put back only while it is what was set here, so that whoever changed it
-//! meanwhile keeps what he set.
+//! Invariant: a value is put back only while it is what was set here, so that what another process
+//! sets meanwhile stays.
 
 use crate::error::{Context, Error, Result};
 use serde::{Deserialize, Serialize};
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_somebody_else_set_stays() {
+    fn what_another_process_set_stays() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("vm")).unwrap();
         let at = root.path().join("vm/page-cluster");

@@ -45,9 +45,9 @@ pub enum Usage {
 const BEGIN: Duration = Duration::from_secs(120);
 /// How long a program may take to end a use: below what `ztier down` waits for.
 const END: Duration = Duration::from_secs(50);
-/// The same where somebody waits for that alone: as long as it may take to read all swap.
+/// The same for a command that waits for that alone: as long as it may take to read all swap.
 pub const END_ALONE: Duration = Duration::from_secs(4 * 3600);
-/// How often whoever waits hears that it goes on.
+/// How often the caller hears that it goes on.
 const TELL: Duration = Duration::from_secs(1);
 /// How often a program is looked after.
 const LOOK: Duration = Duration::from_millis(5);
@@ -55,7 +55,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Where programs of the system are, if `PATH` lacks them.
 const DIRS: [&str; 3] = ["", "/usr/sbin/", "/sbin/"];
 
-/// Takes `device` into use; made anew if it is `empty` (or nobody needs what is on it), else with
+/// Takes `device` into use; made anew if it is `empty` (or what is on it is not needed), else with
 /// what it has from before. New swap space is of `swap` bytes, which the device has at least.
 /// `told` hears now and then what is going on.
 ///
@@ -81,7 +81,7 @@ pub fn begin(
             }
             depth::narrow(device);
             // Pages that are not needed any more are discarded, or their memory would never return;
-            // and at once all that is there from before, which nobody can read.
+            // and at once all that is there from before, which cannot be read any more.
             run("swapon", &["--discard", "--priority", &priority.to_string()])
         }
         Usage::Ext4 { mount } => {
@@ -90,7 +90,7 @@ pub fn begin(
             }
             refuse_place(usage)?;
             if empty {
-                // What is gone after a crash needs no journal, and nobody's reserve.
+                // What is gone after a crash needs neither a journal nor blocks reserved for root.
                 run("mkfs.ext4", &["-q", "-F", "-O", "^has_journal", "-m", "0"])?;
             } else {
                 // Its device may have gone away below it, while the memory was kept.

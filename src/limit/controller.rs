@@ -27,8 +27,8 @@ const CLEAR: f64 = 1.5;
 const NEWEST: f64 = 0.3;
 /// The part of a volume that is taken for its coldest.
 const COLDEST: f64 = 0.05;
-/// The smallest step down, as a part of what is in use, and the largest: of data that nobody has
-/// looked at for seconds. The same up, of the limit.
+/// The smallest step down, as a part of what is in use, and the largest: of data that has not been
+/// read for seconds. The same up, of the limit.
 const DOWN: (f64, f64) = (0.02, 0.50);
 const UP: (f64, f64) = (0.02, 0.25);
 /// A step down to the floor is at least this part, whatever is waited for.
@@ -114,9 +114,9 @@ pub struct Controller {
     before: Option<(Duration, Sample)>,
     waits: Waits,
     stalled: Option<f64>,
-    /// What a page of a file takes to read, in nanoseconds; 0: nobody knows.
+    /// What a page of a file takes to read, in nanoseconds; 0: not known.
     page_ns: f64,
-    /// What a miss takes, in nanoseconds; 0: nobody knows.
+    /// What a miss takes, in nanoseconds; 0: not known.
     miss_ns: f64,
     scanned: Option<Duration>,
     lowered: Option<Duration>,
@@ -130,7 +130,7 @@ impl Controller {
         self.waits
     }
 
-    /// The part of the time in which somebody waited for memory, where the machine tells.
+    /// The part of the time in which some task waited for memory, where the machine tells.
     pub fn stalled(&self) -> Option<f64> {
         self.stalled
     }

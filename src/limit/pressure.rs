@@ -26,8 +26,8 @@ pub fn meminfo(text: &str, key: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Pages of files that were read again after they had to go. Before Linux 5.9 nobody tells them
-/// from other pages.
+/// Pages of files that were read again after they had to go. Kernels before Linux 5.9 do not tell
+/// them from other pages.
 pub fn refaults(text: &str) -> Option<u64> {
     let keys = ["total_workingset_refault_file", "workingset_refault_file", "workingset_refault"];
     keys.iter().find_map(|key| number(text, key))
@@ -42,7 +42,7 @@ pub fn scanned(text: &str) -> Option<u64> {
     }
 }
 
-/// Microseconds in which somebody waited, of a text such as `/proc/pressure/memory`.
+/// Microseconds in which some task waited, of a text such as `/proc/pressure/memory`.
 pub fn stalled_us(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
     line.split_ascii_whitespace().find_map(|word| word.strip_prefix("total=")?.parse().ok())
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(shown((7, 0), false), Some((both, Some(25_644_000_000))));
         assert_eq!((shown((7, 0), true), shown((254, 0), true)), (disk, None));
         let old = format!("{DISKS} 8 0 sda 1 2 8 4\n");
-        assert_eq!(disk_reads(&old, None).map(|(_, busy)| busy), Some(None), "nobody tells");
+        assert_eq!(disk_reads(&old, None).map(|(_, busy)| busy), Some(None), "sda does not tell");
         assert_eq!(disk_reads("", None), None);
     }
 

@@ -64,7 +64,7 @@ pub struct Machine {
     /// Pages that the machine looked at because it was short of memory. Where control groups alone
     /// are short of theirs, that does not grow: nothing that others give up helps them.
     pub scanned: Option<u64>,
-    /// Microseconds in which somebody waited for memory (`/proc/pressure/memory`, some).
+    /// Microseconds in which some task waited for memory (`/proc/pressure/memory`, some).
     pub stalled_us: Option<u64>,
     /// What was read of disks.
     pub disk_reads: Option<DiskReads>,
@@ -178,7 +178,7 @@ pub struct Report {
     pub available_bytes: Option<u64>,
     /// How much of that is to stay, in bytes.
     pub floor_bytes: u64,
-    /// The part of the time in which somebody waited for memory.
+    /// The part of the time in which some task waited for memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stalled: Option<f64>,
     /// What this machine does not tell, and what is done without it.

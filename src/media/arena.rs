@@ -25,8 +25,8 @@ pub struct Arena {
     len: usize,
 }
 
-// SAFETY: an `Arena` is an address range. It hands out raw pointers only; whoever dereferences them
-// answers for races. Its own calls are system calls that the kernel serializes.
+// SAFETY: an `Arena` is an address range. It hands out raw pointers only; the code that
+// dereferences them answers for races. Its own calls are system calls that the kernel serializes.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -119,8 +119,8 @@ impl Arena {
     }
 
     /// Ranges that have memory behind them, ascending, in whole pages: what was not among them
-    /// reads as zeros. Only for one who finds the memory of another process: nobody may change
-    /// it meanwhile.
+    /// reads as zeros. Only for a process that takes over the memory of another: no thread may
+    /// change it meanwhile.
     pub fn present(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         Present { arena: self, at: 0 }
     }
@@ -156,7 +156,7 @@ impl Iterator for Present<'_> {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody can hold a reference into it longer than `self`.
+        // SAFETY: the mapping is ours and no reference into it can outlive `self`.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }

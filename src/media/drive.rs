@@ -62,8 +62,8 @@ pub trait Drive: Send + Sync {
     /// Fills `buf` from `at` on.
     fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError>;
 
-    /// The same; whether the drive itself was asked: `false` where all of it was in memory, and
-    /// nobody waited for anything.
+    /// The same; whether the drive itself was asked: `false` where all of it was in memory, and the
+    /// caller waited for nothing.
     fn read_noting(&self, at: u64, buf: &mut [u8]) -> Result<bool, DriveError> {
         self.read(at, buf).map(|()| true)
     }

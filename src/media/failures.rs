@@ -1,7 +1,7 @@
 //! What has failed on a drive, kept by the drive itself.
 //!
 //! Invariants: only requests that failed come here, so those that end well pay nothing; noting one
-//! allocates nothing and waits for nobody, because the drive may carry swap.
+//! allocates nothing and waits only for its own short lock, because the drive may carry swap.
 
 use super::drive::{Action, DriveError};
 use crate::stats::drives::{Failure, Operation};
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_heeds_a_drive_hears_of_each_failure() {
+    fn an_alarm_hears_of_each_failure_of_its_drive() {
         let failures = Failures::new(Path::new("/dev/x"));
         let heard = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
         let count = std::sync::Arc::clone(&heard);

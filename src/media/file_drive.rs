@@ -63,11 +63,11 @@ pub(super) const ZERO_MODES: [FallocateFlags; 2] = [
 /// What a drive is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// To read and write, and so that nobody else can.
+    /// To read and write, and so that no other process can.
     Exclusive,
-    /// To look only, while nobody writes.
+    /// To look only, while no process writes.
     Still,
-    /// To look only, also when somebody else has it: what is read may be changing.
+    /// To look only, also when another process has it: what is read may be changing.
     ReadOnly,
 }
 
@@ -118,14 +118,14 @@ impl FileDrive {
     /// holds it gets a second to go: one that was killed lets go of it a little after its end.
     ///
     /// # Errors
-    /// It is missing, something else than a device or file, held by somebody (who is named, if
+    /// It is missing, something else than a device or file, in use (the error names the holder, if
     /// visible), read-only, forbidden, smaller than a block, or has sectors above [`ALIGN`].
     pub fn open(path: &Path, access: Access) -> Result<Self> {
         Self::open_within(path, access, BUSY_WAIT)
     }
 
-    /// The same to have it for oneself. If `another` had it, who is dead, its last requests get
-    /// time to end.
+    /// The same with [`Access::Exclusive`]. If `another` process had it, which is dead, its last
+    /// requests get time to end.
     ///
     /// # Errors
     /// See [`FileDrive::open`].
@@ -222,7 +222,7 @@ impl FileDrive {
         };
     }
 
-    /// The descriptor, for those who do I/O of their own.
+    /// The descriptor, for callers that do I/O of their own.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -438,7 +438,7 @@ impl Drive for FileDrive {
             }
         };
         std::thread::scope(|scope| {
-            // As many as the system gives; whoever asks reads as well.
+            // As many threads as the system gives; the caller reads as well.
             for _ in 1..readers {
                 if Builder::new().spawn_scoped(scope, read).is_err() {
                     break;

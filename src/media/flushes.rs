@@ -1,8 +1,8 @@
 //! Flushes of one drive by several threads at once.
 //!
-//! Where writes go through the page cache, the kernel says once for each open file that some of
-//! them were lost, to whoever asks first. Whoever had asked by then has to hear it, too: what he
-//! wrote may be among them.
+//! Where writes go through the page cache, the kernel reports once for each open file that some of
+//! them were lost, to the first flush. Every flush that was asked for by then has to fail, too: the
+//! lost writes may be its own.
 //!
 //! Invariants: one flush is under way at a time; what it returns is the result of one that began
 //! after its caller had asked, or the failure of one that ended after that.
@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct Flushes {
     failures: AtomicU64,
-    /// Locked by whoever flushes: how the last failure was.
+    /// Locked by the thread that flushes: how the last failure was.
     last: Mutex<Option<Errno>>,
 }
 
-/// The moment at which somebody asked for a flush.
+/// The moment at which a flush was asked for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     failures: u64,
@@ -31,10 +31,10 @@ impl Flushes {
         Asked { failures: self.failures.load(Ordering::Acquire) }
     }
 
-    /// Flushes by `sync`, which nobody else calls meanwhile.
+    /// Flushes by `sync`, which no other thread calls meanwhile.
     ///
     /// # Errors
-    /// Its own, or that of somebody whose flush ended after this one was `asked` for.
+    /// Its own, or that of another flush that ended after this one was `asked` for.
     pub(super) fn run(
         &self,
         asked: Asked,
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_told_to_all_who_had_asked_and_to_nobody_later() {
+    fn a_failure_fails_all_flushes_asked_for_before_and_no_later_one() {
         let flushes = Flushes::default();
         let [first, second, third] = std::array::from_fn(|_| flushes.ask());
         assert_eq!(flushes.run(first, || Ok(())), Ok(()));

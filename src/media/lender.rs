@@ -55,8 +55,8 @@ unsafe impl Sync for Lent {}
 impl Lent {
     pub(super) fn bytes(&self) -> &[u8] {
         // SAFETY: the bytes are inside the arena, which the lease keeps mapped; memory of a file is
-        // always initialised. `Lender` has lent them to nobody else, and does not while the lease
-        // lives, so nobody writes to them but who has `self` exclusively.
+        // always initialised. `Lender` lends them to no other buffer while the lease lives, so only
+        // the exclusive holder of `self` writes to them.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
@@ -250,7 +250,7 @@ mod tests {
         lender.take_back_newest();
         let (at, held) = lender.lend(ALIGN).unwrap();
         assert_eq!(at, 2 * ALIGN);
-        assert_eq!(lender.left(1, 0..1), None, "somebody has it");
+        assert_eq!(lender.left(1, 0..1), None, "it is lent");
         drop(held);
 
         let files = memory.files().into_iter();
@@ -282,7 +282,7 @@ mod tests {
         buffer.fill(7);
         lender.take_back();
         lender.rest(ALIGN);
-        assert_eq!(lender.arena.present().next(), Some(0..1 << 20), "somebody has it");
+        assert_eq!(lender.arena.present().next(), Some(0..1 << 20), "it is lent");
         drop(buffer);
         lender.rest(ALIGN);
         let left: Vec<_> = lender.arena.present().collect();

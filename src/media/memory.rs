@@ -1,8 +1,8 @@
 //! The memory files of one volume: made here, or taken over from a process that had them before.
 //!
 //! A volume keeps what must outlive its process in files of this set, each under a name of its own.
-//! Whoever has the descriptors of all of them has the volume's memory, whatever becomes of the
-//! process that made it.
+//! A process that has the descriptors of all of them has the volume's memory, whatever becomes of
+//! the process that made it.
 //!
 //! Invariants:
 //! - a name stands for one file for as long as the volume lives;
@@ -193,7 +193,7 @@ mod tests {
             let next = heirs(&memory);
             drop(memory);
             let arena = next.arena("a", 5000).unwrap();
-            // SAFETY: inside, and nobody writes.
+            // SAFETY: inside, and no thread writes.
             assert_eq!(unsafe { arena.at(4097).read() }, 7);
             arena.remove(4096, 4096);
             // SAFETY: as above.

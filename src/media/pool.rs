@@ -90,8 +90,8 @@ impl Frame {
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: inside the arena (`len` is at most a frame, and `at` has checked its begin),
         // which `home` keeps mapped; memory of a file is always initialised. No other frame has
-        // this place until this one is dropped, so nobody writes to it but who has `self`
-        // exclusively.
+        // this place until this one is dropped, so only the exclusive holder of `self` writes to
+        // it.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 

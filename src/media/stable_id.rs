@@ -20,7 +20,7 @@ use std::path::Path;
 pub enum IdKind {
     /// Nowhere: nothing is known.
     Unknown = 0,
-    /// From whoever made the drive, a simulation for example.
+    /// From the maker of the drive, a simulation for example.
     Given = 1,
     /// The world-wide name or the serial number of a disk.
     Disk = 2,
@@ -53,7 +53,7 @@ impl StableId {
         Self { kind: IdKind::Unknown, text: String::new() }
     }
 
-    /// The id `text`, of a drive that nobody can look up.
+    /// The id `text`, of a drive that the system does not know.
     pub fn given(text: &str) -> Self {
         Self { kind: IdKind::Given, text: text.to_owned() }
     }

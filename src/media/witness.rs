@@ -223,12 +223,13 @@ fn of_device(dir: &Path, deep: u32) -> Option<String> {
     Some(text)
 }
 
-/// Whether nobody but this machine writes to a disk, as what it hangs on tells. Only what is known
-/// is believed: the disks of any network have counters, too, and those count what is written here.
+/// Whether only this machine writes to a disk, as what it hangs on tells. Only what is known is
+/// believed: the disks of any network have counters, too, and those count what is written here.
 fn is_own(disk: &Path) -> bool {
     let device = disk.join("device");
     match kind(&device).as_deref() {
-        // What a hypervisor gives is as good as a disk: who may write to that is its own affair.
+        // What a hypervisor gives is as good as a disk: the hypervisor decides which machines may
+        // write to it.
         Some("virtio" | "xen" | "mmc") => true,
         Some("scsi") => has_own_adapter(&device).unwrap_or(false),
         Some("nvme") => are_pcie(iter::once(device)),
@@ -341,7 +342,7 @@ mod tests {
         file.write_all_at(&[1], 8191).unwrap();
         let second = of(&path);
         assert!(second.is_some() && second != Some(first));
-        // Whoever sets the times back changes the file, too.
+        // Setting the times back changes the file, too.
         let times = fs::FileTimes::new().set_modified(UNIX_EPOCH + Duration::from_millis(1));
         file.set_times(times).unwrap();
         assert!(of(&path).is_some() && of(&path) != second);

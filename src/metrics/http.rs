@@ -17,7 +17,7 @@ const LEAVING: Duration = Duration::from_secs(1);
 /// The path that metrics are at.
 const PATH: &str = "/metrics";
 
-/// What somebody asks for.
+/// What a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// The metrics.
@@ -29,7 +29,7 @@ pub enum Asked {
     Refused(Refusal),
 }
 
-/// Why there is nothing for somebody.
+/// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// It is no request.
@@ -126,7 +126,7 @@ pub fn refuse(stream: &mut TcpStream, why: Refusal) -> io::Result<()> {
 /// Says that too many others are here, without waiting for anybody to listen.
 pub fn send_away(mut stream: TcpStream) {
     let (head, body) = refusal(Refusal::Busy);
-    // Whoever does not hear it sees the connection end.
+    // A client that does not hear it sees the connection end.
     let _ = stream
         .set_nonblocking(true)
         .and_then(|()| stream.write(&[head, body].concat().into_bytes()));
@@ -153,7 +153,7 @@ fn head(status: &str, kind: &str, length: usize, more: &str) -> String {
 /// Sends an answer, and lets the client take all of it before the connection ends.
 fn answer(stream: &mut TcpStream, head: &str, body: &str) -> io::Result<()> {
     let deadline = Instant::now() + RECEIVING;
-    // The end of a long answer is not to wait for somebody to confirm what came before.
+    // The end of a long answer must not wait for the client to confirm what came before.
     stream.set_nodelay(true)?;
     for part in [head, body] {
         let mut rest = part.as_bytes();

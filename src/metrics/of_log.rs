@@ -99,7 +99,7 @@ pub(super) const LOG: &[Metric] = &[
     counter("ztier_log_chunks_total", "Chunks closed.", Source::Log(|l| l.chunks.into())),
     counter(
         "ztier_log_partial_chunks_total",
-        "Chunks closed with room for more, because somebody waited or nobody wrote.",
+        "Chunks closed with room left, because a flush or synced write waited, or no write came.",
         Source::Log(|l| l.chunks_partial.into()),
     ),
     counter(
@@ -119,7 +119,7 @@ pub(super) const LOG: &[Metric] = &[
     ),
     gauge(
         "ztier_log_commit_duration_seconds",
-        "How long commits took that somebody waited for, since the daemon began.",
+        "How long commits took that flushes or synced writes waited for, since the daemon began.",
         Source::Sample(|sample, volume, f| {
             let Some(log) = &sample.stats.log else { return };
             let took = &log.commits;
@@ -203,7 +203,7 @@ pub(super) const LOG: &[Metric] = &[
     ),
     gauge(
         "ztier_log_loss_noted",
-        "Whether somebody has taken note of all of those (`ztier accept-loss`).",
+        "Whether a user has taken note of all of those (`ztier accept-loss`).",
         Source::Sample(|sample, volume, f| {
             let noted = sample.stats.log_loss_noted;
             f.sample(&[("volume", volume)], sample.stats.log.map(|_| noted));

@@ -1,7 +1,7 @@
 //! The exporter: a listening socket, one scrape at a time, few connections.
 //!
-//! Invariant: one survey serves all scrapes, so that a daemon that hangs has one question of ours
-//! however often somebody scrapes, and is waited for once.
+//! Invariant: one survey serves all scrapes, so that a daemon that hangs has one question of ours,
+//! however many scrapes come, and is waited for once.
 
 use super::http::{self, Asked, Refusal};
 use super::metric::Scrape;
@@ -67,7 +67,7 @@ impl Server {
                 // Who hangs up or is late has himself to blame.
                 let _ = serve(&mut stream, &survey);
             };
-            // Without a thread the connection is closed, and whoever asks tries again.
+            // Without a thread the connection is closed, and the client tries again.
             let _ = thread::Builder::new().name("ztier-scrape".into()).spawn(serve);
         }
     }

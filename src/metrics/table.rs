@@ -102,7 +102,7 @@ const UP: &[Metric] = &[
     gauge(
         "ztier_volume_health",
         "1 for how the volume is: ok, filling (little room is left), degraded (something below does not work, or did not within \
-         the last hour), failed (takes nothing more), lost (data of which nobody has taken note).",
+         the last hour), failed (takes nothing more), lost (data that no user has taken note of).",
         Source::Sample(|sample, volume, f| {
             for health in Health::ALL {
                 let labels = [("volume", volume), ("health", health.name())];
@@ -308,7 +308,7 @@ const MEMORY: &[Metric] = &[
     ),
     gauge(
         "ztier_zero_blocks",
-        "Blocks of zeros that somebody wrote.",
+        "Blocks of zeros that were written.",
         Source::Memory(|s| s.blocks_zero.into()),
     ),
     gauge(
@@ -555,12 +555,12 @@ const CACHE: &[Metric] = &[
     ),
     counter(
         "ztier_cache_readahead_used_blocks_total",
-        "Of those, the ones that somebody asked for.",
+        "Of those, the ones that a request asked for.",
         Source::Cache(|c| c.ahead_used_blocks.into()),
     ),
     counter(
         "ztier_cache_readahead_useless_blocks_total",
-        "Of those, the ones that left before anybody did.",
+        "Of those, the ones that left before a request asked for them.",
         Source::Cache(|c| c.ahead_useless_blocks.into()),
     ),
     counter(
@@ -635,7 +635,7 @@ const LIMIT: &[Metric] = &[
     ),
     gauge(
         "ztier_limit_stalled_ratio",
-        "Part of the time in which somebody waits for memory; absent where nobody tells.",
+        "Part of the time that a process waits for memory; absent where the machine does not tell.",
         Source::Limit(|r| r.stalled.into()),
     ),
 ];

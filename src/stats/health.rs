@@ -25,7 +25,7 @@ pub enum Health {
     Degraded,
     /// It takes nothing more.
     Failed,
-    /// Data is lost of which nobody has taken note.
+    /// Data is lost that no user has taken note of.
     Lost,
 }
 
@@ -125,7 +125,7 @@ impl Stats {
         self.log_lost_blocks.iter().map(|(_, count)| count).sum()
     }
 
-    /// What is lost of which nobody has taken note, in words.
+    /// What is lost that no user has taken note of, in words.
     pub fn loss(&self) -> Option<String> {
         let count = self.lost_blocks();
         let lost = count > 0 && !self.log_loss_noted;

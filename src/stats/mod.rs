@@ -79,7 +79,7 @@ pub struct Stats {
     pub blocks_stored: u64,
     /// Blocks that read as one repeated 8-byte word other than zero, or as written zeros.
     pub blocks_same: u64,
-    /// Of those, blocks of zeros that somebody wrote (historic: `ZeroPages`).
+    /// Of those, blocks of written zeros (historic: `ZeroPages`).
     pub blocks_zero: u64,
     /// Stored blocks of at most half their size (historic: the count behind `GoodCompress`).
     pub blocks_good: u64,
@@ -146,7 +146,7 @@ pub struct Stats {
     /// Milliseconds spent on recompressing.
     #[serde(default)]
     pub recompress_ms: u64,
-    /// Whether somebody asked for everything to be recompressed, and it is not done yet.
+    /// Whether a user asked for everything to be recompressed, and it is not done yet.
     #[serde(default)]
     pub recompressing: bool,
 
@@ -205,7 +205,7 @@ pub struct Stats {
     /// and count.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log_lost_blocks: Vec<(u64, u64)>,
-    /// Whether somebody has taken note of all of those.
+    /// Whether a user has taken note of all of those.
     #[serde(default)]
     pub log_loss_noted: bool,
     /// The copies of a backing store's blocks, where there is one.
@@ -286,9 +286,9 @@ pub struct CacheStats {
     pub ghosts_hit_blocks: u64,
     /// Blocks that were read ahead and kept.
     pub ahead_blocks: u64,
-    /// Of those, the ones that somebody asked for.
+    /// Of those, the ones that a read asked for.
     pub ahead_used_blocks: u64,
-    /// And the ones that left before anybody did.
+    /// And the ones that left before a read did.
     pub ahead_useless_blocks: u64,
     /// Copies whose check word did not hold; they were read again from the backing store.
     pub damaged_copies: u64,
@@ -369,8 +369,8 @@ pub struct LogStats {
     pub since_checkpoint_bytes: u64,
     /// Chunks closed.
     pub chunks: u64,
-    /// Of those, chunks closed with room for more, because somebody waited or nobody wrote
-    /// (historic: `nr_partial_flushed`).
+    /// Of those, chunks closed with room for more, because a request waited for the commit, or no
+    /// write came (historic: `nr_partial_flushed`).
     #[serde(default)]
     pub chunks_partial: u64,
     /// Blocks read from the log's memory.
@@ -438,7 +438,7 @@ pub struct LogStats {
     #[serde(default)]
     pub through_unix_s: u64,
     /// The backing store alone was last a past state of the volume: that of this time at the
-    /// latest, in seconds since 1970; 0 when nobody knows.
+    /// latest, in seconds since 1970; 0 when it is not known.
     #[serde(default)]
     pub past_unix_s: u64,
     /// Since when the backing store alone may be a mixture of states, in seconds since 1970; 0

@@ -1,4 +1,4 @@
-//! Moments in words: RFC 3339, in UTC. A time of before 2001 is none: nobody had set the clock.
+//! Moments in words: RFC 3339, in UTC. A time of before 2001 is none: the clock was not set.
 
 /// Seconds since 1970 as `2026-11-21T14:03:05Z`; the calendar is Howard Hinnant's
 /// `civil_from_days`.
@@ -16,7 +16,7 @@ pub fn rfc3339(unix_s: u64) -> String {
     format!("{year:04}-{month:02}-{of_month:02}T{hour:02}:{minute:02}:{:02}Z", second % 60)
 }
 
-/// An earlier time, in seconds since 1970, means that nobody had set the clock.
+/// An earlier time, in seconds since 1970, means that the clock was not set.
 const CLOCK_SET: u64 = 978_307_200;
 
 /// The same after a word like ` at` or ` since`; nothing if the machine did not know the time.

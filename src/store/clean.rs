@@ -58,7 +58,7 @@ impl Store {
         }
         if let Some((sealed, end)) = self.log.seal(next, who == Taker::Cleaner) {
             if end == 0 {
-                // Nobody ever reserved in it and nobody can any more.
+                // No thread has reserved in it, and none can any more.
                 self.give(self.segments.free(sealed));
             } else {
                 self.segments.seal(sealed, end);
@@ -145,8 +145,8 @@ impl Store {
     fn finish(&self, session: &Session, victim: Sealed) -> Cleaned {
         let emptied = || self.segments.dead_bytes(victim.segment) == victim.end;
         if !emptied() && !on(Bug::JudgeWithoutWaiting) {
-            // Whoever replaces an entry counts the death of the old record a moment later, pinned
-            // all the while.
+            // A thread that replaces an entry counts the death of the old record a moment later,
+            // pinned all the while.
             self.epochs.wait();
         }
         if !emptied() {
@@ -270,7 +270,7 @@ impl Store {
         records.flat_map(blocks).collect()
     }
 
-    /// Segments and frames that are not needed but may still be seen by whoever is pinned.
+    /// Segments and frames that are not needed but may still be seen by a pinned thread.
     pub fn retired(&self) -> usize {
         let retired = self.retired.lock();
         retired.segments.len() + retired.frames.len()

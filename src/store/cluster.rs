@@ -5,15 +5,15 @@
 //! blocks in order, and the padding. A block that is in it and does not own it had been replaced
 //! when the record was copied.
 //!
-//! Whoever reads one block has all of them decoded, so what was decoded last is kept, in a few
-//! places that all readers share. It is known by its segment's sequence and its offset, which never
-//! come back, so it is never out of date.
+//! A read of one block decodes all of them, so what was decoded last is kept, in a few places that
+//! all readers share. It is known by its segment's sequence and its offset, which never come back,
+//! so it is never out of date.
 //!
 //! Invariants:
 //! - all memory for this is there before the first cluster is, and is in the budget;
-//! - who holds a [`Press`] or a place of the readers waits for nobody who could wait for it:
-//!   reading and compressing take no other lock, and stripe locks are taken inside and never
-//!   around.
+//! - a thread that holds a [`Press`] or a place of the readers never waits for a thread that could
+//!   wait for it: reading and compressing take no other lock, and stripe locks are taken inside and
+//!   never around.
 
 use super::codec::Codec;
 use super::format::{
@@ -24,7 +24,7 @@ use crate::BLOCK_SIZE;
 use crate::sync::{Mutex, MutexGuard};
 use std::num::NonZero;
 
-/// Levels of zstd where somebody may be waiting, and where there is time: see `docs/recompress.md`
+/// Levels of zstd where a request may be waiting, and where there is time: see `docs/recompress.md`
 /// for what others would give and take.
 const QUICK: i32 = 3;
 /// See [`QUICK`].
@@ -137,7 +137,7 @@ impl Pool {
     ) -> bool {
         let number = if on(Bug::ClusterByNumber) { u64::from(at.segment) + 1 } else { sequence };
         let name = (number, at.offset);
-        // A cluster has one place where it is kept; if somebody is busy there, any will do.
+        // A cluster has one place where it is kept; if another reader holds that, any will do.
         let count = self.readers.len();
         let place = (name.0 as usize).wrapping_add(at.offset as usize / 512) % count;
         let readers = (0..count).map(|n| &self.readers[(place + n) % count]);

@@ -1,8 +1,8 @@
 //! Epochs: when may memory that readers might still be looking at be used again?
 //!
 //! A reader pins: it writes the current epoch into its own slot, looks things up without a lock,
-//! and unpins. Whoever takes something out of the index afterwards asks for a [`Stamp`]; once no
-//! slot holds that epoch or an earlier one, nobody can still be looking at it. The algorithm is
+//! and unpins. A thread that takes something out of the index then asks for a [`Stamp`]; once no
+//! slot holds that epoch or an earlier one, no reader can still be looking at it. The algorithm is
 //! Fraser's epoch-based reclamation (*Practical lock-freedom*, 2004, §5.2.3) with one counter for
 //! each retirement.
 //!
@@ -33,7 +33,7 @@ pub struct Epochs {
     global: AtomicU64,
     slots: Box<[Slot]>,
     free: Mutex<FreeSlots>,
-    /// Slots at and above this were never used, so nobody needs to look at them.
+    /// Slots at and above this were never used, so [`Epochs::horizon`] skips them.
     used: AtomicU64,
 }
 
@@ -109,7 +109,7 @@ impl Epochs {
     }
 
     /// The latest stamp that has passed is the answer's predecessor: a stamp smaller than the
-    /// answer has passed, nobody can see what was retired under it.
+    /// answer has passed, no reader can see what was retired under it.
     pub fn horizon(&self) -> Stamp {
         fence(Ordering::SeqCst);
         let used = self.used.load(Ordering::SeqCst) as usize;
@@ -128,7 +128,7 @@ impl Epochs {
         }
     }
 
-    /// Whether nobody can still see what was retired under `stamp`.
+    /// Whether no reader can still see what was retired under `stamp`.
     pub fn passed(&self, stamp: Stamp) -> bool {
         stamp < self.horizon()
     }

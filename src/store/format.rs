@@ -91,7 +91,7 @@ impl Location {
 impl Entry {
     /// No entry: what a fresh index is full of.
     pub const HOLE: Self = Self(0);
-    /// A block of zeros that somebody wrote.
+    /// A block of written zeros.
     pub const ZERO: Self = Self::same(0);
 
     /// A block that repeats one 4-byte word.

@@ -3,9 +3,9 @@
 //! A frame is *cold* (no memory behind it), *ready* (memory behind it, unused) or taken. Ready and
 //! taken frames are in the budget.
 //!
-//! Usually whoever needs a frame gets its memory from the machine himself. Where that may be the
-//! memory that he is asked to make free, a *stock* of ready frames is kept instead, and only
-//! [`Frames::restock`] asks the machine for any.
+//! Usually the thread that needs a frame gets the frame's memory from the machine. Where the
+//! machine may be waiting for that thread to free memory (swap), a *stock* of ready frames is kept
+//! instead, and only [`Frames::restock`] asks the machine for any.
 
 use super::RESERVE_SEGMENTS;
 use super::budget::{Budget, Taker};
@@ -25,8 +25,8 @@ pub struct Frames {
     frame_size: usize,
     count: u32,
     free: Mutex<Free>,
-    /// Frames to be kept ready, so that nobody but who restocks them asks the machine for memory;
-    /// 0: everybody does.
+    /// Frames to be kept ready, so that only [`Frames::restock`] asks the machine for memory; 0:
+    /// every taker does.
     stock: AtomicUsize,
 }
 
@@ -175,8 +175,8 @@ impl Frames {
         Some(frame)
     }
 
-    /// Makes sure that a frame is ready, if the budget allows one more, so that whoever opens the
-    /// next segment under a lock need not wait for the machine to clear its pages.
+    /// Makes sure that a frame is ready, if the budget allows one more, so that the thread that
+    /// opens the next segment under a lock need not wait for the machine to clear its pages.
     pub fn prepare(&self, budget: &Budget) {
         if self.stock() == 0
             && self.free.lock().ready.is_empty()
@@ -219,8 +219,8 @@ impl Frames {
         trimmed
     }
 
-    /// Takes back a frame without memory. The frame comes before its bytes: whoever gets bytes for
-    /// a frame has to find one.
+    /// Takes back a frame without memory. The frame comes before its bytes: a thread that gets
+    /// bytes for a frame has to find one.
     fn cool(&self, frame: u32, budget: &Budget) {
         self.free.lock().cold.push(frame);
         budget.give(self.frame_size as u64);
@@ -246,7 +246,7 @@ impl Frames {
         assert!(offset as usize + len as usize <= self.frame_size, "record leaves its frame");
         let at = self.arena.at(frame as usize * self.frame_size + offset as usize);
         // SAFETY: inside the arena (frame numbers come from `take`; the range was checked). The
-        // range was filled before it was published and nobody writes to it again before the
+        // range was filled before it was published and no thread writes to it again before the
         // frame is reused, which the caller prevents, so it is immutable while the slice
         // lives.
         unsafe { std::slice::from_raw_parts(at, len as usize) }
@@ -262,7 +262,7 @@ impl Frames {
         let mut at = self.arena.at(frame as usize * self.frame_size + offset as usize);
         for part in parts {
             // SAFETY: the range was checked to be inside the frame; it was reserved by the caller
-            // alone and is not published yet, so nobody else reads or writes it.
+            // alone and is not published yet, so no other thread reads or writes it.
             unsafe {
                 std::ptr::copy_nonoverlapping(part.as_ptr(), at, part.len());
                 at = at.add(part.len());

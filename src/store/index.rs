@@ -149,8 +149,7 @@ impl Index {
         self.zeroed.load(Ordering::Relaxed)
     }
 
-    /// Blocks that ever went from the zero map to zero entries of their own, which nobody else
-    /// counts.
+    /// Blocks that ever went from the zero map to zero entries of their own, which no tally counts.
     pub fn unfolded_blocks(&self) -> u64 {
         self.unfolded.load(Ordering::Relaxed)
     }
@@ -174,7 +173,7 @@ impl Index {
     }
 
     /// Goes on with the leaves that another process left, and shows every entry that is no hole.
-    /// Nobody else uses the index meanwhile.
+    /// No other thread uses the index meanwhile.
     pub(super) fn recount(&self, budget: &Budget, mut each: impl FnMut(u64, Entry)) {
         let words: Vec<_> = self.directory.present().collect();
         for leaf in words.into_iter().flatten() {
@@ -250,7 +249,7 @@ impl Index {
         None
     }
 
-    /// Makes the leaf of `block` present, if it is not; it stays so while nobody takes empty leaves
+    /// Makes the leaf of `block` present, if it is not; it stays so until empty leaves are taken
     /// out. `false` when there is no memory.
     pub fn ensure(&self, block: u64, budget: &Budget) -> bool {
         self.retain(block, budget).map(|leaf| self.release(&leaf, 0)).is_ok()
@@ -282,8 +281,8 @@ impl Index {
         Entry(self.entries.get(block as usize).swap(entry.0, Ordering::AcqRel))
     }
 
-    /// Changes an entry's hot bit, if nobody has changed the entry since it was loaded. The caller
-    /// is pinned since before that, so the leaf's page is still there.
+    /// Changes an entry's hot bit, unless the entry has changed since it was loaded. The caller is
+    /// pinned since before that, so the leaf's page is still there.
     pub fn warm(&self, block: u64, from: Entry, to: Entry) {
         debug_assert!(from.same_place(to));
         let word = self.entries.get(block as usize);
@@ -319,8 +318,8 @@ impl Index {
             return Ok(());
         }
         if state & LEAVING != 0 {
-            // Its page is still there and zero. Take it back from the list, whoever looks at it
-            // sees holes until something is published.
+            // Its page is still there and zero. Take it back from the list; readers see holes
+            // until something is published.
             rare.leaving.retain(|(leaving, _)| *leaving != leaf);
         } else {
             if !budget.take(PAGE as u64, Taker::Ordinary) {
@@ -366,7 +365,7 @@ impl Index {
             return false;
         }
         let word = self.directory.get(leaf as usize);
-        // Fails when there are entries or somebody retains it.
+        // Fails when there are entries or retains in force.
         let leave = |from| {
             word.compare_exchange(from, LEAVING, Ordering::AcqRel, Ordering::Acquire).is_ok()
         };
@@ -379,8 +378,7 @@ impl Index {
     }
 
     /// Makes whole leaves read as written zeros: empty ones leave and are put into the zero map. A
-    /// leaf that somebody writes to at this moment keeps its entries (holes, or what was
-    /// written).
+    /// leaf that a thread writes to at this moment keeps its entries (holes, or what was written).
     pub fn zero(&self, leaves: Range<u64>, epochs: &Epochs, budget: &Budget) {
         let mut rare = self.rare.lock();
         let mut run: Option<Range<u64>> = None;
@@ -431,7 +429,7 @@ impl Index {
         if rare.leaving.is_empty() {
             return 0;
         }
-        // In place: whoever makes room may be unable to allocate.
+        // In place: the thread that makes room may be unable to allocate.
         let horizon = epochs.horizon();
         rare.leaving.sort_unstable_by_key(|(leaf, stamp)| (*stamp >= horizon, *leaf));
         let gone = rare.leaving.partition_point(|(_, stamp)| *stamp < horizon);

@@ -3,7 +3,7 @@
 //! One word holds the open segment, the bytes reserved in it, and whether only the cleaner may
 //! append. [`LogBuffer::reserve`] moves it by compare-and-swap; a reservation belongs to its maker
 //! alone until it is filled. [`LogBuffer::seal`] swaps in the next segment and learns the exact end
-//! of the last, so that whoever waits for `filled == end` knows that the range is immutable.
+//! of the last, whose range is immutable once `filled == end`.
 //!
 //! Invariants:
 //! - reservations of one segment are disjoint and lie without gaps in the order of their making;

@@ -16,8 +16,8 @@
 //! - a published record is immutable until its segment is freed, and a segment is freed only when
 //!   nothing points into it and every reader of that time is gone;
 //! - at most one stripe lock is held at a time, and nothing is waited for while it is;
-//! - only who has claimed a segment empties it or takes it down, so nobody else changes where it
-//!   is.
+//! - only the thread that has claimed a segment empties it or takes it down, so no other thread
+//!   changes where it is.
 
 mod audit;
 pub mod budget;
@@ -148,7 +148,7 @@ impl Store {
     pub fn new(memory: &Memory, shape: Shape, limit: u64) -> Result<Self> {
         let stripes: Box<[Stripe]> = (0..STRIPES).map(|_| Stripe::default()).collect();
         let epochs = Epochs::default();
-        // Opening a segment costs its row of the table too, which nobody asks the budget for; the
+        // Opening a segment costs its row of the table too, for which the budget is not asked; the
         // last one that a writer opened before the reserve has one as well.
         let rows = (RESERVE_SEGMENTS + 1) * segment::BYTES_PER_SEGMENT as u64;
         let budget = Budget::new(limit, RESERVE_SEGMENTS * u64::from(shape.segment) + rows);

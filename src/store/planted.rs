@@ -2,7 +2,7 @@
 //!
 //! They exist only in builds with `--cfg shuttle`; in all others [`on`] is `false` at compile time.
 
-/// A mistake that somebody could make here.
+/// A mistake that a programmer could make here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Bug {
@@ -15,7 +15,7 @@ pub enum Bug {
     FreeBeforeReadersLeave = 3,
     /// A read-modify-write publishes what it made of an old version.
     ModifyWithoutCheck = 4,
-    /// A leaf of the index is taken out although somebody has just retained it.
+    /// A leaf of the index is taken out although a thread has just retained it.
     DropRetainedLeaf = 5,
     /// The cleaner takes a record whose death is not counted yet for a damaged one.
     JudgeWithoutWaiting = 6,
@@ -35,8 +35,8 @@ pub enum Bug {
     ForgetPartsThatChanged = 12,
     /// A cluster that was decoded is known by the number of its segment, which comes back.
     ClusterByNumber = 13,
-    /// Whoever frees what is dead in slots claims a segment as it is after he has looked at it, and
-    /// not as it was before.
+    /// A thread that frees what is dead in slots claims a segment as it is after looking at it,
+    /// and not as it was before.
     ClaimLate = 14,
     /// Who claims a segment too late, when there is another of its number, ends the claim on that.
     UnclaimWhatever = 15,

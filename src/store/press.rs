@@ -12,7 +12,7 @@
 //! where it is, and its segment is set aside.
 //!
 //! Invariants:
-//! - nobody is pinned while something is compressed;
+//! - a thread is not pinned while it compresses;
 //! - a segment of clusters is filled by one [`Pack`], and sealed before anybody else touches it.
 
 use super::budget::Taker;
@@ -34,7 +34,7 @@ const TINY: u32 = 64;
 pub struct Pack {
     press: Press,
     open: Option<Open>,
-    /// The segment that was filled last, until somebody asks.
+    /// The segment that was filled last, until [`Store::filled_pack`] takes it.
     full: Option<Sealed>,
 }
 
@@ -560,7 +560,7 @@ impl Store {
     }
 }
 
-/// A cluster's record in the bytes of a segment that somebody cleans.
+/// A cluster's record in the bytes of a segment that is being cleaned.
 pub(super) struct Cluster<'a> {
     pub(super) header: &'a Header,
     pub(super) at: Location,

@@ -1,7 +1,7 @@
 //! Reads: no lock, one copy, every record checked.
 //!
-//! A record that is in a slot is decoded from a window, once somebody above has brought
-//! that part of the slot into it; until then the read stops there.
+//! A record that is in a slot is decoded from a window, once the tier above has brought that part
+//! of the slot into it; until then the read stops there.
 
 use super::codec::{Codec, fill};
 use super::format::{Entry, HEADER, Header, Home, Location};

@@ -7,7 +7,7 @@
 //!
 //! Invariants:
 //! - no entry is changed: what could be read before is read after;
-//! - a segment in which somebody was still writing is sealed behind its last live record, and what
+//! - a segment in which a thread was still writing is sealed behind its last live record, and what
 //!   lies between live records becomes records of nothing, so that the cleaner finds its way.
 //!
 //! What was on its way into a slot is still in its frame, and what is in a slot was there before
@@ -77,7 +77,7 @@ impl Store {
         self.frames.adopt(frames, &self.budget)
     }
 
-    /// Seals the segments in which somebody was still writing.
+    /// Seals the segments in which a thread was still writing.
     fn mend(&self, left: &[Option<Left>], live: &[Live]) {
         let mut open = BTreeMap::new();
         for (segment, left) in left.iter().enumerate() {
@@ -109,7 +109,7 @@ impl Store {
     }
 
     /// Writes records of nothing between the live ones. `false` when that can't be: then there is
-    /// damage, and nobody must walk here.
+    /// damage, and the cleaner must not walk here.
     fn fill_gaps(&self, frame: u32, records: &[Location]) -> bool {
         let mut at = 0;
         for record in records {

@@ -8,7 +8,7 @@
 //! Invariants:
 //! - the way is one way: free, open, sealed, perhaps spilled, retired, free. What is in a slot
 //!   never comes back into a frame of its own: its live records are appended anew;
-//! - a slot is named before the frame is forgotten, so whoever finds no frame finds the slot;
+//! - a slot is named before the frame is forgotten, so a reader that finds no frame finds the slot;
 //! - `dead` only grows while a segment is in use, and reaches `end` exactly when nothing in it is
 //!   live;
 //! - a sealed segment is *settled* once `filled` has reached `end`: only then is it cleaned,
@@ -35,7 +35,7 @@ const END: usize = 2;
 const DEAD: usize = 3;
 /// Bytes of records that are filled in and published.
 const FILLED: usize = 4;
-/// The sequence above one bit, which is set while a cleaner works on it, or somebody takes it down:
+/// The sequence above one bit, which is set while a cleaner works on it, or a thread takes it down:
 /// a claim is on a segment of one time, and says nothing about the next of that number.
 const CLAIMED: usize = 5;
 /// Slot number + 1; 0: none. Above [`COUNT_SHIFT`], how many records are in it, live and dead.
@@ -108,11 +108,11 @@ pub struct Freed {
 pub(super) struct Left {
     /// Where it is. One that was on its way down still is where it was.
     pub place: Place,
-    /// Nobody was writing in it: it is sealed, or set aside.
+    /// No thread was writing in it: it is sealed, or set aside.
     pub settled: bool,
 }
 
-/// What [`CLAIMED`] says of a segment of that sequence that nobody has claimed.
+/// What [`CLAIMED`] says of a segment of that sequence that is not claimed.
 fn generation(sequence: u64) -> u64 {
     sequence << 1
 }
@@ -126,7 +126,7 @@ impl Segments {
         let count = frames as usize + slots as usize;
         Ok(Self {
             words: Words::new(memory, "segments", count * STRIDE)?,
-            // Memory may be short because of whoever frees a segment.
+            // Room for all: memory may be short when a segment is freed.
             ids: Mutex::new(Ids { free: Vec::with_capacity(count), fresh: 0 }),
             next_sequence: AtomicU64::new(1),
             frames,
@@ -314,7 +314,7 @@ impl Segments {
         self.end_claim(segment, self.sequence(segment));
     }
 
-    /// Claims a segment if it is still the one of that time, and nobody has.
+    /// Claims a segment if it is still the one of that time, and not claimed.
     fn set_claim(&self, segment: u32, generation: u64) -> bool {
         let free = generation & !1;
         let word = self.word(segment, CLAIMED);
@@ -322,7 +322,7 @@ impl Segments {
     }
 
     /// Ends the claim on the segment of that sequence. If there is another of the number by now,
-    /// that one is somebody else's.
+    /// that one is not the caller's.
     fn end_claim(&self, segment: u32, sequence: u64) {
         let (word, free) = (self.word(segment, CLAIMED), generation(sequence));
         if on(Bug::UnclaimWhatever) {
@@ -353,12 +353,12 @@ impl Segments {
         Some(Sealed { segment, end: end as u32, dead, sequence: self.sequence(segment) })
     }
 
-    /// All sealed, settled segments in frames that nobody cleans.
+    /// All sealed, settled segments in frames that are not claimed.
     pub fn all_sealed(&self) -> impl Iterator<Item = Sealed> {
         self.unclaimed().filter_map(|segment| self.sealed(segment))
     }
 
-    /// All spilled segments that nobody cleans.
+    /// All spilled segments that are not claimed.
     pub fn all_spilled(&self) -> impl Iterator<Item = Sealed> {
         self.unclaimed().filter_map(|segment| self.spilled(segment))
     }
@@ -375,7 +375,7 @@ impl Segments {
         (0..self.used()).find(|segment| {
             let claim = || self.word(*segment, CLAIMED).load(Ordering::Acquire);
             let before = claim();
-            // While it is looked at somebody else may free it, and a writer open it again.
+            // Meanwhile another thread may free it, and a writer open it again.
             before & 1 == 0
                 && is_gone(segment)
                 && self.set_claim(*segment, if on(Bug::ClaimLate) { claim() } else { before })
@@ -446,7 +446,7 @@ impl Segments {
         Ok(left)
     }
 
-    /// Seals at `end` what somebody was writing in. Unless it is `whole`, it is set aside.
+    /// Seals at `end` a segment that a thread was writing. Unless it is `whole`, it is set aside.
     pub(super) fn settle(&self, segment: u32, end: u32, whole: bool) {
         let end = u64::from(end);
         let filled = if whole { end } else { u64::MAX };

@@ -21,7 +21,7 @@ pub struct Session {
     pub(super) staged_count: usize,
     pub(super) tally: Arc<Tally>,
     pub(super) again: Again,
-    /// Time spent waiting for memory; whoever measures takes it and sets it to zero.
+    /// Time spent waiting for memory; the channel that measures takes it and sets it to zero.
     pub stalled: Duration,
     memory: u64,
 }

@@ -5,7 +5,7 @@
 //! late that memory has been turned over meanwhile would not have been there, if it had been
 //! brought back; it would only have driven out what is read next.
 //!
-//! Invariant: a slot is free, or taken by somebody who writes to it, or named by one segment.
+//! Invariant: a slot is free, or taken by a thread that writes to it, or named by one segment.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -52,7 +52,7 @@ impl Slots {
         self.visits.len() as u32
     }
 
-    /// How many nobody has.
+    /// How many are free.
     pub fn free(&self) -> u32 {
         self.free.lock().len() as u32
     }

@@ -1,15 +1,16 @@
 //! What happens to segments on their way into slots, in them, and out of them again. Nothing here
 //! reads or writes a device: the tier above does, with what it is told here.
 //!
-//! Going down: whoever has claimed a sealed segment takes a slot, has the frame's bytes written
-//! into it, and only then says so ([`Store::spilled`]); the frame is free when its last reader is
-//! gone. Until then reads find the frame, afterwards the slot, which holds the same bytes.
+//! Going down: the thread that has claimed a sealed segment takes a slot, has the frame's bytes
+//! written into it, and only then says so ([`Store::spilled`]); the frame is free when its last
+//! reader is gone. Until then reads find the frame, afterwards the slot, which holds the same
+//! bytes.
 //!
 //! Reading: a read that comes to a record in a slot stops ([`Below`]). The part that is needed is
-//! read into a window, and the read begins again at that block, from its entry on.
-//! Nobody keeps the slot meanwhile: if it was given to another segment, nothing names the one
-//! before any more, and what was read for that is never looked at. So a block that was changed
-//! meanwhile is read as it is now, and whatever a read returns, it found while it was pinned.
+//! read into a window, and the read begins again at that block, from its entry on. The read does
+//! not hold the slot meanwhile: if it was given to another segment, nothing names the one before
+//! any more, and what was read for that is never looked at. So a block that was changed meanwhile
+//! is read as it is now, and whatever a read returns, it found while it was pinned.
 //!
 //! Coming back: live records are appended to the log like new ones, one by one when they are read a
 //! second time, or all of a slot when it is mostly garbage.
@@ -226,7 +227,7 @@ impl Store {
 
     /// What to write to the slot of a segment that goes down, from the slot's start on.
     pub fn bytes_of(&self, going: &Going) -> (u32, &[u8]) {
-        // What is behind the end has no meaning, and nobody writes there any more.
+        // What is behind the end has no meaning, and no thread writes there any more.
         let len = going.victim.end.next_multiple_of(ALIGN as u32);
         (going.slot, self.frames.bytes(going.frame, 0, len))
     }

@@ -1,4 +1,4 @@
-//! What is stored, counted by those who store it: one tally a thread, added up when somebody asks.
+//! What is stored, counted by the threads that store it: one tally a thread, added up on demand.
 //!
 //! Each number may go below zero in one tally (a block written through one channel and discarded
 //! through another); only the sums mean something.

@@ -12,8 +12,9 @@
 //! Invariants:
 //! - a window names its bytes by the sequence of their segment, which never comes back, so it is
 //!   never out of date;
-//! - a window is locked while it is filled, and nobody waits for it then: others look past it;
-//! - what was brought stays until somebody has looked at it, or it is clear that nobody comes.
+//! - a window is locked while it is filled, and other readers do not wait for it then: they look
+//!   past it;
+//! - what was brought stays until a read has looked at it, or it is clear that no read comes.
 
 use super::format::{CLUSTER_MAX, HEADER, Location};
 use crate::BLOCK_SIZE;
@@ -33,8 +34,8 @@ const MOST: u32 = 1 << 20;
 const PART: u64 = 44;
 /// A read so far behind the end of a window goes on from there.
 const NEAR: u32 = 64 << 10;
-/// After so many rounds of waiting, a few milliseconds, nobody comes any more for what was brought:
-/// what he wanted is elsewhere by now.
+/// After so many rounds of waiting, a few milliseconds, no read comes any more for what was
+/// brought: the block that was wanted is elsewhere by now.
 const PATIENCE: u32 = if cfg!(shuttle) { 2 } else { 100 };
 
 const _: () = assert!(CLUSTER_MAX + 2 * ALIGN <= 2 * LEAST as usize);
@@ -57,7 +58,7 @@ pub(super) struct Windows {
 #[derive(Debug)]
 struct Shared {
     window: Mutex<Window>,
-    /// Somebody waits for the device, for this one.
+    /// A thread waits for the device to fill this one.
     is_filling: AtomicBool,
 }
 
@@ -74,7 +75,7 @@ struct Window {
     next: u64,
     /// When it was used last.
     used: u64,
-    /// Nobody has looked at what was brought.
+    /// No read has looked at what was brought.
     awaited: bool,
 }
 
@@ -220,9 +221,9 @@ impl Windows {
     }
 
     /// The window that the wish is about, if it has room for `len` bytes; or else, of those that
-    /// have, the one that was not used for longest; or else the largest. Those that somebody is
-    /// about to look at only if that takes too long: else readers would take what they have brought
-    /// from each other, again and again.
+    /// have, the one that was not used for longest; or else the largest. Those that a read is about
+    /// to look at only if that takes too long: else readers would take what they have brought from
+    /// each other, again and again.
     fn choose(
         &self,
         len: usize,
@@ -260,7 +261,7 @@ fn sizes(all: usize, range: Range<usize>) -> Vec<usize> {
 }
 
 impl Shared {
-    /// The window, unless it is being filled. Whoever has it otherwise does not wait for anything.
+    /// The window, unless it is being filled. A thread that has it otherwise waits for nothing.
     fn lock_filled(&self) -> Option<MutexGuard<'_, Window>> {
         let mut round = 0;
         loop {
@@ -395,7 +396,7 @@ mod tests {
         bring(&windows, 8, 0..LEAST, Wish { most: LEAST, is_stream: true, place: Some(4) });
         assert_eq!(windows.windows[2].window.lock().name, 8);
         drop(all);
-        // Larger only if somebody pays for it.
+        // Larger only if there are bytes for it.
         assert_eq!(windows.fit(256 << 20, |_| false), 0);
         assert_eq!(memory(&windows), least);
         let paid = std::cell::Cell::new(0);
@@ -417,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_brought_stays_until_somebody_has_looked_at_it() {
+    fn what_was_brought_stays_until_a_read_has_looked_at_it() {
         let windows = Windows::new(1 << 20, 1 << 30);
         let count = windows.windows.len() as u64;
         for name in 1..=count {
@@ -428,7 +429,7 @@ mod tests {
         assert_eq!(choose(0), None);
         assert_eq!(windows.look(2, (2000, at(0)), |_| true), Some(true));
         assert_eq!(choose(0), place_of(&windows, 2));
-        // Who never comes holds up nobody for long.
+        // A read that never comes does not hold up others for long.
         assert_eq!(choose(PATIENCE + 1), place_of(&windows, 1));
         for name in 100..100 + count {
             bring(&windows, name, 0..LEAST, wish);

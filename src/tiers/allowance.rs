@@ -1,5 +1,5 @@
 //! How much may be written in a day: a bucket that holds a day's bytes and fills up evenly. Pure:
-//! whoever asks says what time it is.
+//! the caller says what time it is.
 //!
 //! Invariant: in any 24 hours at most two days' bytes are taken, and in the long run one a day.
 

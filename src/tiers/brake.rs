@@ -1,11 +1,11 @@
-//! When writeback gives way to reads of the backing store that somebody waits for.
+//! When writeback gives way to reads of the backing store that a reader waits for.
 //!
 //! What such reads take while writeback is at work is compared with what they take else. When the
 //! slowest tenth of the last ones takes more than three times as long, half as many commands may be
-//! out, down to none; after a while without that, one more. Where nobody reads, nothing is braked.
-//! While somebody does, the drive's cache is flushed often: a drive serves nobody while it empties
+//! out, down to none; after a while without that, one more. Without reads, nothing is braked. While
+//! there are reads, the drive's cache is flushed often: a drive serves no request while it empties
 //! its cache, and at the end of a window that can take a second.
-//! Invariant: only [`Brake::admits`] gives way; whoever must not wait does not ask.
+//! Invariant: only [`Brake::admits`] gives way; a thread that must not wait ignores its answer.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -20,9 +20,9 @@ const TIMES: u64 = 3;
 const FAST_US: u64 = 500;
 /// Milliseconds after which one more command is tried.
 const CALM_MS: u64 = 100;
-/// Writes after which the drive's cache is flushed while somebody reads.
+/// Writes after which the drive's cache is flushed while there are reads.
 const UNFLUSHED: usize = 32;
-/// Milliseconds without a read after which nobody is disturbed.
+/// Milliseconds without a read after which writeback disturbs no reader.
 const ALONE_MS: u64 = 200;
 
 /// Knows what reads take, and how many commands of writeback may be out.
@@ -167,7 +167,7 @@ mod tests {
             brake.note(MS(10), false, now);
             assert_eq!(depth(&brake, now), expected, "at {now}");
         }
-        assert_eq!(depth(&brake, 1500), 4, "nobody reads");
+        assert_eq!(depth(&brake, 1500), 4, "no reads");
     }
 
     #[test]
@@ -189,9 +189,9 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_flushed_often_while_somebody_reads() {
+    fn the_cache_is_flushed_often_while_there_are_reads() {
         let brake = Brake::new(4);
-        assert!((0..100).all(|_| !brake.wants_flush(1000)), "nobody reads");
+        assert!((0..100).all(|_| !brake.wants_flush(1000)), "no reads");
         brake.note(MS(10), true, 1000);
         assert!(brake.wants_flush(1010));
         assert_eq!((0..UNFLUSHED * 2).filter(|_| brake.wants_flush(1010)).count(), 2);

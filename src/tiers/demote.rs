@@ -7,10 +7,9 @@
 //! chance. A record that is read a second time in its slot comes back, if there is room.
 //!
 //! A thread of the volume's own keeps a reserve of free memory ([`Ram::keep_reserve`]), so that a
-//! writer finds room; one that finds none takes a segment down itself, or is refused. That thread,
-//! and nobody else, also has what goes down recompressed, while there is time for it
-//! (`recompress.rs`). Nothing here allocates memory: what is needed was there when the volume came
-//! up.
+//! writer finds room; one that finds none takes a segment down itself, or is refused. That thread
+//! alone also has what goes down recompressed, while there is time for it (`recompress.rs`).
+//! Nothing here allocates memory: what is needed was there when the volume came up.
 //!
 //! Invariant: while the device is waited for, no lock of the store's is held and no epoch pinned.
 
@@ -189,7 +188,7 @@ impl Ram {
     }
 
     /// Appends those of the blocks anew that were read from a slot or a cluster not for the first
-    /// time, if that takes nobody's room.
+    /// time, if that takes no room that writers need.
     fn promote(&self, session: &mut Session, first: u64, blocks: &[[u8; BLOCK_SIZE]]) {
         while let Some(ReadAgain { block, version, below }) = session.read_again() {
             let at = block.checked_sub(first).and_then(|at| blocks.get(at as usize));
@@ -280,8 +279,8 @@ impl Ram {
         let least = store.segment_size() / worth_part;
         let emptiest = store.segments().all_spilled().max_by_key(|s| s.dead);
         let Some(chosen) = emptiest.filter(|s| s.dead >= least) else { return false };
-        // Who makes room for a writer can do nothing better than wait for the other. Whoever holds
-        // the buffer waits for nobody but the device.
+        // A thread that makes room for a writer can do nothing better than wait for the buffer. The
+        // thread that holds the buffer waits only for the device.
         let buffer = match who {
             Taker::Cleaner => Some(lower.slot.lock()),
             Taker::Ordinary => lower.slot.try_lock(),
@@ -291,7 +290,7 @@ impl Ram {
         let Some((victim, slot)) = claimed else { return true };
         let len = (victim.end as usize).next_multiple_of(ALIGN);
         if lower.spill.read(slot, 0, &mut buffer[..len]).is_err() {
-            // Whoever wants what is in it is told so; nobody else has to be.
+            // Only a reader of what is in it has to be told.
             store.segments().quarantine(victim.segment);
             store.segments().unclaim(victim.segment);
             return false;

@@ -1,9 +1,9 @@
 //! The thread that keeps what is read again and again in the log.
 //!
 //! Blocks that were read twice from below the log are given to it as copies; and of what leaves it
-//! next, those that were read since are given to it again. Invariants: nobody waits for this
-//! thread, and it waits for nobody: where there is no room, or others are at work, nothing is
-//! kept. What it writes to the log's drive is bounded by [`Purse`].
+//! next, those that were read since are given to it again. Invariants: no thread waits for this
+//! one, and it waits for no other: where there is no room, or others are at work, nothing is kept.
+//! What it writes to the log's drive is bounded by [`Purse`].
 
 use super::logged::Logged;
 use crate::BLOCK_SIZE;
@@ -25,7 +25,7 @@ const TIMES_A_DAY: u64 = 4;
 const DAY_MS: u64 = 86_400_000;
 /// How long it reads nothing from the backing store after it had to, while others are at work.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Nobody is at work who has not asked for anything for this long.
+/// A volume that gets no request for this long is idle.
 const IDLE: Duration = Duration::from_millis(500);
 
 /// Bytes that may be written.

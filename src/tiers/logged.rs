@@ -1,8 +1,9 @@
-//! Blocks in a durable log before a backing store: the log's core, its drives, and who moves them.
+//! Blocks in a durable log before a backing store: the log's core, its drives, and their I/O.
 //!
-//! The core does no I/O; here is who does. Whoever waits for a commit carries commands out himself,
-//! so a small synced write needs no other thread; a few threads of the log's own write what nobody
-//! waits for. A write reserves its places under the core's lock, and fills them without it.
+//! The core does no I/O; its callers do. A thread that waits for a commit carries commands out
+//! itself, so a small synced write needs no other thread; a few threads of the log's own write what
+//! no request waits for. A write reserves its places under the core's lock, and fills them without
+//! it.
 //!
 //! Invariants: the core's lock is held neither during I/O nor while payloads are copied; a block's
 //! stripe is held from before its place is reserved, or from the read of a read-modify-write, until
@@ -131,7 +132,7 @@ pub struct Logged {
     wanted: Mutex<Vec<u64>>,
     /// Whether anything is kept in the log that was read.
     keeps: AtomicBool,
-    /// Ends the sleep of the thread that writes what nobody waits for.
+    /// Ends the sleep of the thread that writes what no request waits for.
     waker: OnceLock<Waker>,
     /// Windows that have failed in a row.
     pub(super) failures: AtomicU32,
@@ -205,7 +206,7 @@ impl Logged {
         }
     }
 
-    /// Whoever wants to know what becomes of the backing store, before it changes and after.
+    /// Sets what hears what becomes of the backing store, before it changes and after.
     pub fn listen(&self, listener: Listener) {
         let _ = self.listener.set(listener);
     }
@@ -332,7 +333,7 @@ impl Logged {
         self.core.lock()
     }
 
-    /// Blocks that nobody can read any more, as first block and count. The core is asked in steps,
+    /// Blocks that cannot be read any more, as first block and count. The core is asked in steps,
     /// so that others have their turn between them.
     pub fn lost(&self) -> Vec<(u64, u64)> {
         let mut lost = Lost::default();
@@ -358,7 +359,7 @@ impl Logged {
         (now() - self.began).as_micros() as u64
     }
 
-    /// How long nobody has asked for anything.
+    /// How long there has been no request.
     pub(super) fn idle(&self) -> Duration {
         let last = self.last_request_ms.load(Ordering::Relaxed);
         Duration::from_millis(self.now_ms().saturating_sub(last))
@@ -462,7 +463,7 @@ impl Logged {
     ) -> Result<(), Fault> {
         match found {
             Found::Zeros => out.as_flattened_mut().fill(0),
-            // Nobody fills who does not hold the stripe.
+            // Only a thread that holds the stripe fills.
             Found::Lost | Found::Filling => return Err(self.damaged(block)),
             Found::Backing => {
                 let (began, moving) = (now(), self.brake.is_moving());
@@ -484,7 +485,7 @@ impl Logged {
                 self.core.lock().release(&reading);
                 result?;
             }
-            // Whoever comes before has fetched it.
+            // It was fetched with the block before.
             Found::Before(_) => {}
         }
         Ok(())

@@ -1,8 +1,8 @@
-//! Waiting until somebody else has done something, without a lock to come back through: all who
-//! wait go on at once.
+//! Waiting until another thread has done something, without a lock to come back through: all
+//! waiters go on at once.
 //!
-//! Invariant: who reads [`News::seen`] before looking for what to wait for misses nothing that is
-//! told afterwards.
+//! Invariant: a thread that reads [`News::seen`] before it looks for what to wait for misses
+//! nothing that is told afterwards.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{wait_on, wake_all};

@@ -1,11 +1,11 @@
 //! How the writers of a nearly full log share out what room there is.
 //!
-//! Room comes a window of writeback at a time, and a window may take a minute. Who took what is
-//! there at once would then wait for the whole of the next window, and his readers would take him
-//! for hung. So beyond seven tenths of the log writers advance as the window does: a part of the
-//! room at once, the rest as blocks reach the backing store. What is taken in all is the same, and
-//! a burst that finds more room than a window makes is hardly held.
-//! Invariant: nobody is held unless a window is at work, and at its end nobody is.
+//! Room comes a window of writeback at a time, and a window may take a minute. A writer that took
+//! what is there at once would then wait for the whole of the next window, and would look hung. So
+//! beyond seven tenths of the log writers advance as the window does: a part of the room at once,
+//! the rest as blocks reach the backing store. What is taken in all is the same, and a burst that
+//! finds more room than a window makes is hardly held.
+//! Invariant: no writer is held unless a window is at work, and at its end none is.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,7 +48,7 @@ impl Pace {
         self.most.store(used + share(free, 0), Ordering::Relaxed);
     }
 
-    /// The window has gone so much of its [`WAY`]; whether that lets somebody go on.
+    /// The window has gone so much of its [`WAY`]; whether that lets a writer go on.
     pub(super) fn advance(&self, gone: u64) -> bool {
         let taken = share(self.free.load(Ordering::Relaxed), gone);
         let most = self.used.load(Ordering::Relaxed) + taken;

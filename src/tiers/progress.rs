@@ -168,7 +168,7 @@ impl Logged {
         (core, true)
     }
 
-    /// Who has worked and goes may leave something to do of which nobody has been told.
+    /// A thread that has worked may leave work of which no waiter has been told: tells them.
     fn hand_over(&self, worked: bool) {
         if worked {
             self.news.tell();

@@ -1,7 +1,7 @@
 //! The RAM tier: a store whose limit holds, whose memory stays near its payload, and which fails a
 //! write only when nothing more fits.
 //!
-//! Whoever needs room makes it: the thread that opens a segment while garbage is above its share
+//! A thread that needs room makes it: one that opens a segment while garbage is above its share
 //! cleans some of it first, so memory stays bounded however fast writes come, and no write waits
 //! for another thread's turn. A thread of the volume's own does the same when writes have ceased
 //! ([`Ram::tend`]).
@@ -289,8 +289,9 @@ impl Ram {
             if std::mem::replace(&mut waited, true) {
                 return Err(NoSpace);
             }
-            // What others clean, are about to fill, or leave behind may be room a moment later, and
-            // empty leaves are given back when nobody looks at them. None of them waits for us.
+            // What other threads clean, are about to fill, or leave behind may be room a moment
+            // later, and empty leaves are given back when no thread looks at them. None of those
+            // threads waits for this one.
             let mut round = 0;
             while self.assisting.load(Ordering::Acquire) > 0 {
                 crate::sync::relax(round);
@@ -332,8 +333,8 @@ impl Ram {
         fits(&self.store) || self.reclaim_locked(&self.cleaner.lock(), &mut enough).is_ok()
     }
 
-    /// A way in for one thread, with room made for its buffers. Where there is none, they still are
-    /// had: somebody must be able to discard.
+    /// A way in for one thread, with room made for its buffers. Without room it gets them all the
+    /// same: a client must be able to discard.
     ///
     /// # Errors
     /// See [`Store::session`].
@@ -362,8 +363,8 @@ impl Ram {
             let chosen = {
                 let segments = self.store.segments();
                 let mut victims = self.victims.lock();
-                // A list of what is not worth it may be one that somebody made who is content with
-                // less, and old: it says nothing of what has garbage by now.
+                // A list of what is not worth it may be old, and made for a caller that is content
+                // with less: it says nothing of what has garbage by now.
                 if victims.last().is_none_or(|last| policy::gain(last, size) < least) {
                     let most = policy::batch(segments.in_use());
                     policy::victims(segments.all_sealed(), (size, least), most, &mut victims);

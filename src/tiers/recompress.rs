@@ -3,11 +3,12 @@
 //! A pass goes over the segments in memory from the oldest on, up to those that were written too
 //! lately. In each, blocks that were read since a pass came by stay as they are; the others are put
 //! together with their neighbours where that pays. What is left of a segment is copied if that is
-//! little; otherwise it stays, and is not tried again. Who keeps memory free does the same with
-//! what is about to go down ([`Ram::pack_down`]), as long as nobody would have to wait for that.
+//! little; otherwise it stays, and is not tried again. The thread that keeps memory free does the
+//! same with what is about to go down ([`Ram::pack_down`]), as long as no writer would have to wait
+//! for that.
 //!
 //! Invariants:
-//! - one thread at a time recompresses, and nobody waits for it;
+//! - one thread at a time recompresses, and no thread waits for it;
 //! - it takes memory like any writer, and never from the reserve.
 
 use super::policy;
@@ -27,7 +28,7 @@ pub enum Recompress {
     /// When the volume and the machine are idle, and before it goes down: the default.
     #[default]
     Idle,
-    /// Only when somebody asks for it.
+    /// Only when a user asks for it.
     Off,
 }
 
@@ -68,14 +69,14 @@ impl Recompression {
     }
 }
 
-/// How far somebody has come who goes over all segments.
+/// How far a pass over all segments has come.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
     /// The sequence of the next one.
     next: u64,
     /// Those from here on were written too lately.
     before: u64,
-    /// Somebody asked for it, so it is tried whatever came of it lately.
+    /// A user asked for it, so it is tried whatever came of it lately.
     asked: bool,
 }
 
@@ -85,7 +86,7 @@ impl Pass {
         Self { next: 0, before, asked: false }
     }
 
-    /// One that somebody asked for, over everything that is there now.
+    /// One that a user asked for, over everything that is there now.
     pub fn over_all(ram: &Ram) -> Self {
         Self { next: 0, before: ram.store().segments().next_sequence(), asked: true }
     }
@@ -98,7 +99,7 @@ pub enum Pressed {
     On,
     /// There is nothing more to try.
     Over,
-    /// Somebody else recompresses at the moment.
+    /// Another thread recompresses at the moment.
     Busy,
     /// It was told to stop, or there is no room now.
     Stopped,
@@ -224,7 +225,7 @@ impl Ram {
             return false;
         }
         match self.store().clean(session, victim, Taker::Ordinary) {
-            // Set aside, or left for whoever cleans when there is room.
+            // Set aside, or left for the thread that cleans when there is room.
             Cleaned::Damaged | Cleaned::NoRoom | Cleaned::Emptied => true,
         }
     }

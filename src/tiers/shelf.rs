@@ -18,7 +18,7 @@ use std::sync::Arc;
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Blocks that are looked up at once: 1 MiB.
 const PART: usize = 256;
-/// Bytes that nobody wants and that are read along between two places in the log.
+/// Unwanted bytes that are read along between two places in the log.
 const GAP: u64 = 4096;
 /// Most bytes of a read of the log.
 const RUN: u64 = 256 << 10;
@@ -230,7 +230,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::{Duration, Instant};
 
-    /// A drive with which whoever reads it ends at last.
+    /// A drive whose readers panic once it strikes.
     struct Deadly {
         drive: FileDrive,
         strikes: AtomicBool,

@@ -2,7 +2,7 @@
 //!
 //! Invariants: what could not be written is still in memory, so a failed write loses nothing; after
 //! one, nothing is written for a while, and then it is tried again ([`Pause`]); what could not be
-//! read fails for those who asked for it, and for nobody else.
+//! read fails the requests for it, and no others.
 
 use super::allowance::Allowance;
 use crate::media::{ALIGN, Buffer, Drive, DriveError, Failures};

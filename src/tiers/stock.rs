@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 /// How long a write waits for a frame when there is none, and how often it looks.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// The same after somebody waited in vain.
+/// The same after a write waited in vain.
 const LAST_PATIENCE: Duration = Duration::from_millis(2);
 /// See [`PATIENCE`].
 const NAP: Duration = Duration::from_micros(100);
@@ -31,7 +31,7 @@ const NAP: Duration = Duration::from_micros(100);
 pub(super) struct Stock {
     /// The thread that keeps it.
     keeper: OnceLock<Thread>,
-    /// Somebody waited in vain since a frame was last added: nobody else has to find that out.
+    /// A write waited in vain since a frame was last added: no other write has to find out.
     dry: AtomicBool,
 }
 

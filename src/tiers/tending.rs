@@ -1,4 +1,4 @@
-//! The threads of a logged volume: commits that nobody waits for, and writeback.
+//! The threads of a logged volume: commits that no request waits for, and writeback.
 //!
 //! Invariants: a writeback reads and writes without the core's lock; only where a window begins and
 //! ends does it hold it. What each thread may wait for is in [`super::waits`]: the thread that
@@ -24,11 +24,11 @@ const DEPTH: u32 = 32;
 pub(super) const MOVERS: usize = 4;
 /// How often the clock of the core is moved.
 const TICK: Duration = Duration::from_millis(100);
-/// A volume of which nobody asked anything for this long is idle.
+/// A volume that gets no request for this long is idle.
 const IDLE: Duration = Duration::from_millis(500);
 /// How long a mover that gives way to readers waits before it asks again.
 const GIVE_WAY: Duration = Duration::from_millis(5);
-/// Percent of the log from which on writeback gives way to nobody.
+/// Percent of the log from which on writeback gives way to no reads.
 const PRESSED_PERCENT: u64 = 90;
 /// How long writeback waits after a drive has failed.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ pub struct Policy {
     pub threshold_percent: u64,
     /// Bytes of a window while the log is nearly empty; it grows to four times this as it fills.
     pub window: u64,
-    /// Writeback runs by itself; else only when somebody drains, or the log is nearly full.
+    /// Writeback runs by itself; else only for a drain, or when the log is nearly full.
     pub enabled: bool,
 }
 
@@ -205,7 +205,7 @@ impl Drop for Tending {
     }
 }
 
-/// Carries out what nobody waits for, several commands at once, and moves the core's clock.
+/// Carries out commands that no request waits for, several at once, and moves the core's clock.
 fn commit(logged: &Logged, mut ring: Ring) {
     loop {
         let patience = {
@@ -324,7 +324,7 @@ fn close_segment(logged: &Logged, draining: &Goal) {
     }
 }
 
-/// Whether writeback has to hurry, whoever reads.
+/// Whether writeback has to hurry, and gives way to no reads.
 type Pressed<'a> = dyn Fn() -> bool + Sync + 'a;
 
 /// Carries out a window: first what is read, then, when the log knows that samples of the backing
@@ -369,7 +369,8 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<
         waits::begin(Role::Writeback);
         let mut work = writeback.lock();
         loop {
-            // The log keeps what this window would have moved; nobody waits for a slow disk.
+            // The log keeps what this window would have moved; a stop must not wait for a slow
+            // disk.
             if logged.is_stopping() {
                 return;
             }

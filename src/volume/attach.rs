@@ -359,7 +359,7 @@ impl Pair {
             Some(Ok(found)) => self.suits(claimed, kept, found),
         };
         let fits = match &found {
-            // Whoever gives a log up gives up what is in memory of it.
+            // A user that gives a log up gives up what is in memory of it.
             _ if self.abandon || kept.is_empty() => Ok(()),
             Some(Ok(found)) => found.fits(kept),
             _ => Err(OpenError::OtherMemory),

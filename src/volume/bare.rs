@@ -2,8 +2,8 @@
 //! stands before it.
 //!
 //! Invariants: a request is served by the drive itself, whole, before it returns; a flush is one of
-//! the drive. A write of a part of a block changes nothing else of it: whoever writes one has its
-//! blocks for himself meanwhile, all others share them.
+//! the drive. A write of a part of a block changes nothing else of it: such a write locks its
+//! stripe exclusively; writes of whole blocks share it.
 
 use super::counters::{Accounts, Counters, Kind, Outcome};
 use super::drives::{self, Alarm};
@@ -48,7 +48,7 @@ impl BareVolume {
         Ok(FileDrive::open(backing, Access::ReadOnly)?.size())
     }
 
-    /// The volume that a drive is, which nobody else has. `memory` is what a log would use that it
+    /// The volume that a drive is, opened exclusively. `memory` is what a log would use that it
     /// gets one day; `state` is where this machine keeps what it knows of backing stores. Copies of
     /// its blocks take at most so much memory as `ram_limit` says, and the most that it can be
     /// raised to.

@@ -174,7 +174,7 @@ impl SpillDevice {
         }
         let found = match durable::read_superblock(drive) {
             Err(OpenError::NoLog) => found_on(drive)?,
-            // Nobody can tell any more whose.
+            // Whose log it is cannot be told any more.
             Err(OpenError::Damaged) => Some("a damaged log of ztier".into()),
             Err(OpenError::Drive(e)) => return Err(failed(&self.path, &e)),
             // One that cannot be used here, too.

@@ -59,7 +59,7 @@ impl Channel for VolumeChannel {
     fn count_buffers(&mut self, bytes: u64) {
         if bytes != self.buffers {
             let ram = self.volume.ram();
-            // Where there is none they still are had: somebody must be able to discard.
+            // Without room they are had all the same: a client must be able to discard.
             if bytes > self.buffers {
                 ram.make_room(bytes - self.buffers);
             }

@@ -73,7 +73,7 @@ struct Shared {
     called: Condvar,
     /// Helpers that may be looking at the request; grows only under the lock of `call`.
     inside: AtomicUsize,
-    /// The next piece that nobody has taken.
+    /// The next piece that no thread has taken.
     next: AtomicUsize,
     failed: Mutex<Option<IoError>>,
 }
@@ -174,7 +174,7 @@ impl Shared {
     /// Serves pieces of the request until all are taken.
     ///
     /// # Safety
-    /// What the job names must stay valid, and used by nobody but those who take pieces, until this
+    /// What the job names must stay valid, and used only by threads that take pieces, until this
     /// returns.
     unsafe fn take_pieces(&self, job: Job, ram: &Ram, hand: &mut Hand, scratch: &mut [u8]) {
         let Job { offset, len, place } = job;
@@ -194,7 +194,7 @@ impl Shared {
                     hand.read(ram, from, unsafe { std::slice::from_raw_parts_mut(base.add(at), n) })
                 }
                 Place::From(base) => {
-                    // SAFETY: within the request's data, which nobody changes meanwhile.
+                    // SAFETY: within the request's data, which no thread changes meanwhile.
                     hand.write(ram, from, unsafe { std::slice::from_raw_parts(base.add(at), n) })
                 }
                 Place::Freight(way, freight) => {

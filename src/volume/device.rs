@@ -133,7 +133,7 @@ impl IoError {
 pub enum ExtentKind {
     /// Stored data.
     Data,
-    /// Zeros that somebody wrote and wants kept.
+    /// Zeros that a client wrote and wants kept.
     Zero,
     /// Nothing was ever written, or it was discarded.
     Hole,
@@ -266,8 +266,8 @@ pub trait Serving: Device {
     /// lost. It must neither wait nor allocate.
     fn heed(&self, _alarm: &Alarm) {}
 
-    /// Takes note of all blocks that are lost: nobody needs to be told of these any more. How many
-    /// they are.
+    /// Takes note of all blocks that are lost: no user needs to be told of these any more. How
+    /// many they are.
     ///
     /// # Errors
     /// That can't be written down.

@@ -64,7 +64,7 @@ pub struct LogVolume {
     partial: [AtomicU64; 2],
     /// What this machine knows of the backing store, and where it keeps that.
     record: Mutex<Option<(Book, Arc<Mutex<Record>>)>>,
-    /// Lost blocks of which somebody has taken note, in order.
+    /// Lost blocks that a user has taken note of, in order.
     noted: Arc<Mutex<Vec<(u64, u64)>>>,
     /// Called when blocks turn out to be lost.
     alarm: Arc<OnceLock<Alarm>>,
@@ -165,8 +165,8 @@ impl LogVolume {
         self.logged.recommit().context("what was in memory cannot be brought to the log")
     }
 
-    /// Whoever says, when the volume goes down, by what it is known later that nobody has written
-    /// to the backing store.
+    /// Sets what says, when the volume goes down, by what it is known later that nothing was
+    /// written to the backing store.
     pub fn witnessed(&self, witness: Witness) {
         *self.witness.lock() = Some(witness);
     }
@@ -318,7 +318,7 @@ impl Device for LogVolume {
         len: u64,
         _most: usize,
     ) -> std::result::Result<Vec<Extent>, IoError> {
-        // What the backing store holds nobody knows without reading it.
+        // What the backing store holds is unknown without reading it.
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.size());
         let all = Extent { len, kind: ExtentKind::Data };
         if inside { Ok(vec![all]) } else { Err(IoError::OutOfRange) }

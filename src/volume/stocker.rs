@@ -25,8 +25,8 @@ pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
 fn hurry() {
     let first = libc::sched_param { sched_priority: 1 };
     // SAFETY: the call reads one structure, which lives, and changes how this thread is scheduled.
-    // Without the right to that it fails and changes nothing, which whoever swaps is told
-    // beforehand.
+    // Without the right to that it fails and changes nothing; the user is told before the device
+    // carries swap.
     let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &first) };
 }
 

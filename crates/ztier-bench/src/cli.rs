@@ -35,7 +35,7 @@ use ztier::error::{Error, Result};
 #[derive(Parser)]
 #[command(name = "ztier-bench", version)]
 struct Cli {
-    /// Wait for whoever measures on this machine now, instead of failing.
+    /// Wait for a run that measures on this machine now, instead of failing.
     #[arg(long, global = true)]
     wait: bool,
     /// The process that has started this table as a part of a run of everything.
@@ -308,7 +308,7 @@ fn run(cli: Cli) -> Result<()> {
     }
 }
 
-/// Puts in order what runs that were killed have left; nobody else measures meanwhile.
+/// Puts in order what runs that were killed have left; no other run measures meanwhile.
 fn clear() {
     remains::clear(&rival::ztier::down_of);
     knob::put_back();

@@ -72,7 +72,7 @@ fn an_interrupted_run_says_how_to_go_on_and_does() {
     assert!(ended.stderr.contains(&how), "{}", ended.stderr);
     assert_eq!(state(&run_of(&found), 0), "failed");
     assert!(fs::read_to_string(found.join("report.md")).unwrap().contains("interrupted"));
-    // The table is gone, too: nobody holds its log.
+    // The table is gone, too: its log is not locked.
     assert!(fs::File::open(found.join("policy.log")).unwrap().try_lock().is_ok());
 
     // Without a name: the newest.
@@ -121,7 +121,7 @@ fn a_table_ends_in_order_when_its_suite_is_killed() {
     let log = || fs::read_to_string(dir.join("policy.log")).unwrap_or_default();
     until("policy works", || log().lines().count() > 1);
     suite.kill();
-    // While the table goes on, nobody else measures.
+    // While the table goes on, no other run measures.
     let ended = bench(work.path(), &["models", "--wait"]).end();
     assert!(ended.status.success(), "{}", ended.stderr);
     let waited = ended.stderr.contains("(ztier-bench all --only policy --dir one), which measures");

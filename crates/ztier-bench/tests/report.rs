@@ -98,7 +98,7 @@ fn screenshots_show_something() {
     let Some(browser) = browser() else { return };
     let work = tempfile::tempdir().unwrap();
     let page = sample(work.path()).join("report.html");
-    // Kept where ZTIER_SCREENSHOTS says, for whoever wants to look.
+    // Kept where ZTIER_SCREENSHOTS says, to be looked at.
     let kept = std::env::var_os("ZTIER_SCREENSHOTS").map(PathBuf::from);
     for (width, dark) in [(500, false), (500, true), (1400, false), (1400, true)] {
         let name = format!("report-{width}-{}.png", if dark { "dark" } else { "light" });

@@ -16,7 +16,7 @@ use ztier::durable::format::DATA_MIN;
 use ztier::durable::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
 use ztier::media::Buffer;
 
-/// Events that somebody waits for at most, and times that nothing happens meanwhile.
+/// Events that an actor waits for at most, and times that nothing happens meanwhile.
 const WAIT_MAX: u32 = 100_000;
 /// The same where a drive is broken.
 const TROUBLED_MAX: u32 = 1000;
@@ -370,7 +370,7 @@ impl World<'_> {
         }
     }
 
-    /// Somebody waits until the media end a command, of which there is one.
+    /// An actor waits until the media end a command, of which there is one.
     fn finish_any(&mut self) -> Result<(), Trouble> {
         let choice = self.choices.bits() as u32;
         let all_slow = self.flying.iter().all(|flying| flying.is_slow);

@@ -1,6 +1,6 @@
 //! What the blocks of a run hold: every version of every block is different, and says what it is.
 //!
-//! A block's bytes are a function of its number and its [`Value`], so whoever reads a block can
+//! A block's bytes are a function of its number and its [`Value`], so a reader of a block can
 //! tell which version it is, or that it is none: a mixture of two, another block's, damage. Values
 //! that name a version are given out once in a run, also across power cuts. Zeros are always the
 //! same.

@@ -232,7 +232,7 @@ impl SimDrive {
         let flight = state.flying.remove(&id).expect("only what has begun ends");
         match flight.request {
             Request::Store(..) | Request::Flush if rng.chance(400) => {
-                // Nobody hears of an error.
+                // An error reaches no caller: the process is dead.
                 let _ = state.carry_out(flight, true);
             }
             Request::Store(_, mut pages) => {
@@ -280,7 +280,7 @@ impl SimDrive {
         &self.power
     }
 
-    /// What has been asked of this drive that nobody may ask, the first of it.
+    /// The first request of this drive that was not allowed, and why.
     pub fn complaint(&self) -> Option<String> {
         self.state.lock().complaint.clone()
     }

@@ -60,7 +60,7 @@ impl Image {
         self.pages[index] = slot;
     }
 
-    /// Page `index`, to be changed; it is copied first if somebody shares it.
+    /// Page `index`, to be changed; it is copied first if it is shared.
     pub fn page_mut(&mut self, index: usize) -> &mut Page {
         Arc::make_mut(self.pages[index].get_or_insert_with(|| Arc::new(ZEROS)))
     }

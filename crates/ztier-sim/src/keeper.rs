@@ -1,9 +1,10 @@
-//! Who keeps copies of the backing store's blocks in the log, and who writes to it meanwhile.
+//! The keeper of copies of the backing store's blocks in the log, and another program that writes
+//! to the backing store.
 //!
 //! The keeper reads a block, and gives it to the log some time later: it is the log that knows
-//! whether that still is what the block holds. Nobody else writes to the backing store as long as
-//! the volume is up or its log holds changes; when it is down and the log holds none, anybody may.
-//! A log that is opened after that must not serve a byte of what it had.
+//! whether that still is what the block holds. No other program writes to the backing store as long
+//! as the volume is up or its log holds changes; when it is down and the log holds none, any may. A
+//! log that is opened after that must not serve a byte of what it had.
 
 use crate::content::{Flavour, Value};
 use crate::drive::Request;
@@ -16,8 +17,8 @@ use crate::volume::Opening;
 use crate::world::World;
 use ztier::media::{Drive, Witness};
 
-/// The steps, and between them those of a keeper of copies; and of somebody who writes to the
-/// backing store where he may.
+/// The steps, and between them those of a keeper of copies; and of another program, which writes to
+/// the backing store where it may.
 pub fn with_copies(setup: &Setup, steps: Vec<Step>) -> Vec<Step> {
     let mut rng = Rng::new(setup.seed ^ 6);
     let (often, bare) = (rng.pick(&[50, 200, 500]), rng.pick(&[0, 3, 10]));
@@ -65,8 +66,8 @@ pub fn with_copies(setup: &Setup, steps: Vec<Step>) -> Vec<Step> {
 }
 
 impl World<'_> {
-    /// How a log may be opened: for all that it cares, warm whenever nobody has written to the
-    /// backing store, and sometimes cold then, too.
+    /// How a log may be opened: for all that it cares, warm whenever no other program has written
+    /// to the backing store, and sometimes cold then, too.
     pub(crate) fn opening(&self) -> Opening {
         let cold = mix(self.setup.seed ^ self.stats.recoveries).is_multiple_of(4);
         let warm = self.setup.keep > 0 && !cold;
@@ -133,8 +134,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The volume is drained and goes down, one way or another; then somebody writes a block of the
-    /// backing store, and it comes up again.
+    /// The volume is drained and goes down, one way or another; then another program writes a block
+    /// of the backing store, and the volume comes up again.
     pub(crate) fn bare(
         &mut self,
         block: u32,
@@ -182,9 +183,9 @@ impl World<'_> {
         }
         let value = self.history.draw(block, flavour);
         value.fill(block, &mut self.page);
-        self.say(|| format!("somebody writes {value:?} to {block}"));
+        self.say(|| format!("another program writes {value:?} to {block}"));
         let request = Request::write(u64::from(block) * PAGE as u64, &self.page[..]);
-        // Who is told that it failed tries again.
+        // A write that fails is tried again.
         loop {
             let ticket = self.next_ticket;
             self.next_ticket += 1;

@@ -101,7 +101,7 @@ fn say(seen: Seen) -> String {
     match seen {
         Seen::Value(value) => format!("{value:?}"),
         Seen::Lost => "an error".into(),
-        Seen::Foreign => "bytes that nobody wrote".into(),
+        Seen::Foreign => "bytes that were never written".into(),
     }
 }
 

@@ -52,7 +52,7 @@ impl World<'_> {
         if spent { self.judge_blocks(&seen) } else { self.judge(&seen) }
     }
 
-    /// Says which superblocks and chunks are on the log, if somebody wants to know.
+    /// Says which superblocks and chunks are on the log, if the run is traced.
     pub(crate) fn say_log(&self) {
         if !self.trace {
             return;
@@ -84,8 +84,8 @@ impl World<'_> {
         self.backing.cut(rng, &self.setup.backing_tearing);
     }
 
-    /// Opens a log that misses durable chunks, as somebody does who accepts that: what is found
-    /// then is old, or reported lost, and never anything that was not written.
+    /// Opens a log that misses durable chunks, as a user does who accepts that: what is found then
+    /// is old, or reported lost, and never anything that was not written.
     pub(crate) fn salvage(&mut self) -> Result<(), Trouble> {
         self.log.repair();
         let mut volume =
@@ -99,7 +99,7 @@ impl World<'_> {
         match seen.iter().position(|seen| *seen == Seen::Foreign) {
             None => self.drain(),
             Some(block) => {
-                let text = format!("salvage: block {block} holds what nobody wrote");
+                let text = format!("salvage: block {block} holds what was never written");
                 Err(Trouble::new(Kind::Read, text))
             }
         }
@@ -179,7 +179,7 @@ impl World<'_> {
     }
 
     /// Whether it may hold that after its log had failed, and the backing store had gone on
-    /// alone. There, a write that no flush covered may be torn; whoever wrote it writes it again.
+    /// alone. There, a write that no flush covered may be torn; its writer writes it again.
     fn judge_blocks(&mut self, seen: &[Seen]) -> Result<(), Trouble> {
         self.judge_lost(seen, self.history.submitted())?;
         let mut seen = seen.to_vec();

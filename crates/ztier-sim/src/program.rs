@@ -98,7 +98,7 @@ pub struct Setup {
     pub depth: usize,
     /// Writers that have reserved a place and not filled it, at most.
     pub writers: usize,
-    /// While somebody waits: at how many events of a thousand one of them fills his.
+    /// While an actor waits: at how many events of a thousand one of the writers fills its place.
     pub filled: u32,
     /// Percent of the log for copies of what the backing store has.
     pub keep: u64,
@@ -169,7 +169,7 @@ pub enum Step {
     /// The keeper lets copies leave the log.
     Leave,
     /// Everything goes to the backing store; the log is closed, or the power goes, or the process
-    /// dies: this choice of it. Then somebody else writes a block.
+    /// dies: this choice of it. Then another program writes a block.
     Bare(u32, Flavour, u32),
     /// Everything goes to the backing store, which is then the volume.
     Drain,

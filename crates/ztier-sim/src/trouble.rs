@@ -22,7 +22,7 @@ pub enum Kind {
     Twice,
     /// After a drain the backing store is not the volume.
     Backing,
-    /// A drive was asked for something that nobody may ask.
+    /// A drive got a request that is not allowed.
     Misuse,
     /// The log failed although its drives did not.
     Failed,

@@ -31,9 +31,9 @@ pub enum Source {
 /// How a log is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening {
-    /// Somebody may have written to the backing store.
+    /// Another program may have written to the backing store.
     Cold,
-    /// Nobody has.
+    /// No other program has.
     Warm,
     /// Chunks that are missing are passed over.
     Lossy,

@@ -111,7 +111,7 @@ pub struct World<'p> {
     pub(crate) readers: Vec<Reader>,
     /// What the keeper has read and not stored: a block, when, and its content.
     pub(crate) copies: Vec<(u32, Token, Box<Page>)>,
-    /// Somebody else has written to the backing store since the log was opened.
+    /// Another program has written to the backing store since the log was opened.
     pub(crate) is_bare: bool,
     /// Flushes that wait, with the position that each covers.
     pub(crate) flushes: Vec<(Ticket, u64)>,
@@ -133,7 +133,7 @@ pub struct World<'p> {
     pub(crate) faults: &'p [(Side, Fault)],
     /// The log stays full, as a lie and an error together explain: writers do not wait any more.
     pub(crate) is_stuck: bool,
-    /// The last flush that somebody waited for has ended well.
+    /// The last flush that the flusher waited for has ended well.
     pub(crate) is_secured: bool,
     pub(crate) stats: Stats,
     /// Operations of each drive before the first step.
@@ -279,7 +279,7 @@ impl<'p> World<'p> {
         }
     }
 
-    /// Says what happens, if somebody wants to know.
+    /// Says what happens, if the run is traced.
     pub(crate) fn say(&self, text: impl FnOnce() -> String) {
         if self.trace {
             eprintln!("  {}", text());

@@ -1,8 +1,9 @@
 //! Writers between reserving a place in the log and filling it.
 //!
-//! As in the product, a block has one writer at a time: who wants to write, discard or read it
-//! waits for the one who is about to fill it. Everything else happens meanwhile: chunks are closed,
-//! flushes asked for, drives fail, the power goes. A write is acknowledged when it is filled.
+//! As in the product, a block has one writer at a time: an actor that wants to write, discard or
+//! read it waits for the writer that is about to fill it. Everything else happens meanwhile: chunks
+//! are closed, flushes asked for, drives fail, the power goes. A write is acknowledged when it is
+//! filled.
 
 use crate::actors::Taken;
 use crate::content::{Flavour, Value};
@@ -81,7 +82,7 @@ impl World<'_> {
         if together { self.sync_blocks(blocks) } else { Ok(()) }
     }
 
-    /// Somebody has reserved a place; if there are too many such, one of them fills his.
+    /// A writer has reserved a place; if too many have, one of them fills its place.
     fn is_about_to_fill(&mut self, blocks: Range<u32>, reserved: Option<Reserved>) {
         self.writers.extend(reserved.map(|reserved| Writer { blocks, reserved }));
         if self.writers.len() > self.setup.writers {
@@ -112,7 +113,7 @@ impl World<'_> {
         self.volume.fill(reserved);
     }
 
-    /// Somebody who needs these blocks waits for their writers; whether there was one.
+    /// An actor that needs these blocks waits for their writers; whether there was one.
     pub(crate) fn fill_blocks(&mut self, blocks: Range<u32>) -> bool {
         let mut found = false;
         let meets = |w: &Writer| w.blocks.start < blocks.end && blocks.start < w.blocks.end;

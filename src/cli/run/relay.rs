@@ -64,7 +64,7 @@ impl Relay {
         let mut before = MaybeUninit::uninit();
         // SAFETY: the set is initialised by sigemptyset before anything else looks at it, the
         // signals are valid, and sigprocmask fills in the old mask when it succeeds, which is
-        // checked before that is used. signalfd returns a new descriptor, which nobody else owns,
+        // checked before that is used. signalfd returns a new descriptor, which has no other owner,
         // or -1, which is not taken.
         unsafe {
             libc::sigemptyset(set.as_mut_ptr());
@@ -140,7 +140,7 @@ impl Relay {
                 let _ = kill_process(Pid::from_child(child), signal);
             }
             if signal == Signal::TSTP {
-                // Whoever looks at this process shall see that the program is stopped.
+                // The parent, such as a shell, shall see that the program is stopped.
                 let _ = kill_process(rustix::process::getpid(), Signal::STOP);
             }
         }

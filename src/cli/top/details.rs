@@ -107,7 +107,7 @@ impl Teller<'_> {
         vec![line]
     }
 
-    /// What somebody should do something about.
+    /// What the user should do something about.
     fn trouble(&self) -> Vec<Line> {
         let stats = &self.sample.stats;
         let mut all: Vec<String> = stats

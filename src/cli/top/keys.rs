@@ -1,6 +1,6 @@
 //! What is typed: bytes to keys.
 
-/// What somebody wants.
+/// What the user asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     /// To end.

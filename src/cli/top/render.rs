@@ -17,7 +17,7 @@ use crate::stats::time::rfc3339;
 pub struct Size {
     /// Columns.
     pub columns: usize,
-    /// Rows; `None`: as many as it takes, of a text that nobody scrolls.
+    /// Rows; `None`: as many as it takes, for a text that is printed and not drawn.
     pub rows: Option<usize>,
 }
 

@@ -67,7 +67,7 @@ impl Terminal {
             Ok(n) if n > 0 => bytes[..n].to_vec(),
             Err(Errno::INTR) => Vec::new(),
             _ => {
-                self.keys = false; // nobody is there any more
+                self.keys = false; // the input has ended
                 Vec::new()
             }
         }
@@ -147,7 +147,7 @@ fn enter(keys: bool) -> io::Result<()> {
 
 /// Gives the terminal back, if it was taken over.
 fn leave() {
-    // Whoever holds the lock panics while it enters or leaves: then it is done there.
+    // The thread that holds the lock panics while it enters or leaves: then it is done there.
     let Ok(mut before) = BEFORE.try_lock() else { return };
     let Some(before) = before.take() else { return };
     // A terminal that is gone needs nothing.
@@ -169,7 +169,7 @@ fn size() -> (usize, usize) {
     }
 }
 
-/// Signals that came, for somebody who waits for other things, too.
+/// Signals that came, for a loop that waits for other things, too.
 pub struct Signals {
     /// Readable when one came.
     woken: UnixStream,
@@ -190,7 +190,7 @@ pub enum Asked {
 }
 
 impl Signals {
-    /// Catches those that matter to whoever has taken over a terminal.
+    /// Catches those that matter to a program that has taken over a terminal.
     ///
     /// # Errors
     /// When the system refuses.

@@ -34,13 +34,13 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// What nobody keeps yet.
+    /// Memory that no keeper has yet.
     pub fn fresh(manifest: Manifest, memory: Memory) -> Self {
         Self { manifest, memory, link: None }
     }
 
-    /// Asks the keeper that listens on `socket`; `None` when there is none. Whoever asks is taken
-    /// for the daemon from now on, as long as he keeps what he got.
+    /// Asks the keeper that listens on `socket`; `None` when there is none. From now on the keeper
+    /// takes this process for the daemon, as long as the connection lasts.
     ///
     /// # Errors
     /// When it does not answer, or speaks another version.
@@ -58,8 +58,8 @@ impl Kept {
         }
     }
 
-    /// Whether somebody keeps memory on `socket`. Waits for nobody: a keeper that has no time is
-    /// there, too.
+    /// Whether a keeper listens on `socket`. Does not block: a keeper that has no time is there,
+    /// too.
     pub fn is_there(socket: &Path) -> bool {
         use rustix::io::Errno;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -8,7 +8,7 @@
 //! Invariants:
 //! - the keeper never reads or writes the memory: it only has it, and keeps it from being swapped
 //!   out while no daemon does;
-//! - `NAME.keep` is its socket as long as it lives; it hears nobody but its owner and root;
+//! - `NAME.keep` is its socket as long as it lives; it admits only its owner and root;
 //! - messages carry a version, because a keeper may be older than the daemon that it serves.
 
 mod link;
@@ -36,7 +36,7 @@ pub struct Manifest {
     pub ram_limit_max_bytes: u64,
     /// The program that made them, to be shown.
     pub program: String,
-    /// Whether the files are never swapped out, whoever has them.
+    /// Whether the files are never swapped out, whichever process has them.
     pub resident: bool,
 }
 
@@ -46,7 +46,7 @@ pub struct Manifest {
 enum Say {
     /// Keep these; the descriptors come along, one a name. The first message, once.
     Keep { manifest: Manifest, names: Vec<String>, socket: std::path::PathBuf },
-    /// Give copies of them, and watch this connection: whoever asks is the daemon now.
+    /// Give copies of them, and watch this connection: its peer is the daemon now.
     Give,
     /// End, and let the memory go.
     End,

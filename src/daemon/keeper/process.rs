@@ -1,7 +1,8 @@
 //! The keeper's own process: `ztier keeper NAME`, started by a daemon.
 //!
-//! One thread, one loop: the daemon's end, and whoever connects. Before it answers the first
-//! message it has everything that it needs; nothing later can fail for want of memory or files.
+//! One thread, one loop: it waits for the daemon's end and for connections. Before it answers the
+//! first message it has everything that it needs; nothing later can fail for want of memory or
+//! files.
 
 use super::wire::{bound, receive, send};
 use super::{Answer, Manifest, Say};
@@ -92,7 +93,7 @@ impl Keeping {
         }
     }
 
-    /// Serves until it is told to end, or nobody can come any more: the run directory was removed.
+    /// Serves until it is told to end, or no daemon can find it any more: its socket was removed.
     fn serve(&mut self) {
         loop {
             let mut fds = vec![PollFd::new(&self.socket, PollFlags::IN)];
@@ -166,7 +167,7 @@ impl Keeping {
     }
 }
 
-/// A whole memory file, mapped and locked. Nobody reads or writes through the mapping.
+/// A whole memory file, mapped and locked. Nothing reads or writes through the mapping.
 struct Locked {
     base: *mut std::ffi::c_void,
     len: usize,
@@ -201,7 +202,7 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody uses it.
+        // SAFETY: the mapping is ours and unused.
         let _ = unsafe { rustix::mm::munmap(self.base, self.len) };
     }
 }
@@ -242,7 +243,7 @@ mod tests {
     use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
     #[test]
-    fn nobody_else_may_connect_from_the_first_moment_on() {
+    fn only_the_owner_may_connect_from_the_first_moment_on() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("v.keep");
         let (_socket, place) = listen_on(&path).unwrap();
@@ -253,7 +254,7 @@ mod tests {
     #[test]
     fn the_owner_is_admitted_and_others_are_refused() {
         if !geteuid().is_root() {
-            eprintln!("skipped: only root can be somebody else");
+            eprintln!("skipped: only root can become another user");
             return;
         }
         let name = format!("ztier-admit-{}", std::process::id());
@@ -261,7 +262,7 @@ mod tests {
         let listener = UnixListener::bind_addr(&address).unwrap();
         let admitted = |uid: u32| {
             let address = address.clone();
-            // This changes who that thread is, and nobody else.
+            // This changes the user of that thread alone.
             let stranger = std::thread::spawn(move || {
                 rustix::thread::set_thread_uid(Uid::from_raw(uid)).unwrap();
                 UnixStream::connect_addr(&address).unwrap()

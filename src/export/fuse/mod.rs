@@ -156,7 +156,7 @@ impl FuseLoop {
         }
     }
 
-    /// Takes the loop device away: link first, so that nobody finds a device that is going.
+    /// Takes the loop device away: link first, so that no process finds a device that is going.
     fn detach(&mut self) -> Result<()> {
         let Some(device) = &self.loop_device else { return Ok(()) };
         self.remove_link();
@@ -231,7 +231,7 @@ impl FuseLoop {
     }
 }
 
-/// Refuses what somebody else has put where we want to be.
+/// Refuses a mount point or a link that is taken.
 fn refuse_taken(point: &Path, link: Option<&Path>) -> Result<()> {
     if let Some(m) = super::mounts::mounted_on(point) {
         let mend = if m.is_ours() { "take the volume down first" } else { "unmount it first" };

@@ -1,5 +1,5 @@
-//! Loop devices: making one on a file, growing it, and taking one off its file, whoever attached
-//! it. Every call here may wait for requests of the file.
+//! Loop devices: making one on a file, growing it, and taking one off its file, whichever
+//! process attached it. Every call here may wait for requests of the file.
 //!
 //! Invariants: no descriptor of a loop device is kept, so a dead process leaves nothing that keeps
 //! it attached; before anything is changed on a device, the file behind it must be the expected
@@ -92,8 +92,8 @@ pub(super) fn detach(device: &Path, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Puts back what was set on the queue, which a loop device keeps for whoever uses it next. Best
-/// effort. The directory `bdi` is taken because files in `queue` wait for all requests.
+/// Puts back what was set on the queue, which a loop device keeps for its next user. Best effort.
+/// The directory `bdi` is taken because files in `queue` wait for all requests.
 fn forget(device: &Path) {
     let _ = std::fs::write(sys(device).join("bdi/read_ahead_kb"), USUAL_READ_AHEAD);
 }

@@ -26,14 +26,14 @@ pub struct Clients {
     most: usize,
     limits: Limits,
     table: Mutex<Table>,
-    /// Nobody begins another request.
+    /// No connection begins another request.
     closed: AtomicBool,
     /// Notified when a connection leaves the table.
     left: Condvar,
 }
 
 struct Table {
-    /// `None`: nobody is admitted any more.
+    /// `None`: no client is admitted any more.
     device: Option<Arc<dyn Device>>,
     next: u64,
     connections: BTreeMap<u64, Connection>,
@@ -77,12 +77,12 @@ impl Clients {
         });
     }
 
-    /// Admits nobody any more and cuts all connections.
+    /// Admits no more clients and cuts all connections.
     pub fn close(&self) {
         self.close_table(&mut self.table.lock());
     }
 
-    /// The same if nobody transmits; otherwise changes nothing and returns `false`.
+    /// The same if no client transmits; otherwise changes nothing and returns `false`.
     pub fn close_if_unused(&self) -> bool {
         let mut table = self.table.lock();
         if table.connections.values().any(|c| c.transmits) {
@@ -118,7 +118,7 @@ impl Clients {
         }
     }
 
-    /// Who transmits: `2 NBD clients (fio, process 12; 192.0.2.7)`; `None`: nobody.
+    /// The clients that transmit: `2 NBD clients (fio, process 12; 192.0.2.7)`; `None`: no client.
     pub fn describe(&self) -> Option<String> {
         let table = self.table.lock();
         let holders: Vec<_> = table.connections.values().filter(|c| c.transmits).collect();
@@ -175,7 +175,7 @@ impl Entry {
         input.lift_deadline();
         let end = transmission::serve(&device, &mut input, &mut output, agreed, &clients.closed);
         if end == Err(Hangup::Refused) {
-            // What was done before the offence is still answered, if somebody listens.
+            // What was done before the offence is still answered, if the client listens.
             let _ = output.flush();
         }
         end

@@ -1,8 +1,8 @@
 //! Where clients find the server: Unix sockets, TCP, sockets handed over by a service manager.
 //!
 //! Invariants: a Unix socket is never connectable by anybody but its owner, not even for a moment;
-//! only sockets that nobody serves are replaced; only the socket that we made is removed; what was
-//! handed over stays with the process, also when that becomes another program.
+//! only sockets that no process serves are replaced; only the socket that we made is removed; what
+//! was handed over stays with the process, also when that becomes another program.
 
 use super::uri;
 use crate::error::{Context, Error, Result};
@@ -33,10 +33,10 @@ static HANDED: OnceLock<Vec<OwnedFd>> = OnceLock::new();
 /// One place to listen at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// A Unix socket with this path, mode 0600. A socket that nobody serves is replaced.
+    /// A Unix socket with this path, mode 0600. A socket that no process serves is replaced.
     Unix(PathBuf),
-    /// A TCP port (0: any free one). NBD here has neither encryption nor passwords: whoever reaches
-    /// the address reads and writes the volume.
+    /// A TCP port (0: any free one). NBD here has neither encryption nor passwords: any client that
+    /// reaches the address can read and write the volume.
     Tcp(SocketAddr),
     /// The sockets that `LISTEN_FDS` and `LISTEN_PID` announce (systemd's socket activation, also
     /// used by libnbd's tools for `[ COMMAND… ]`).
@@ -55,7 +55,7 @@ enum Address {
         path: PathBuf,
         identity: (u64, u64),
     },
-    /// Somebody else's Unix socket: never removed.
+    /// A Unix socket that was handed over: never removed.
     UnixInherited(PathBuf),
     Tcp(SocketAddr),
     Nameless,
@@ -113,7 +113,7 @@ impl Drop for Listener {
         if let Address::Unix { path, identity } = &self.address
             && path.symlink_metadata().is_ok_and(|m| (m.dev(), m.ino()) == *identity)
         {
-            // Nobody is left to be told; `ztier down` finds the path among the leftovers.
+            // No caller is left to hear an error; `ztier down` finds the path among the leftovers.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -176,7 +176,7 @@ fn lock_directory(path: &Path) -> Result<OwnedFd> {
     Err(Error::busy(format!("{what}: another process keeps that directory locked")))
 }
 
-/// Removes the socket at `path` if nobody listens there any more.
+/// Removes the socket at `path` if no process listens there any more.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
     let shown = path.display();
     let is_socket = path.symlink_metadata().is_ok_and(|m| m.file_type().is_socket());
@@ -243,7 +243,7 @@ fn handed() -> Result<&'static [OwnedFd]> {
     numbers.clone().try_for_each(check)?;
     // SAFETY: they were open when this program began (`check`), so nothing in it has made them. By
     // the protocol of socket activation, in which LISTEN_PID names this process, they were opened
-    // for whoever takes them over, and HANDED, empty in our turn, makes that us, once.
+    // for the code that takes them over, and HANDED, empty in our turn, makes that this call, once.
     let own = |raw| unsafe { OwnedFd::from_raw_fd(raw) };
     let handed = HANDED.get_or_init(|| numbers.map(own).collect());
     for fd in handed {
@@ -265,7 +265,7 @@ fn inherited() -> Result<Vec<Listener>> {
 /// Refuses a descriptor that was not handed over, or is no socket to accept from.
 fn check(raw: RawFd) -> Result<()> {
     // SAFETY: it is only looked at. Where nothing is open under that number, the first look says
-    // so; whatever else it is, whoever has it goes on having it.
+    // so; whatever else it is, its owner keeps it.
     let fd = unsafe { BorrowedFd::borrow_raw(raw) };
     if listens(fd).unwrap_or(false) {
         return Ok(());

@@ -10,7 +10,7 @@
 //!   a refused or granted stop is true for everybody.
 //! - When `stop` has returned, no thread of the server touches the device any more, but for one
 //!   that was cut off within a request that takes longer than [`Limits::closing`]: it ends with
-//!   the process, and tells nobody that the request was carried out.
+//!   the process, and does not tell the client that the request was carried out.
 
 mod connection;
 mod handshake;
@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Connections that are reasonable when nobody says otherwise.
+/// The default limit of connections.
 pub const MAX_CONNECTIONS: usize = 64;
 const _: () = assert!(cfg!(shuttle) || MAX_CONNECTIONS <= THREADS_MAX);
 
@@ -50,7 +50,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// What a server with these options will leave in the system, for whoever has to note it first.
+    /// What a server with these options will leave in the system; the caller notes it first.
     pub fn leftovers(&self) -> Vec<Leftover> {
         let unix = self.listen.iter().filter_map(|listen| match listen {
             Listen::Unix(path) => Some(Leftover::Socket(listen::absolute(path))),
@@ -82,7 +82,7 @@ impl Options {
 pub struct Limits {
     /// From the acceptance of a connection to the end of its handshake.
     pub handshake: Duration,
-    /// From when all connections are cut until nobody waits for their requests any more, which a
+    /// From when all connections are cut until the server stops waiting for their requests, which a
     /// drive may hold up.
     pub closing: Duration,
 }
@@ -137,9 +137,9 @@ impl Server {
         Ok(Self { endpoints, leftovers, clients, wake, acceptor: Some(acceptor) })
     }
 
-    /// Ends service at once, whoever is connected: connections are cut (a request that is being
-    /// carried out ends, and counts), sockets are removed, and no thread is left when this returns,
-    /// but for those that a drive holds up.
+    /// Ends service at once, also while clients are connected: connections are cut (a request that
+    /// is being carried out ends, and counts), sockets are removed, and no thread is left when this
+    /// returns, but for those that a drive holds up.
     pub fn shutdown(&mut self) {
         self.clients.close();
         self.finish();

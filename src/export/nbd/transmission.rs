@@ -103,7 +103,7 @@ impl Server<'_> {
             cmd::READ if self.agreed.structured => (cmd::FLAG_DF, errno::EINVAL),
             cmd::READ | cmd::TRIM | cmd::CACHE | cmd::FLUSH => (0, errno::EINVAL),
             cmd::WRITE => (0, errno::ENOSPC),
-            // Whoever wants it fast has something else to do where it is not.
+            // A client that wants it fast does something else where it is not.
             cmd::WRITE_ZEROES if r.has(cmd::FLAG_FAST_ZERO) && !self.device.discards() => {
                 return Err(errno::ENOTSUP);
             }

@@ -68,7 +68,7 @@ pub(super) const F_USER_COPY: u64 = 1 << 7;
 /// `UPDATE_SIZE` exists.
 pub(super) const F_UPDATE_SIZE: u64 = 1 << 10;
 
-/// Nobody has started the device, or it is stopped.
+/// The device is not started yet, or it is stopped.
 pub(super) const STATE_DEAD: u16 = 0;
 /// What `struct ublksrv_ctrl_cmd` is.
 #[repr(C)]

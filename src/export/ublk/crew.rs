@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const LAST: Duration = Duration::from_secs(10);
 
 pub(super) struct Crew {
-    /// The character device; the kernel takes the server for gone when nobody has it open.
+    /// The character device; the kernel takes the server for gone when no process has it open.
     node: Arc<OwnedFd>,
     bell: Arc<OwnedFd>,
     threads: Vec<JoinHandle<Option<Remains>>>,

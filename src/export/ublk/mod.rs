@@ -3,8 +3,8 @@
 //!
 //! Invariants: a device carries the mark of its volume, by which it is found after its daemon died;
 //! it is always made so that it waits for the next server and gives it all requests that were not
-//! answered; a device that is held is never taken away, unless somebody insists; only a volume with
-//! the same size and ways takes a device over.
+//! answered; a device that is held is taken away only by force; only a volume with the same size
+//! and ways takes a device over.
 
 mod abi;
 mod control;
@@ -44,7 +44,7 @@ const MAX_IO: usize = 1 << 20;
 /// How long a stop waits for processes that only look (udev, blkid) before they count as holders.
 const LOOKERS_WAIT: Duration = Duration::from_millis(500);
 
-/// How long the kernel may take for what can hang on somebody else.
+/// How long the kernel may take for what can wait for another process.
 const LIMIT: Duration = Duration::from_secs(8);
 
 /// How to export a device.
@@ -295,14 +295,14 @@ impl Ublk {
         }
     }
 
-    /// Takes the device out of the kernel, whoever holds it.
+    /// Takes the device out of the kernel, also when it is held.
     fn take_away(&mut self) -> Result<()> {
         let shown = self.block_device();
         let cannot = || format!("cannot stop {}", shown.display());
         let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
         link::remove(&shown, &self.options.link());
         match control.stop(self.id, LIMIT) {
-            // NODEV: somebody else has deleted it.
+            // NODEV: another process has deleted it.
             Ok(()) | Err(Failure::Errno(Errno::NODEV)) => {}
             Err(e) => {
                 if node::exists(&shown) {
@@ -405,7 +405,7 @@ impl Export for Ublk {
             return Ok(());
         }
         if let Some(claimed) = self.claim()? {
-            // What somebody wrote and closed may still be on its way from the page cache.
+            // What a process wrote and closed may still be on its way from the page cache.
             let flushed = rustix::fs::fsync(&claimed);
             flushed.context(format!("cannot flush {}", self.block_device().display()))?;
         }

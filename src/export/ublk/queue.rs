@@ -190,7 +190,7 @@ impl Queue {
                 (BELL, _) => self.rung = true,
                 (NEWS, _) => self.news = true,
                 (tag, 0) => self.batch.push(tag as u16),
-                // The device is being stopped, or recovered by somebody else.
+                // The device is being stopped, or recovered by another process.
                 _ => self.live = self.live.saturating_sub(1),
             }
         }
@@ -299,8 +299,8 @@ impl Queue {
 
     fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: the memory that a command names is the buffer of its tag, which lives as long as
-        // the ring, and which nobody touches from the answer on until the tag is delivered again.
-        // Descriptors live as long as `self`.
+        // the ring, and which no thread touches from the answer on until the tag is delivered
+        // again. Descriptors live as long as `self`.
         let pushed = unsafe { self.ring.submission().push(entry) };
         // There is one place for each tag, one for the bell and one for the desk.
         assert!(pushed.is_ok(), "the submission queue of ublk queue {} is full", self.id);

@@ -1,8 +1,7 @@
 //! Finding and removing the device of a daemon that is gone.
 //!
 //! Invariants: a device is ours if the driver has kept our mark for it; one that is mounted, or
-//! carries swap or another device, is not taken away, unless somebody insists; nothing waits
-//! without a bound.
+//! carries swap or another device, is taken away only by force; nothing waits without a bound.
 
 use super::abi::DeviceInfo;
 use super::control::{self, Control, Failure};
@@ -69,8 +68,9 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
     delete(&mut control, id, LIMIT)
 }
 
-/// Has swap on the device end, which has to begin before the device goes: afterwards nobody could
-/// name it, and the kernel would go on using it. What is still to be read from it then fails.
+/// Has swap on the device end, which has to begin before the device goes: afterwards `swapoff`
+/// could not name it, and the kernel would go on using it. What is still to be read from it then
+/// fails.
 fn end_swap(shown: &Path) {
     let usage = Usage::Swap { priority: 0, tuned: Vec::new(), forced: true };
     let device = shown.to_owned();
@@ -90,7 +90,7 @@ fn is_served(info: &DeviceInfo) -> bool {
 pub(super) fn delete(control: &mut Control, id: u32, limit: Duration) -> Result<()> {
     let deadline = Instant::now() + limit;
     match control.delete(id, limit) {
-        // NODEV: somebody else was faster.
+        // NODEV: another process was faster.
         Ok(()) | Err(Failure::Late | Failure::Errno(Errno::NODEV)) => {}
         Err(e) => return Err(e).context(format!("cannot delete ublk device {id}")),
     }

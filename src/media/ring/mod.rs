@@ -137,7 +137,7 @@ impl Waker {
     /// Makes the wait that is under way, or the next one, return at once. Several calls before it
     /// may count as one.
     pub fn wake(&self) {
-        // Either fails only when it changes nothing: the bell rings already, or nobody can wait.
+        // Either fails only when it changes nothing: the bell rings already, or the ring is gone.
         let _ = match &self.0 {
             Bell::Event(event) => rustix::io::write(event, &1u64.to_ne_bytes()).is_ok(),
             Bell::Channel(events) => events.send(pool::Event::Wake).is_ok(),
@@ -216,8 +216,8 @@ impl Ring {
         }
     }
 
-    /// Waits until something has ended, somebody wakes, or `timeout` is over, and gives all that
-    /// has ended; that may be nothing.
+    /// Waits until something has ended, a [`Waker`] wakes it, or `timeout` is over, and gives all
+    /// that has ended; that may be nothing.
     pub fn wait(&mut self, timeout: Duration) -> Vec<Completion> {
         let timeout = if self.ready.is_empty() { timeout.min(WAIT_MAX) } else { Duration::ZERO };
         let mut ended = std::mem::take(&mut self.ready);

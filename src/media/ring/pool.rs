@@ -108,7 +108,7 @@ fn work(
     stop: &AtomicBool,
 ) {
     loop {
-        // Whoever has the lock waits for the next request, the others for the lock.
+        // The thread that has the lock waits for the next request, the others for the lock.
         let Ok(job) = jobs.lock().recv() else { return };
         if stop.load(Ordering::Relaxed) {
             return;

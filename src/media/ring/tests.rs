@@ -165,7 +165,7 @@ fn dropping_a_ring_leaves_whole_writes() {
         ring.submit(Submission { id: 9, action: Op::Read(Buffer::new(MIB as usize)), at: 0 });
         ring.kick();
         drop(ring);
-        assert_eq!(Arc::strong_count(&data), 1, "nobody uses the memory any more");
+        assert_eq!(Arc::strong_count(&data), 1, "the memory is not used any more");
     });
 }
 

@@ -229,7 +229,7 @@ impl Disk {
         let pressed = self.cached > self.p.cache / 4 * 3 || self.flush_waits();
         let cache_too = pressed || in_queue.clone().next().is_none();
         let window = if cache_too { self.dirty.len().min(self.p.queue) } else { 0 };
-        // Writes of the cache wait for nobody: what counts is their order.
+        // Writes of the cache have completed: what counts is their order.
         let youngest = self.dirty.get(window.saturating_sub(1)).map_or(0, |dirty| dirty.since);
         let from_cache = (0..window).map(Candidate::Dirty);
         in_queue.chain(from_cache).min_by_key(|&candidate| {

@@ -1,8 +1,8 @@
 //! A drive that keeps what is written in memory and takes as long as its model says.
 //!
 //! Requests of several threads are in the model's queue at the same time, as they would be in a
-//! drive's. In virtual time nobody waits: each request is served alone, and moves a clock that can
-//! be read.
+//! drive's. In virtual time no thread waits: each request is served alone, and moves a clock that
+//! can be read.
 //!
 //! Invariants: what a write stored is read back at once; a request returns no earlier than it
 //! completes in the model; while requests are undecided, exactly one of their threads sees to it
@@ -237,7 +237,7 @@ impl State {
         }
     }
 
-    /// The end of a decided request, which leaves. Where nobody paces then, another one is woken:
+    /// The end of a decided request, which leaves. If no request paces then, another one is woken:
     /// also by one that was woken to pace and was decided before it could begin.
     fn take(&mut self, ticket: Ticket) -> Option<Nanos> {
         let Some(&Fate::Decided(end)) = self.open.get(&ticket) else { return None };
@@ -348,7 +348,7 @@ mod tests {
         state.open.insert(1, Fate::Decided(10));
         state.open.insert(2, Fate::Undecided(thread::current()));
         assert_eq!(state.take(1), Some(10));
-        // Woken to pace; somebody else's request decides this one before it gets the lock.
+        // Woken to pace; another thread's request decides this one before it gets the lock.
         thread::park();
         state.open.insert(2, Fate::Decided(20));
         state.open.insert(3, Fate::Undecided(sleeping.thread().clone()));

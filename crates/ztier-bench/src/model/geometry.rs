@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(g.rotation(first + switch, g.place(track)), 0);
         // In one request the same.
         assert_eq!(g.transfer(0, 2 * track), (2 * first + switch, 1));
-        // But whoever comes 10 us late waits for a turn.
+        // But a request that comes 10 us late waits for a turn.
         let late = g.rotation(first + switch + 10_000, g.place(track));
         assert_eq!(late, HDD_7200.turn - 10_000);
     }

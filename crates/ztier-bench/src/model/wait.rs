@@ -1,6 +1,6 @@
 //! The machine's clock, and waiting for a point of it.
 //!
-//! Invariant: nobody returns early. Alone, a wait ends within a few microseconds of its time
+//! Invariant: no wait returns early. Alone, a wait ends within a few microseconds of its time
 //! because its last stretch is spun; where threads wait in numbers, spinning would take the
 //! processors from the others, and the queue hides what a plain sleep is late.
 
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_returns_early() {
+    fn no_wait_returns_early() {
         for (length, precise) in [(0, true), (5_000, false), (50_000, true), (300_000, false)] {
             assert!(lateness(length, 5, precise).iter().all(|&late| late >= 0.0));
         }

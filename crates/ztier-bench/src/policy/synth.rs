@@ -75,7 +75,7 @@ fn zipf(scale: Scale, percent: u32) -> Trace {
 
 fn zipf_written(scale: Scale) -> Trace {
     let about = "as zipf-1.0, and as many writes by a Zipf's law of their own: most of what is \
-                 written is read by nobody";
+                 written is never read";
     let mut trace = Trace::new("zipf-written", about);
     let mut rng = Rng::new(2);
     let read = Zipf::new(scale.blocks, 1.0, &mut rng);

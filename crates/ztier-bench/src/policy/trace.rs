@@ -165,7 +165,7 @@ impl Trace {
         for step in &self.steps {
             let blocks = step.first..step.first + u64::from(step.count);
             if step.kind == Kind::Discard {
-                // Whole devices are discarded: only what somebody asked for matters.
+                // Whole devices are discarded: only blocks that were accessed before matter.
                 let mut known: Vec<u32> = if blocks.end - blocks.start > ids.len() as u64 {
                     ids.iter().filter(|(b, _)| blocks.contains(b)).map(|(_, &id)| id).collect()
                 } else {

@@ -9,14 +9,14 @@ use ztier::error::{Error, Result};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// `/dev/ram0`, which nobody else has.
+/// `/dev/ram0`, of a module that this process has loaded.
 pub struct Brd(PathBuf);
 
 impl Brd {
     /// One of `size` bytes.
     ///
     /// # Errors
-    /// No root, no such module, or one that is loaded already: its devices are somebody else's.
+    /// No root, no such module, or one that is loaded already: its devices are not ours.
     pub fn new(size: u64) -> Result<Self> {
         let device = PathBuf::from("/dev/ram0");
         if device.exists() {

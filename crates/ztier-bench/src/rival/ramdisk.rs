@@ -136,7 +136,7 @@ mod tests {
         drop(fs);
         assert!(!mount.exists());
         drop(disk);
-        // The device node may serve somebody else by now, but not our file.
+        // The device node may serve another program by now, but not our file.
         let name = device.file_name().unwrap().to_string_lossy().into_owned();
         let backing = std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"));
         let own = format!("ztier-bench-{}-", std::process::id());

@@ -36,7 +36,7 @@ impl Writecache {
         run("dmsetup", &["create", &name, "--table", &table], LIMIT)?;
         let device = PathBuf::from(format!("/dev/mapper/{name}"));
         let made = Self { name, device };
-        // Without udev nobody makes the node.
+        // Without udev the node does not come by itself.
         run("dmsetup", &["mknodes", &made.name], LIMIT)?;
         if !made.device.exists() {
             return Err(Error::failure(format!("{} did not appear", made.device.display())));

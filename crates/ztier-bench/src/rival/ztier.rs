@@ -1,7 +1,7 @@
 //! Ours as users have it: the `ztier` binary that stands beside this one.
 //!
 //! Invariant: what `ztier up` has begun is taken down, also when that failed, was too late or was
-//! interrupted; what a run that was killed has left is, too, if nobody else can have made it.
+//! interrupted; what a run that was killed has left is, too, if only that run can have made it.
 
 use super::Disk;
 use crate::report::warn;
@@ -29,7 +29,7 @@ pub struct Up {
 }
 
 impl Up {
-    /// `ztier up NAME --size SIZE --export EXPORT`, with a name that nobody else has.
+    /// `ztier up NAME --size SIZE --export EXPORT`, with a unique name.
     ///
     /// # Errors
     /// What `ztier` says, or that it printed nothing to open.

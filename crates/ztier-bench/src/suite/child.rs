@@ -2,7 +2,7 @@
 //!
 //! Invariants: its output goes to its log, which it holds locked as long as it lives; it has a
 //! process group of its own, so that a ^C reaches only the run, which ends all of the group in
-//! order; it ends in order, too, when the run is gone, and nobody else measures before that.
+//! order; it ends in order, too, when the run is gone, and no other run measures before that.
 
 use super::Turn;
 use crate::report::warn;
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_that_somebody_holds_is_not_written() {
+    fn a_log_that_is_held_is_not_written() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("zram.log");
         let held = File::create(&log).unwrap();

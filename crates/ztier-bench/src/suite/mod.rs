@@ -111,7 +111,7 @@ impl Choice {
     }
 }
 
-/// A run that nobody else works on meanwhile.
+/// A run that no other process works on meanwhile.
 pub struct Session {
     /// Where its figures and logs are.
     pub folder: Folder,
@@ -126,8 +126,8 @@ impl Session {
     /// Begins a run, or opens one to go on with, in this turn.
     ///
     /// # Errors
-    /// There is nothing to run; there is no such run, or somebody works on it; the directory can't
-    /// be written.
+    /// There is nothing to run; there is no such run, or another process works on it; the directory
+    /// can't be written.
     pub fn open(choice: &Choice, turn: Turn) -> Result<Self> {
         let (folder, run) = choice.open()?;
         let lock = folder.lock()?;

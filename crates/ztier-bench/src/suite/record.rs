@@ -203,7 +203,7 @@ impl Folder {
     /// Keeps others from working in it until what is returned is dropped.
     ///
     /// # Errors
-    /// Somebody does.
+    /// Another process works in it.
     pub fn lock(&self) -> Result<File> {
         let path = self.0.display();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -244,7 +244,7 @@ impl Folder {
         self.replace(FILE, text.as_bytes())
     }
 
-    /// Writes a file as a whole: whoever looks sees the old one or the new one.
+    /// Writes a file as a whole: a reader sees the old one or the new one.
     ///
     /// # Errors
     /// It can't be written.

@@ -1,7 +1,7 @@
 //! One measurement at a time on a machine: two beside each other would each measure the other.
 //!
-//! Invariants: whoever measures holds a lock on one file, which ends with the last process that has
-//! it, however that ends. A table of a suite has its suite's lock as standard input, so that a
+//! Invariants: a run that measures holds a lock on one file, which ends with the last process that
+//! has it, however that ends. A table of a suite has its suite's lock as standard input, so that a
 //! suite that was killed keeps others waiting until its table has ended, too; what a table starts
 //! does not get it.
 
@@ -29,10 +29,10 @@ const NOTE_MAX: u64 = 200;
 pub struct Turn(File);
 
 impl Turn {
-    /// Takes it; waits for whoever has it if `wait`.
+    /// Takes it; if `wait`, waits until it is free.
     ///
     /// # Errors
-    /// Somebody has it and this should not wait; interrupted; there is no place for the lock.
+    /// Another run has it and this should not wait; interrupted; there is no place for the lock.
     pub fn take(wait: bool) -> Result<Self> {
         let usual = || vec![PathBuf::from(PATH), std::env::temp_dir().join("ztier-bench.lock")];
         let places = std::env::var_os(PLACE).map_or_else(usual, |place| vec![place.into()]);
@@ -84,8 +84,7 @@ impl Turn {
     }
 }
 
-/// Opens or makes a file that everybody may lock; a link that somebody has put there is not
-/// followed.
+/// Opens or makes a file that every user may lock; a link in its place is not followed.
 fn open(path: &Path) -> std::io::Result<File> {
     let flags = OFlags::NOFOLLOW.bits() as i32;
     let both = || OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);

@@ -135,7 +135,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts a program whose output nobody wants, in a process group of its own.
+    /// Starts a program whose output is discarded, in a process group of its own.
     pub fn start<S: AsRef<OsStr>>(program: &str, args: &[S]) -> Result<Self> {
         let mut command = Command::new(program);
         command

@@ -54,8 +54,8 @@ impl Dirty {
     }
 }
 
-/// Gives loop devices that nobody has the kernel's limits again. A run that was killed has left its
-/// own, and who gets the device next would wait for them.
+/// Gives free loop devices the kernel's limits again. A run that was killed has left its own, and
+/// the next user of the device would wait for them.
 pub fn put_back() {
     let Ok(devices) = std::fs::read_dir(DEVICES) else { return };
     let paths = devices.flatten().map(|device| device.path());
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_run_has_left_goes_where_nobody_is() {
+    fn what_a_killed_run_has_left_goes_from_free_devices() {
         let root = tempfile::tempdir().unwrap();
         let is = |device: &str, strict: &str, most: &str| {
             let read = |knob| fs::read_to_string(root.path().join(device).join("bdi").join(knob));

@@ -20,7 +20,7 @@ pub fn install() -> Result<()> {
     Ok(())
 }
 
-/// Whether somebody wants the run to end.
+/// Whether a signal has asked the run to end.
 pub fn requested() -> bool {
     FLAG.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }

@@ -13,7 +13,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 pub struct WorkDir(PathBuf);
 
 impl WorkDir {
-    /// Makes a directory whose name nobody else has.
+    /// Makes a directory with a unique name.
     pub fn new(what: &str) -> Result<Self> {
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("ztier-bench-{}-{n}-{what}", std::process::id());

@@ -163,9 +163,10 @@ impl Lane for UringLane {
                     opcode::Write::new(fd, buf.as_ptr(), BLOCK as u32).offset(block * BLOCK).build()
                 }
             };
-            // SAFETY: the buffer belongs to `self` and nobody touches it before all completions are
-            // in, which this function waits for; should it fail before, `ring` is dropped first and
-            // the kernel ends or cancels what is under way on it while the buffers still exist.
+            // SAFETY: the buffer belongs to `self`, and this process does not touch it before all
+            // completions are in, which this function waits for; should it fail before, `ring` is
+            // dropped first and the kernel ends or cancels what is under way on it while the
+            // buffers still exist.
             unsafe { self.ring.submission().push(&entry) }.context("cannot queue a request")?;
         }
         let mut left = blocks.len();

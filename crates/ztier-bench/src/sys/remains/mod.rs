@@ -37,7 +37,7 @@ pub fn clear(down: Down<'_>) {
     clear_in(&[LARGE.into(), std::env::temp_dir()], down).say();
     for device in kernel::unused_zram() {
         warn(&format!(
-            "{device} holds data that nobody uses, perhaps of a run that was killed; \
+            "{device} holds data that is not in use, perhaps of a run that was killed; \
              echo 1 >/sys/block/{device}/reset frees its memory"
         ));
     }
@@ -148,7 +148,7 @@ fn remove(path: &Path) -> Result<bool> {
     let done =
         if kind.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
     match done {
-        // Somebody else has done it meanwhile.
+        // Another process has removed it meanwhile.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
         done => done.context("cannot be removed").map(|()| true),
     }

@@ -227,7 +227,7 @@ pub fn in_child(place: &Place, series: Series, limit: Duration) -> Result<Outcom
 
 /// The child's side: figures as JSON on standard output.
 pub fn child(place: &Place, series: Series) -> Result<()> {
-    // If the parent is killed, nobody waits for the figures.
+    // If the parent is killed, no process waits for the figures.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
         .context("cannot tie a series to its run")?;
     // Where swap is compared, as little data of the load's own as IOzone has, and none of it is

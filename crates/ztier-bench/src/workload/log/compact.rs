@@ -212,7 +212,7 @@ impl Drive for Compact {
     }
 }
 
-/// A backing store that nobody reads or writes: what is asked of it is nowhere.
+/// A backing store without content: it reads as zeros, and writes to it are dropped.
 pub struct Nothing(pub u64);
 
 impl Drive for Nothing {

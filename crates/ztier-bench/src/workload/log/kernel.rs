@@ -1,7 +1,7 @@
 //! The kernel's write caches on the same two devices, in turn: dm-writecache, bcache, ours by the
 //! best export, and the backing store alone.
 //!
-//! Invariant: nobody finds what another left; each round makes every cache anew, and all that is
+//! Invariant: no system finds what another left; each round makes every cache anew, and all that is
 //! written fits into it.
 
 use super::{BLOCK, Plan};
@@ -143,7 +143,7 @@ impl Plan<'_> {
             let (op, order) = (Op::Write(round), Order::For(self.time));
             let begun = Instant::now();
             let done = work(&**target, op, order, blocks, pools, seed)?.blocks;
-            // What is only in somebody's memory does not count before it is on a drive.
+            // What is only in memory does not count before it is on a drive.
             let synced = File::open(device).and_then(|file| file.sync_all());
             synced.context(format!("cannot flush {}", device.display()))?;
             runs.push(done as f64 / begun.elapsed().as_secs_f64());

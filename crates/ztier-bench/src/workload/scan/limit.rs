@@ -237,7 +237,7 @@ mod tests {
 
     /// Where there can be none, the refusal must say what is needed.
     #[test]
-    fn a_group_comes_holds_nobody_and_goes() {
+    fn a_group_comes_holds_no_process_and_goes() {
         let limit = match Limit::new(32 << 20) {
             Ok(limit) => limit,
             Err(e) => {

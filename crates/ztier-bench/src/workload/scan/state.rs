@@ -212,7 +212,7 @@ pub fn ratios(report: &mut Report, suffix: &str, all: &[Runs]) {
         let goal = if suffix.is_empty() { goal } else { Goal::None };
         report.ratio(&format!("{name}{suffix}"), value, goal);
     };
-    // A run that was cut takes nobody knows how long.
+    // How long a run that was cut takes is unknown.
     let elapsed = |runs: &Runs| match runs.counted().iter().any(|m| m.outcome.cut) {
         true => f64::NAN,
         false => runs.middle(|m| Some(m.outcome.elapsed_s)),

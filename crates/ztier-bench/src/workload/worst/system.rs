@@ -16,7 +16,7 @@ const SPILL: &str = "/disk/spill";
 /// The source's limit.
 const FIXED: &str = "25%";
 
-/// Where pages go that nobody looks at.
+/// Where pages go that are not accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum System {
     /// Nowhere: there is no swap.

@@ -27,10 +27,10 @@ const SERIES_LIMIT: Duration = Duration::from_secs(3600);
 /// Room on a disk beside the file: a journal and tables.
 const ROOM: u64 = 128 << 20;
 
-/// Who is between the file system and the disk.
+/// What is between the file system and the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum System {
-    /// Nobody.
+    /// Nothing.
     Bare,
     /// A read cache.
     Cache,
