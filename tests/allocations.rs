@@ -2,7 +2,7 @@
 //! memory, also at its limit, allocate nothing once each thread has begun.
 //!
 //! Every allocation of this process is counted, by whichever thread, those of the volume's own
-//! threads among them. A file of its own, and one test: nobody else allocates meanwhile.
+//! threads among them. A file of its own, and one test: nothing else allocates meanwhile.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -15,7 +15,7 @@ use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Volum
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-/// The sizes of the first ones, for whoever has to find them.
+/// The sizes of the first ones, which help to find them.
 static SIZES: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
 struct Counted;

@@ -1,7 +1,7 @@
 //! A cache stands in the way of what the machine writes to get memory: once each thread has begun,
 //! hits, misses, writes and evictions allocate nothing, at a limit that is always full.
 //!
-//! Every allocation of this process is counted. A file of its own, and one test: nobody else
+//! Every allocation of this process is counted. A file of its own, and one test: nothing else
 //! allocates meanwhile.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used)]

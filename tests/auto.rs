@@ -133,10 +133,10 @@ fn what_contradicts_itself_is_refused_before_anything_is_made() {
     assert!(said.contains("adapts between"), "{said}");
 }
 
-/// A group in which a file is read over and over that is larger than it, beside copies that nobody
-/// asks for any more: they give way, and it is said why.
+/// A group in which a file that is larger than the group is read over and over, beside copies that
+/// are no longer read: the copies give way, and `status` and the log say why.
 #[test]
-fn copies_that_nobody_wants_give_way_to_files() {
+fn copies_that_are_not_read_give_way_to_files() {
     let Some(group) = Group::new("auto", 160 * MIB) else { return };
     let sandbox = Sandbox::new();
     let tmpfs = 0x0102_1994;

@@ -206,8 +206,8 @@ fn whatever_fails() {
     }
 }
 
-/// Threads that write blocks of their own, all at the same time with ranges that overlap, and read
-/// everybody's: nobody sees less than was acknowledged before he began.
+/// Threads write blocks of their own and ranges that overlap, all at the same time, and read those
+/// of all threads: no read sees less than was acknowledged before it began.
 #[test]
 fn threads_see_what_was_acknowledged() {
     const THREADS: u64 = 4;
@@ -400,7 +400,7 @@ fn a_drive_that_is_deaf_is_still_served_as_far_as_there_are_copies() {
     cached.read(5 * BLOCK, &mut buf[..4096]).unwrap_err();
     assert_eq!(touch(&cached, 4), 1);
     assert_eq!(cached.stats().backing_errors, 3);
-    // After a flush that failed nobody knows what the drive has.
+    // After a flush that failed it is unknown what the drive has.
     cached.flush().unwrap_err();
     assert!((0..100).all(|block| !cached.has(block)));
     drive.deaf.store(false, Ordering::SeqCst);

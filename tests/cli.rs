@@ -368,7 +368,7 @@ fn estimate_agrees_with_what_a_volume_takes() {
 }
 
 #[test]
-fn a_run_directory_of_somebody_else_is_refused() {
+fn a_run_directory_of_another_user_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::new();
     fs::create_dir(sandbox.run_dir()).unwrap();

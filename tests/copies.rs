@@ -163,7 +163,7 @@ fn limits_that_cannot_be_are_refused() {
     set("1").refused(2, &["too little"]);
     set("15T").refused(2, &["is more than the"]);
     assert_eq!(cache(&place.sandbox)["limit_bytes"], 2 << 20);
-    // Nobody else may have the backing store meanwhile.
+    // No other volume may have the backing store meanwhile.
     let again = ["up", "two", "--export", "nbd", "--backing", &place.backing, "--ram-limit", "2M"];
     place.sandbox.ztier(&again).refused(4, &["is in use", "volume `vol`"]);
     place.sandbox.ztier(&["down", "vol"]).ok();
@@ -228,7 +228,7 @@ fn readahead_is_not_that_of_the_volume_before() {
         if before && after {
             assert_eq!(left.trim(), "128", "after {more:?}");
         } else {
-            println!("skipped: what is left on {}: somebody has it already", disk.display());
+            println!("skipped: what is left on {}: another process has it", disk.display());
         }
     }
 }

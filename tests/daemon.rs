@@ -169,7 +169,7 @@ fn an_up_that_fails_leaves_nothing() {
         .ztier(&[&UP[..], &["--socket", &missing]].concat())
         .refused(1, &["/missing", "make that directory"]);
     assert_eq!(sandbox.files(), [""; 0]);
-    // A place that somebody else serves is left to them.
+    // A socket that another process serves is left to it.
     let taken = sandbox.path().join("taken");
     let _listener = UnixListener::bind(&taken).unwrap();
     let taken_by_us = taken.display().to_string();
@@ -365,7 +365,7 @@ fn a_signal_closes_a_log_in_order() {
 }
 
 #[test]
-fn a_daemon_that_nobody_waits_for_ends() {
+fn a_daemon_that_no_command_waits_for_ends() {
     let sandbox = Sandbox::new();
     let plan = sandbox.ztier(&[&UP[..], &["--dry-run", "--json"]].concat()).json();
     let order = serde_json::json!({
@@ -389,7 +389,7 @@ fn a_daemon_that_nobody_waits_for_ends() {
 }
 
 #[test]
-fn silent_clients_of_the_control_socket_keep_nobody_out() {
+fn silent_clients_of_the_control_socket_keep_no_client_out() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
     let socket = sandbox.run_dir().join("vol.sock");
@@ -437,8 +437,8 @@ fn a_daemon_is_started_by_up_alone() {
     sandbox.ztier(&["daemon", "vol"]).refused(1, &["ztier up"]);
 }
 
-/// Somebody who is not root: this user, or `nobody` with a copy of the program.
-fn as_nobody(sandbox: &Sandbox, args: &[&str]) -> Command {
+/// A user other than root: this user, or user 65534 with a copy of the program.
+fn rootless(sandbox: &Sandbox, args: &[&str]) -> Command {
     let mut command = sandbox.command(args);
     if rustix::process::geteuid().is_root() {
         let program = sandbox.path().join("ztier");
@@ -467,12 +467,12 @@ fn as_nobody(sandbox: &Sandbox, args: &[&str]) -> Command {
 fn without_root_nbd_works_and_a_block_device_is_refused() {
     let sandbox = Sandbox::new();
     let fuse = ["up", "vol", "--size", "64M", "--export", "fuse"];
-    finish(as_nobody(&sandbox, &fuse)).refused(1, &["export fuse does not work", "--export nbd"]);
-    let up = finish(as_nobody(&sandbox, &["up", "vol", "--size", "64M"]));
+    finish(rootless(&sandbox, &fuse)).refused(1, &["export fuse does not work", "--export nbd"]);
+    let up = finish(rootless(&sandbox, &["up", "vol", "--size", "64M"]));
     assert!(up.err.contains("by nbd (no block device here"), "{up:?}");
     up.ok();
     assert_eq!(connect(&sandbox).size, 64 << 20);
-    eventually("it is down", || finish(as_nobody(&sandbox, &["down", "vol"])).status == 0);
+    eventually("it is down", || finish(rootless(&sandbox, &["down", "vol"])).status == 0);
     assert_eq!(sandbox.files(), [""; 0]);
 }
 

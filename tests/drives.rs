@@ -281,7 +281,7 @@ fn data_reaches_the_medium_directly_and_where_that_is_impossible() {
 }
 
 #[test]
-fn an_identity_shows_who_it_is_and_whether_somebody_wrote() {
+fn an_identity_shows_which_drive_it_is_and_whether_it_was_written() {
     if lacks(&["mkfs.ext4"]) {
         return;
     }

@@ -53,7 +53,7 @@ fn take_over(pair: &Pair, epoch: u64, memory: &Memory) -> Arc<LogVolume> {
 }
 
 #[test]
-fn what_nobody_flushed_is_there_after_a_death() {
+fn what_was_not_flushed_is_there_after_a_death() {
     let (pair, memory) = (Pair::new(4 << 20), Memory::default());
     let mut core = open(&pair.log, 1, &memory).unwrap();
     for block in 0..200 {
@@ -132,7 +132,7 @@ fn memory_of_another_log_or_another_past_is_refused() {
     let none = RamDrive::new(4 << 20);
     assert_eq!(refused(&none), OpenError::NoLog);
 
-    // Whoever had no memory has opened it meanwhile: what is in memory is of another past.
+    // The log was opened without the memory meanwhile: what is in memory is of another past.
     drop(open(&pair.log, 2, &Memory::default()).unwrap());
     assert_eq!(refused(&pair.log), OpenError::GoneOn);
     // A damaged superblock is mended, and none of that has changed the memory: it can be given up.

@@ -1,5 +1,5 @@
-//! Large requests, which several threads serve together: the same bytes, the same errors, whoever
-//! helps.
+//! Large requests, which several threads serve together: the same bytes, the same errors, whichever
+//! threads help.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -194,7 +194,7 @@ fn what_is_elsewhere_is_moved_in_parts() {
     volume.audit().unwrap();
 }
 
-/// Bytes at which the request's own thread panics while somebody helps it.
+/// Bytes at which the request's own thread panics while a helper is at work.
 struct Treacherous {
     own: ThreadId,
     panics: AtomicUsize,
@@ -205,7 +205,7 @@ struct Treacherous {
 fn await_one(count: &AtomicUsize) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while count.load(Ordering::Relaxed) == 0 {
-        assert!(Instant::now() < deadline, "nobody comes");
+        assert!(Instant::now() < deadline, "the other thread does not come");
         std::thread::yield_now();
     }
 }
@@ -231,7 +231,7 @@ impl Freight for Treacherous {
 }
 
 #[test]
-fn nobody_helps_any_more_when_a_thread_has_panicked() {
+fn no_thread_helps_any_more_when_one_has_panicked() {
     let volume = volume(16 * MIB, 64 * MIB);
     let Some(least) = volume.worth_shipping() else {
         println!("skipped: one processor, so no helpers");
@@ -240,7 +240,7 @@ fn nobody_helps_any_more_when_a_thread_has_panicked() {
     let mut channel = Arc::clone(&volume).channel();
     let (panics, begun, done) = (0.into(), 0.into(), 0.into());
     let own = std::thread::current().id();
-    // Leaked, because where this fails somebody still looks at it.
+    // Leaked, because where this fails a helper still uses it.
     let freight: &'static _ = Box::leak(Box::new(Treacherous { own, panics, begun, done }));
     let load = Load { way: Way::In, offset: 0, len: least, freight };
     let mut scratch = vec![0; least];

@@ -199,7 +199,7 @@ impl World {
 
 /// A file of twice the machine's memory, read over and over.
 const HUNGRY: Load = Load { wanted: 1024 * MIB, rate: 20_000.0, law: Law::Even, cost_ns: 50_000.0 };
-/// Data that nobody asks for.
+/// Data that no request asks for.
 const COLD: Load = Load { wanted: 200 * MIB, ..NONE };
 
 #[test]
@@ -236,7 +236,7 @@ fn files_that_all_have_room_take_nothing() {
 }
 
 /// A file that is read far ahead has a thousand requests in the disk's queue, each of which counts
-/// all of its time there. Nobody waits a thousand times for them.
+/// all of its time there. The reader does not wait a thousand times for them.
 #[test]
 fn what_many_requests_wait_for_at_once_is_waited_for_once() {
     for role in [Role::Spills, Role::SpillsSwap] {

@@ -46,7 +46,7 @@ fn the_backing_store_is_the_volume_before_and_after() {
     assert!(check.contains("log closed in order: 0 changes"), "{check}");
 }
 
-/// Whoever waits for the lock, as `ztier down` does, means to use the drives next.
+/// A process that waits for the lock, as `ztier down` does, means to use the drives next.
 #[test]
 fn the_drives_are_let_go_before_the_lock() {
     let place = Place::new();
@@ -216,12 +216,12 @@ fn a_log_serves_only_its_own_backing_store_as_it_left_it() {
     up(&swapped).refused(5, &["data of another drive", "--moved"]);
     fs::write(&other, vec![1; (BLOCKS * BLOCK) as usize]).unwrap();
     up(&swapped).refused(5, &["log of another drive"]);
-    // Somebody writes to the backing store meanwhile.
+    // Another program writes to the backing store meanwhile.
     let file = File::options().write(true).open(backing).unwrap();
     file.write_at(&[1; 16], 5).unwrap();
     let drives = ["--backing", backing, "--log", log];
     up(&drives).refused(5, &["was changed", "newer data", "superblock of ext4"]);
-    // The bytes are as they were, and still somebody has written.
+    // The bytes are as they were, and still the backing store was written.
     file.write_at(&[0; 16], 5).unwrap();
     let changed = up(&drives);
     if changed.status == 0 {
@@ -521,7 +521,7 @@ fn flags_and_files_tune_a_log_from_the_beginning() {
     assert!(file.contains("writeback = false\n") && file.contains("commit-interval = 60000\n"));
     place.sandbox.ztier(&["up", "vol"]).ok();
     assert_eq!(tuning(&place.sandbox.status("vol")), wanted);
-    // Nobody flushes; without the file it would become durable after a second.
+    // No client flushes; without the file it would become durable after a second.
     let mut disk = place.connect();
     disk.write(0, &content(0, 1));
     let partial = || place.log_of("vol")["chunks_partial"].as_u64().unwrap();
@@ -553,7 +553,7 @@ fn a_log_is_tuned_while_it_works_and_counts_what_it_does() {
     }
     disk.write(0, &content(0, 2));
     disk.write(BLOCK + 8, &[1; 8]);
-    // Nobody flushes: the log does it by itself, and writes nothing back.
+    // No client flushes: the log does it by itself, and writes nothing back.
     support::sandbox::eventually("all is durable", || {
         let log = place.log_of("vol");
         log["drive_flushes"].as_u64() > Some(0)

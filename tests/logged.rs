@@ -207,7 +207,7 @@ fn flushes_of_several_threads_share_commits() {
     assert!(tries().any(|flushes| flushes <= 15), "{:?}", tries().collect::<Vec<_>>());
 }
 
-/// Writes of the backing store while somebody reads from it, or looks on, for a while.
+/// Writes of the backing store while a thread reads from it, or only sleeps, for a while.
 fn written_while(reads: bool) -> u64 {
     let mut pair = Pair::new(4 << 20);
     let policy = Policy { threshold_percent: 0, ..Policy::default() };
@@ -315,7 +315,7 @@ fn a_damaged_record_is_an_error_and_no_other_block_suffers() {
 }
 
 #[test]
-fn a_log_drive_that_fails_for_good_is_an_error_and_nobody_hangs() {
+fn a_log_drive_that_fails_for_good_is_an_error_and_no_request_hangs() {
     let mut pair = Pair::new(4 << 20);
     let volume = pair.open();
     let mut channel = Arc::clone(&volume).channel();
@@ -437,7 +437,7 @@ fn a_failed_log_and_a_failing_backing_store_are_an_error_until_that_is_mended() 
     let mut pair = Pair::new(4 << 20);
     pair.backing.broken.store(true, Ordering::SeqCst);
     let (volume, mut channel) = wear_out(&mut pair);
-    assert!(channel.submit(Request::Flush, Instant::now()).is_err(), "nobody waits for ever");
+    assert!(channel.submit(Request::Flush, Instant::now()).is_err(), "no flush waits for ever");
     assert!(write(&mut *channel, 0, &bytes(11, 4096)).is_err());
     assert!(volume.stats().log.unwrap().rescuing);
     pair.backing.broken.store(false, Ordering::SeqCst);

@@ -1,5 +1,5 @@
 //! Blocks that are lost because the log is damaged: every command that touches the volume says so
-//! and ends with 6, until somebody has taken note.
+//! and ends with 6, until a user has taken note.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -40,7 +40,7 @@ fn damaged() -> Place {
 }
 
 #[test]
-fn a_loss_is_told_until_somebody_has_taken_note() {
+fn a_loss_is_told_until_a_user_has_taken_note() {
     let place = damaged();
     let ztier = |args: &[&str]| place.sandbox.ztier(args);
     let blocks = "1 blocks are lost: 0";

@@ -133,7 +133,7 @@ impl Machine {
         (self.segments_at() as usize..after.len()).find(changed).unwrap() as u64
     }
 
-    /// Discards a block, durably, in a chunk that nobody can read afterwards.
+    /// Discards a block, durably, in a chunk that cannot be read afterwards.
     fn discard_and_damage(&mut self, block: u64) {
         let chunk = self.chunk_of(|core| assert_eq!(core.discard(block, 1), Ok(1)));
         self.log.damage(chunk);
@@ -331,7 +331,7 @@ fn a_rescue_carries_a_discard_out_in_its_turn() {
     }
 }
 
-/// Nobody can read the chunk as such, but the index knows what is in it.
+/// The chunk cannot be read as such, but the index knows what is in it.
 #[test]
 fn a_chunk_without_its_header_costs_no_more_than_what_is_damaged() {
     for (rescues, sector) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -458,7 +458,7 @@ fn what_was_dropped_does_not_come_back_as_something_older() {
     machine.write(7, 2).unwrap();
     machine.write_back();
     assert_eq!(machine.core.stats().checkpoints, 1);
-    // The newest record rots; whoever reads it finds the block in the backing store.
+    // The newest record rots; a read finds the block in the backing store.
     let mut out = Vec::new();
     let Some(Found::Log(reading)) = machine.core.locate_copy(7, &mut out) else { panic!() };
     machine.log.damage(reading.at + 100);

@@ -605,7 +605,7 @@ fn shutdown_cuts_clients_and_lets_go_of_the_device() {
 
 /// As where a log is full and the backing store takes nothing.
 #[test]
-fn a_request_that_does_not_end_holds_up_nobody_who_stops_the_server() {
+fn a_request_that_does_not_end_does_not_hold_up_a_shutdown() {
     let device = Watched::new();
     let limits = Limits { closing: Duration::from_secs(1), ..Limits::default() };
     let mut f = Fixture::with(Arc::clone(&device) as Arc<dyn Device>, 16, limits);

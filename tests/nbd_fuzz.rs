@@ -17,7 +17,7 @@ use ztier::export::nbd::proto::{self, cmd, opt};
 /// Small, so that random ranges are often inside.
 const SIZE: u64 = 64 << 10;
 
-/// The system's allocator, which remembers the largest request since somebody looked.
+/// The system's allocator, which remembers the largest request since the last reset.
 struct Largest;
 
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
@@ -54,7 +54,7 @@ unsafe impl GlobalAlloc for Largest {
 #[global_allocator]
 static ALLOCATOR: Largest = Largest;
 
-/// Counts panics of the server's threads, whose ends nobody sees otherwise.
+/// Counts panics of the server's threads, which go unnoticed otherwise.
 fn watch_panics() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {

@@ -148,7 +148,7 @@ fn nothing_acknowledged_is_lost_with_the_daemon() {
 fn nothing_acknowledged_is_lost_of_what_was_being_recompressed() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
-    // Whoever does it has the lowest priority: it may take long.
+    // The thread that recompresses has the lowest priority: it may take long.
     let recompress = || {
         let command = sandbox.command(&["set", "vol", "recompress=now"]);
         finish_within(command, Duration::from_secs(180))
@@ -290,9 +290,9 @@ fn a_daemon_that_leaves_late_has_a_successor() {
     assert_eq!(connect(&sandbox).read(8192, 4096), content(2, 1));
 }
 
-/// Whoever asks for a restart may be gone when it comes about.
+/// The command that asks for a restart may be gone when the restart comes about.
 #[test]
-fn the_next_daemon_serves_though_nobody_waits_for_it() {
+fn the_next_daemon_serves_though_no_command_waits_for_it() {
     let sandbox = Sandbox::new();
     let (mut restart, late) = restart_of_one_that_is_late(&sandbox, Stdio::null());
     restart.0.kill().unwrap();
@@ -339,7 +339,7 @@ fn a_daemon_in_the_foreground_replaces_itself() {
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
     for round in 1..4 {
         let again = sandbox.ztier(&["restart", "vol", "--json"]).json();
-        assert_eq!(again["pid"], child.0.id(), "whoever watches it need not know");
+        assert_eq!(again["pid"], child.0.id(), "its supervisor sees the same process");
         assert_eq!(sandbox.status("vol")["restarts"], round);
         assert_eq!(connect(&sandbox).read(0, 4096), content(0, 5));
     }
@@ -377,11 +377,11 @@ fn sockets_that_were_handed_over_stay_with_a_daemon_that_replaces_itself() {
     }
     eventually("it is down", || sandbox.ztier(&["down", "vol", "--discard"]).status == 0);
     assert_eq!(support::sandbox::wait(&mut child.0), 0);
-    eventually("nobody has the socket any more", || UnixStream::connect(&path).is_err());
+    eventually("no process has the socket any more", || UnixStream::connect(&path).is_err());
 }
 
 #[test]
-fn nobody_has_a_socket_that_was_handed_to_a_daemon_that_died() {
+fn no_process_has_a_socket_that_was_handed_to_a_daemon_that_died() {
     let sandbox = Sandbox::new();
     let path = sandbox.path().join("activated");
     let mut child = activated(&sandbox, UnixListener::bind(&path).unwrap());
@@ -419,7 +419,7 @@ fn settings_that_memory_decides_stay_and_others_follow() {
     assert_eq!(disk.read(60 << 20, 4096), content(1, 1));
 }
 
-/// What a limit was when memory was made, or is changed to, keeps nobody from what is in it.
+/// Neither the limit that memory was made with nor a later one denies access to what is in memory.
 #[test]
 fn a_limit_that_does_not_go_with_what_is_kept_gives_way() {
     // Memory is made for as much as its group may have.
@@ -477,7 +477,7 @@ fn a_keeper_that_dies_is_replaced() {
 }
 
 #[test]
-fn memory_that_nobody_could_find_gets_another_keeper() {
+fn memory_that_could_not_be_found_gets_another_keeper() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
     connect(&sandbox).write(4096, &content(1, 2));
@@ -488,14 +488,14 @@ fn memory_that_nobody_could_find_gets_another_keeper() {
 }
 
 #[test]
-fn a_keeper_that_nobody_can_find_ends() {
+fn a_keeper_that_cannot_be_found_ends() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
     let keeper = sandbox.keeper("vol");
     sandbox.kill("vol");
-    // As when somebody removes the run directory.
+    // As when a user removes the run directory.
     std::fs::remove_file(sandbox.run_dir().join("vol.keep")).unwrap();
-    // Where nobody takes orphans over, as in some containers, what has ended stays as a zombie.
+    // Where no process reaps orphans, as in some containers, the ended keeper stays as a zombie.
     let alive = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", keeper.as_raw_nonzero()));
         stat.is_ok_and(|stat| !stat.rsplit_once(") ").unwrap().1.starts_with('Z'))

@@ -167,7 +167,7 @@ fn what_is_left_of_a_cluster_is_made_anew() {
             let part = |block: &u64| block / 16 % 4 == gone && block % 4 > gone;
             rig.check((0..BLOCKS).filter(part), text, 1);
             let stats = rig.stats();
-            // What is left shrinks, and no garbage stays that nobody counts.
+            // What is left shrinks, and no garbage stays uncounted.
             let most = full.compr_data_bytes * (3 - gone) / 4 * 13 / 10;
             assert!(stats.compr_data_bytes <= most, "{gone} gone of {full:?}: {stats:?}");
             let frames = stats.compr_data_bytes * 11 / 10 + (3 << 16);
@@ -394,7 +394,7 @@ fn the_thread_recompresses_when_it_is_asked_and_when_it_is_idle() {
     let mut rig = Rig { volume, channel };
     rig.fill(0..BLOCKS / 2, text, 1);
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(rig.stats().blocks_recompressed, 0, "nobody asked");
+    assert_eq!(rig.stats().blocks_recompressed, 0, "without a request");
     let until = |rig: &Rig, what: &dyn Fn(&Stats) -> bool| {
         let began = Instant::now();
         while !what(&rig.stats()) {

@@ -123,7 +123,7 @@ fn the_same_of_a_volume_with_a_log() {
     ] {
         revoked(sandbox, &request);
     }
-    // A drain lasts as long as somebody waits for it.
+    // A drain lasts as long as a caller waits for it.
     let stopped = Stopped::new(sandbox.pid_of("vol"));
     let asked = Question::ask(&sandbox.run_dir().join("vol.sock"), &Request::Drain).unwrap();
     drop(asked);
@@ -199,7 +199,7 @@ fn a_caller_has_its_say_until_it_has_said_go() {
     drop(caller);
     let mut silent = Conversation::begin(&sandbox, larger);
     silent.hear();
-    // Whoever comes meanwhile is told so, or waits for that to be over.
+    // Another caller that comes meanwhile is told so, or waits for that to be over.
     let answer = silent.hear();
     assert!(answer.contains("nothing was changed"), "{answer}");
     let mut late = Conversation::begin(&sandbox, &format!("\"until_ms\":1,{larger}"));
@@ -217,7 +217,7 @@ fn a_caller_has_its_say_until_it_has_said_go() {
 }
 
 #[test]
-fn a_drain_ends_with_whoever_waits_for_it() {
+fn a_drain_ends_when_no_caller_waits_for_it() {
     let place = Place::new();
     let sandbox = &place.sandbox;
     sandbox.ztier(&[&place.up()[..], &["--writeback", "off"]].concat()).ok();
@@ -229,7 +229,7 @@ fn a_drain_ends_with_whoever_waits_for_it() {
         stats.is_some()
     });
     assert_eq!(stats.unwrap()["log"]["clean"], true);
-    // Nobody waits any more, so nothing hurries.
+    // No caller waits any more, so nothing hurries.
     place.connect().write(0, &content(0, 2));
     std::thread::sleep(NEVER);
     assert_eq!(place.log_of("vol")["clean"], false);

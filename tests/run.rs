@@ -290,7 +290,7 @@ fn a_run_that_is_killed_leaves_nothing() {
     let mut child = begun(sandbox.command(&args));
     let group = cgroup(&sandbox, "job");
     assert!(group.is_dir());
-    // Nobody takes it away meanwhile.
+    // No other command takes it away meanwhile.
     sandbox.ztier(&["down", "job"]).refused(4, &["is that of `ztier run`", "end that"]);
     sandbox.ztier(&["swapoff", "job"]).refused(4, &["is that of `ztier run`"]);
     sandbox.ztier(&["restart", "job"]).refused(4, &["is that of `ztier run`"]);

@@ -138,7 +138,7 @@ fn check(volume: &Arc<Volume>) {
     assert!(volume.stats().segments <= 1, "a segment of an empty volume is in use");
 }
 
-/// Two threads write the same two blocks: whoever is last in the log must be last in the index.
+/// Two threads write the same two blocks: the last write in the log must be last in the index.
 fn writers_of_the_same_block() {
     let volume = volume(32, 12);
     let threads: Vec<_> = (0..2u64)
@@ -264,7 +264,7 @@ fn a_leaf_that_leaves_while_it_is_written() {
 /// One thread is held up between any two steps of a write while the other seals the segment that
 /// has the block's old version, and cleans it.
 fn a_writer_that_is_overtaken() {
-    // Blocks of two groups: those of one share a lock, and nobody could overtake.
+    // Blocks of two groups: those of one share a lock, and no writer could overtake.
     let volume = volume(32, 8);
     let mut channel = Arc::clone(&volume).channel();
     write(&mut *channel, 0, 1).unwrap();
@@ -383,7 +383,7 @@ fn a_group_that_is_written_while_it_is_recompressed() {
     check(&volume);
 }
 
-/// Clusters come and go at the same places of memory while somebody reads them.
+/// Clusters come and go at the same places of memory while a thread reads them.
 fn a_reader_beside_clusters_that_come_and_go() {
     let volume = packing(32, 12);
     let mut channel = Arc::clone(&volume).channel();
@@ -420,7 +420,7 @@ fn a_reader_beside_clusters_that_come_and_go() {
     check(&volume);
 }
 
-/// What goes down is put together on the way, beside somebody who writes and reads it.
+/// What goes down is put together on the way, beside threads that write and read it.
 fn clusters_that_go_down_and_up() {
     let options = options(32, 12);
     let ram_limit = options.ram_limit + PACKING;
@@ -493,8 +493,8 @@ fn two_who_free_slots_beside_a_writer() {
     check(&volume);
 }
 
-/// Somebody claims a segment that he saw a while ago. Meanwhile there is another of its number,
-/// which only one can have claimed.
+/// A thread claims a segment that it saw a while ago. Meanwhile another segment has its number;
+/// only one thread can claim that one.
 fn a_claim_that_comes_too_late() {
     let segments = Segments::new(&Memory::default(), 1, 0).unwrap();
     let (segment, _) = segments.open(0).unwrap();

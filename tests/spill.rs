@@ -323,7 +323,7 @@ fn what_cannot_be_read_fails_alone() {
     rig.empty();
 }
 
-/// A sector that can't be read takes nobody with it whose record is elsewhere, though it would have
+/// A sector that can't be read fails no block whose record is elsewhere, though that would have
 /// been read along: neither one block after the other, nor with many at once, nor in a stream.
 #[test]
 fn a_bad_sector_fails_alone() {
@@ -428,7 +428,7 @@ fn neighbours_are_read_together() {
     assert!(stats.spill_read_bytes < below * BLOCK * 5 / 4, "{}", stats.spill_read_bytes);
 }
 
-/// Many more threads than windows, and a slow device: each finds what it had brought, and nobody
+/// Many more threads than windows, and a slow device: each finds what it had brought, and no thread
 /// asks the device for it twice.
 #[test]
 fn many_readers_take_nothing_from_each_other() {

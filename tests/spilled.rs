@@ -225,7 +225,7 @@ fn after_a_kill_only_the_same_device_goes_on() {
     file(&sandbox, 64 << 20);
     up(&sandbox, &path, &[]).refused(5, &refused[..1]);
     std::fs::rename(&away, &path).unwrap();
-    // Whoever asks for another device is told that it stays what it was.
+    // An `up` that asks for another device is told that the device stays what it was.
     let other = sandbox.path().join("other");
     File::create(&other).unwrap().set_len(64 << 20).unwrap();
     up(&sandbox, &other, &[]).ok();

@@ -70,8 +70,8 @@ fn fill(channel: &mut dyn Channel, first: u64) -> u64 {
     (first..).find(|number| write(channel, *number, &block(*number, 1, 256)).is_err()).unwrap()
 }
 
-/// What every volume must come to when all of it is discarded and nobody looks: no segment but the
-/// open one.
+/// What every volume must come to when all of it is discarded and no thread reads it: no segment
+/// but the open one.
 fn comes_back_empty(volume: &Arc<Volume>) {
     volume.audit().unwrap();
     let mut channel = Arc::clone(volume).channel();
@@ -85,7 +85,7 @@ fn comes_back_empty(volume: &Arc<Volume>) {
     assert!(stats.segments <= 1, "{} segments of an empty volume", stats.segments);
 }
 
-/// One thread's blocks are `own`, which nobody else writes, so it knows their versions. All read
+/// Each thread has blocks that no other thread writes, so it knows their versions. All threads read
 /// everything.
 fn work(volume: &Arc<Volume>, thread: u64, threads: u64, blocks: u64, stop: &AtomicBool) -> u64 {
     let mut channel = Arc::clone(volume).channel();
@@ -134,7 +134,7 @@ fn work(volume: &Arc<Volume>, thread: u64, threads: u64, blocks: u64, stop: &Ato
     refused
 }
 
-/// Many threads, a limit of about half of what they want, and somebody who moves it.
+/// Many threads, a limit of about half of what they want, and a thread that moves it.
 #[test]
 fn versions_hold_while_the_limit_moves() {
     const THREADS: u64 = 6;
@@ -192,10 +192,10 @@ fn no_segment_is_lost_between_writers_and_the_cleaner() {
     comes_back_empty(&volume);
 }
 
-/// The same with blocks that get smaller together, beside somebody who puts them together all the
-/// time: readers, writers, the cleaner and he meet in the same clusters.
+/// The same with blocks that get smaller together, beside a thread that recompresses them all the
+/// time: readers, writers, the cleaner and the recompressor meet in the same clusters.
 #[test]
-fn no_version_is_lost_between_writers_and_who_recompresses() {
+fn no_version_is_lost_between_writers_and_the_recompressor() {
     const BLOCKS: u64 = 256;
     const THREADS: u64 = 4;
     let volume = volume(LEAF_BYTES, 16 << 20);

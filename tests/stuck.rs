@@ -1,4 +1,4 @@
-//! Daemons that are killed at any moment, that answer nobody, or whose files were removed below
+//! Daemons that are killed at any moment, that do not answer, or whose files were removed below
 //! them: `ztier down` always gets rid of them, and nothing is left that it does not remove.
 //!
 //! Needs root, `/dev/fuse` and loop devices; where they are missing, tests of the block device say
@@ -269,7 +269,7 @@ fn without_a_state_file_down_finds_what_a_dead_daemon_left() {
     }
 }
 
-/// A device whose reads take longer than any test, and whose size as well once somebody asks.
+/// A device whose reads, and whose size once it is asked for, take longer than any test.
 struct Slow {
     /// The file that says so when the size is asked for, if that is to take long.
     asked: Option<PathBuf>,

@@ -108,7 +108,7 @@ fn what_is_set_is_put_back() {
     assert_eq!(settings(), [0, 70]);
     set("page-cluster", 1);
     let done = sandbox.ztier(&["swapoff", &name]);
-    assert!(done.err.contains("vm.page-cluster stays 1, which somebody else has set"), "{done:?}");
+    assert!(done.err.contains("vm.page-cluster stays 1, which another process set"), "{done:?}");
     done.ok();
     assert_eq!(settings(), [1, 70]);
 

@@ -137,7 +137,7 @@ fn a_log_that_opens_says_how_far_it_is() {
 }
 
 #[test]
-fn the_terminal_is_given_back_whoever_ends_it() {
+fn the_terminal_is_given_back_whatever_ends_it() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&["up", "ram", "--size", "64M", "--export", "nbd"]).ok();
     let mut pty = Pty::new(24, 80);
@@ -193,7 +193,7 @@ fn without_colours_nothing_has_one() {
 }
 
 #[test]
-fn lines_and_json_for_whoever_has_no_terminal() {
+fn lines_and_json_without_a_terminal() {
     let sandbox = Sandbox::new();
     let none = sandbox.ztier(&["top", "--once", "--interval", "0.1"]).ok();
     assert!(none.contains("0 volumes") && none.contains("no volume is up"), "{none}");

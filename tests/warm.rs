@@ -1,5 +1,5 @@
 //! What a log keeps of its backing store: from where it is read, also after a restart, and that
-//! nothing of it is served after somebody else has written there.
+//! nothing of it is served after another program has written there.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod support {
@@ -157,7 +157,7 @@ fn what_is_read_again_is_kept_and_what_is_written_replaces_it() {
     check_all(&volume, 7);
     drop(channel);
     volume.close().unwrap();
-    // Nobody says that the backing store is as it was.
+    // Nothing says that the backing store is as it was.
     let volume = pair.open_with(options(50));
     assert_eq!(log_of(&volume).blocks_clean, 0);
     check_all(&volume, 7);
@@ -244,7 +244,7 @@ fn a_restart_is_warm_at_once_and_a_kill_is_right() {
     assert_eq!(place.log_of("vol")["warm"], true);
     assert!(missed(&place, version) <= HOT / 10);
 
-    // Nobody knows what happens after a death.
+    // What happens after a death is unknown.
     place.sandbox.kill("vol");
     place.sandbox.ztier(&["restart", "vol"]).ok();
     assert_eq!(place.log_of("vol")["warm"], false);
@@ -345,7 +345,7 @@ fn a_loop_device_is_known_by_its_file() {
     let of = || Witness::of(&FileDrive::open(&device.0, Access::ReadOnly).unwrap());
     let first = of();
     assert!(first.is_sure(&of()) && !first.is_changed(&of()));
-    // In the page cache of the device until somebody lets go of it.
+    // In the page cache of the device until it is dropped from there.
     write_bare(device.path(), 500, 9);
     assert!(!first.is_sure(&of()) && first.is_changed(&of()));
     let second = of();

@@ -150,7 +150,7 @@ fn a_log_that_cannot_even_be_marked_takes_nothing_more() {
     eventually("the client is gone", || {
         place.sandbox.status("vol")["holders"].as_array().is_some_and(Vec::is_empty)
     });
-    // Nobody may have heard of it who flushes nothing.
+    // A client that flushes nothing may not have heard of it.
     let refused = ["would lose data", "can't be made durable", "--discard"];
     place.sandbox.ztier(&["down", "vol"]).refused(5, &refused);
     place.sandbox.ztier(&["down", "vol", "--force"]).refused(5, &refused);

@@ -43,7 +43,7 @@ fn spawn_on(line: &File, command: &Command) -> Child {
     leader.stdin(line()).stdout(line()).stderr(line()).spawn().unwrap()
 }
 
-/// A terminal that can be closed under a program; what is shown is looked at by nobody.
+/// A terminal that can be closed under a program; what it shows is not read.
 pub struct Window {
     keyboard: File,
     line: File,
@@ -72,7 +72,7 @@ impl Window {
 
 pub struct Pty {
     keyboard: File,
-    /// Kept open: what is shown stays, though nobody else has it.
+    /// Kept open: what is shown stays, though no other process has it.
     line: File,
     screen: Arc<Mutex<vt100::Parser>>,
 }
@@ -84,7 +84,7 @@ impl Pty {
         let (mut shown, parser) = (keyboard.try_clone().unwrap(), Arc::clone(&screen));
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // Ends when nobody has the line any more.
+            // Ends when no process has the line any more.
             while let Ok(n) = shown.read(&mut bytes)
                 && n > 0
             {
@@ -105,7 +105,7 @@ impl Pty {
         self.keyboard.write_all(keys).unwrap();
     }
 
-    /// The kernel tells whoever is in the foreground.
+    /// The kernel tells the processes in the foreground.
     pub fn resize(&self, rows: u16, columns: u16) {
         self.screen.lock().unwrap().screen_mut().set_size(size(rows), size(columns));
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };

@@ -142,7 +142,7 @@ impl Sandbox {
         });
     }
 
-    /// Kills a volume's daemon as nobody should, and waits until it is gone.
+    /// Kills a volume's daemon with SIGKILL, and waits until it is gone.
     pub fn kill(&self, name: &str) {
         let pid = self.pid(name);
         kill_process(pid, Signal::KILL).unwrap();

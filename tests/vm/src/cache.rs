@@ -51,10 +51,10 @@ impl Cache {
         self.directory.join(name)
     }
 
-    /// Waits, for at most `patience`, until nobody else has the lock `name`.
+    /// Waits, for at most `patience`, until the lock `name` is free.
     ///
     /// # Errors
-    /// Somebody has it for longer, or it cannot be made.
+    /// It is held for longer, or it cannot be made.
     pub fn lock(&self, name: &str, patience: Duration) -> Result<Lock> {
         let path = self.path(&format!("{name}.lock"));
         let what = format!("cannot lock {}", path.display());
@@ -72,7 +72,7 @@ impl Cache {
     }
 
     /// The thing called `name`. If it is not there, `make` makes it at the path that it is given, a
-    /// file or a directory; nobody else makes it meanwhile.
+    /// file or a directory; no other caller makes it meanwhile.
     ///
     /// # Errors
     /// Those of `make`.
@@ -101,7 +101,7 @@ impl Cache {
     }
 
     /// Removes things whose name begins with `prefix`, but for `keep` of them: those that were made
-    /// last. What somebody has open stays for them.
+    /// last. A file stays for the processes that have it open.
     pub fn trim(&self, prefix: &str, keep: usize) {
         let age = |name: &String| fs::metadata(self.path(name)).and_then(|m| m.modified()).ok();
         let mut names = self.names(prefix);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use ztier::error::{Context, Error, Result};
 
-/// Where programs are, also for somebody whose path lacks those of the system.
+/// Where programs are, also for a user whose path lacks those of the system.
 const PLACES: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
 /// The path of a program.

@@ -16,7 +16,7 @@ use ztier::error::{Context, Error, Result};
 /// Why there are no machines.
 #[derive(Debug)]
 pub enum Trouble {
-    /// This system lacks something that they need; which is nobody's mistake.
+    /// This system lacks something that they need, which is no failure.
     Absent(String),
     /// Something went wrong.
     Failed(Error),

@@ -1,6 +1,5 @@
 //! Boots real kernels in virtual machines, for tests of what this machine's kernel lacks and of
-//! what nobody does to a machine that is needed: power cuts, drives that are pulled out, little
-//! memory.
+//! what a machine in use must be spared: power cuts, drives that are pulled out, little memory.
 //!
 //! The modules stand in the order in which a test meets them: the laboratory has what a machine is
 //! made of (a kernel, programs, the cache that keeps them), a setup describes a machine, the

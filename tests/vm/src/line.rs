@@ -1,6 +1,6 @@
 //! The line to the agent inside a machine: many tasks at a time, each with its output and its end.
 //!
-//! Invariant: nobody waits for a machine that is gone: when the line breaks, everybody is told.
+//! Invariant: no thread waits for a machine that is gone: when the line breaks, all are told.
 
 use crate::wire::{Kind, PAYLOAD_MAX, receive, send};
 use parking_lot::{Condvar, Mutex};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use ztier::error::{Context, Error, Result};
 
-/// Half of the time after which somebody who follows a task looks at other things, too.
+/// Half of the time after which a thread that follows a task looks at other things, too.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// How a script ended, with all that it printed on either output.

@@ -1,5 +1,5 @@
 //! A machine with little memory whose disks are volumes: the kernel needs them to make room, and
-//! they need room to work. Whoever waits for the other too long is named by the kernel.
+//! they need room to work. The kernel names a task that waits too long for either.
 //!
 //! `ZTIER_VM_SECONDS` says how long each kind of pressure lasts; by default 15.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
@@ -65,8 +65,8 @@ fn stolen() -> u64 {
     stat.split_whitespace().nth(8).map_or(0, |ticks| ticks.parse::<u64>().unwrap() * 10)
 }
 
-/// The kernel has named nobody who hung or was killed.
-fn nobody_hung(machine: &Machine) {
+/// The kernel has named no task that hung or was killed.
+fn no_task_hung(machine: &Machine) {
     let said =
         ok(machine, "dmesg | grep -E 'blocked for more|Out of memory|oom-kill|I/O error'; true");
     assert_eq!(said, "");
@@ -101,7 +101,7 @@ fn writeback_under_pressure_does_not_stall() {
     println!("{seconds} s: {} written; no request ended for at most {most} ms", done.trim());
     println!("{}{}", free, least);
     assert!(most < STALL_MAX + lost, "no request ended for {most} ms, {lost} ms were stolen");
-    nobody_hung(&machine);
+    no_task_hung(&machine);
     ok(&machine, COMPARE);
     ok(&machine, "umount /mnt && e2fsck -fn /dev/ztier/v && ztier down v");
     nothing_left(&machine);

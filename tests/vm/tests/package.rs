@@ -198,7 +198,7 @@ fn boot(lab: &Lab, place: &Path) -> Option<Machine> {
     Some(machine)
 }
 
-/// By its own way, as README.md has it. Nothing runs then that nobody asked for.
+/// By its own way, as README.md has it. The installation starts nothing.
 fn installed(machine: &Machine) {
     let (name, text) = documents().remove(0);
     let install = steps(&name, &text, true).remove(0).command;
@@ -339,7 +339,7 @@ fn removed(machine: &Machine) {
     assert_eq!((record.len(), others), (1, vec!["/var/lib/ztier"]), "{left}");
 }
 
-/// As somebody who is not root, where this test is root's.
+/// As a user other than root, where this test is root's.
 #[test]
 fn commands_for_anybody_do_what_documents_show() {
     let place = tempfile::tempdir().unwrap();

@@ -52,7 +52,7 @@ fn all_gone(machine: &Machine) {
 }
 
 #[test]
-fn programs_get_every_byte_back_whoever_is_killed() {
+fn programs_get_every_byte_back_whatever_is_killed() {
     let Some((lab, _turn)) = lab_with(&["ztier", "ztier-vm-pressure"]) else { return };
     let machine = setup(&lab).memory(768).disk("below", 256 << 20).boot().unwrap();
     ok(&machine, "modprobe ublk_drv; mount -t cgroup2 none /sys/fs/cgroup");
@@ -140,8 +140,8 @@ fn daemon_killed(machine: &Machine) {
     assert!(done.status == 0 && done.text.contains("compared 24576 pages"), "{done:?}");
 }
 
-/// Several that swap. When nobody serves the device, its queue is full in a second of pages that
-/// nobody takes, for which processes wait that can't be killed.
+/// Several programs that swap. When no daemon serves the device, its queue is full in a second of
+/// pages that are not taken, and the processes that wait for them can't be killed.
 fn begin_several(machine: &Machine) -> Task {
     begin_program(machine, &format!("sh -c '{}wait'", format!("{LOAD} 16 & ").repeat(4)))
 }

@@ -17,12 +17,12 @@ fn boot(lab: &Lab) -> Machine {
     machine
 }
 
-/// What a device that is gone may have left: open files, processes, memory that nobody gives back.
+/// What a device that is gone may have left: open files, processes, memory that is not given back.
 #[derive(Debug)]
 struct Held {
     files: i64,
     processes: i64,
-    /// KiB that the kernel can't take back from whoever has them. (What it says is available goes
+    /// KiB that the kernel can't take back from their owners. (What it says is available goes
     /// up and down by megabytes with its caches.)
     memory: i64,
 }

@@ -105,7 +105,7 @@ mkdir /sys/fs/cgroup/little && echo 16M >/sys/fs/cgroup/little/memory.max || exi
 awk '/ublk/ { used = $4 } END { exit !(used > 8192) }' /proc/swaps";
 
 #[test]
-fn by_force_a_dead_daemon_s_device_goes_whoever_holds_it() {
+fn by_force_a_dead_daemon_s_device_goes_whatever_holds_it() {
     let Some((lab, _turn)) = lab() else { return };
     let machine = setup(&lab).memory(768).boot().unwrap();
     ok(&machine, "modprobe ublk_drv");
@@ -125,7 +125,7 @@ fn by_force_a_dead_daemon_s_device_goes_whoever_holds_it() {
     ok(&machine, "umount /mnt");
     nothing_left(&machine);
 
-    // Where nothing is kept, nobody can go on with it.
+    // Where nothing is kept, no daemon can go on with it.
     ok(&machine, mounted);
     ok(&machine, KILL_BOTH);
     refused(&machine, "ztier down u", "mounted on /mnt");

@@ -74,7 +74,7 @@ fn serve() -> io::Result<()> {
                 Some(Err(e)) => agent.end(frame.id, 1, &e.to_string()),
                 _ => agent.end(frame.id, 0, ""),
             },
-            // Whoever is the first process here: what had to be saved is.
+            // Whichever process is the first here: what had to be saved is.
             Kind::Off => return Ok(reboot(RebootCommand::PowerOff)?),
             Kind::Ready => {}
         }
@@ -104,7 +104,7 @@ fn create(path: &str) -> io::Result<File> {
 
 impl Agent {
     fn say(&self, kind: Kind, id: u32, payload: &[u8]) {
-        // Without its port the agent has nobody to complain to.
+        // Without its port the agent cannot report an error.
         let _ = send(&mut *self.port.lock(), kind, id, payload);
     }
 
@@ -167,7 +167,7 @@ impl Agent {
     }
 
     /// Passes on what a script prints, and returns how it ended. What it has left running may go on
-    /// printing, to nobody.
+    /// printing; that is discarded.
     fn follow(&self, id: u32, mut child: Child, mut output: io::PipeReader) -> io::Result<i32> {
         let mut piece = vec![0; 32 << 10];
         let (mut open, mut status) = (true, None);
