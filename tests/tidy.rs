@@ -97,6 +97,43 @@ fn violation(module: &str, used: &str) -> bool {
     }
 }
 
+/// Words that leave open which thread, process or user is meant, in halves, so that this file has
+/// none of them.
+const VAGUE: [(&str, &str); 3] = [("who", "ever"), ("some", "body"), ("no", "body")];
+
+/// Whether a text has one of those words.
+fn is_vague(text: &str) -> bool {
+    let text = text.to_lowercase();
+    VAGUE.iter().any(|(a, b)| text.contains(&[*a, *b].concat()))
+}
+
+/// All texts of the project that are read by people, but for what benchmarks have made.
+fn pages() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found: Vec<_> =
+        ["src", "crates", "tests"].iter().flat_map(|dir| sources(dir)).collect();
+    for dir in ["", "docs", "docs/results", "etc", "etc/debian", "scripts"] {
+        let entries = fs::read_dir(root.join(dir)).unwrap().map(|entry| entry.unwrap().path());
+        let generated = |path: &PathBuf| path.file_stem().is_some_and(|stem| stem == "report");
+        found.extend(entries.filter(|path| path.is_file() && !generated(path)));
+    }
+    found
+}
+
+#[test]
+fn things_have_their_names() {
+    let mut wrong = Vec::new();
+    for path in pages() {
+        // Archives and images are no texts.
+        let Ok(text) = fs::read_to_string(&path) else { continue };
+        let lines = (1..).zip(text.lines()).filter(|(_, line)| is_vague(line));
+        wrong.extend(lines.map(|(n, line)| format!("{}:{n}: {line}", path.display())));
+    }
+    assert!(wrong.is_empty(), "name the thread, process, request or user: {wrong:#?}");
+    let [(a, b), ..] = VAGUE;
+    assert!(is_vague(&format!("for {a}{b} asks")));
+}
+
 #[test]
 fn a_layer_uses_only_those_below() {
     let mut wrong = Vec::new();
