@@ -332,7 +332,7 @@ fn a_client_that_hangs_up_within_a_request_loses_only_that_request() {
     let mut c = f.transmit(false);
     assert_eq!(c.write(0, 0, &[1; 8192]), 0);
     // Within a header, within a small and within a large payload.
-    for (len, sent) in [(4096u32, None), (4096, Some(100)), (8 << 20, Some(5 << 20))] {
+    for (len, sent) in [(4096u32, None), (4096, Some(100)), (8 << 20, Some(1 << 19))] {
         let mut c = f.transmit(false);
         let head = request(cmd::WRITE, 0, 1, 0, len);
         match sent {
@@ -635,13 +635,15 @@ fn a_payload_counts_as_soon_as_it_has_a_place() {
     let device = volume(64 << 20);
     let f = Fixture::new(Arc::clone(&device) as Arc<dyn Device>);
     let mut c = f.transmit(false);
-    let before = device.stats().mem_used_bytes;
-    c.request(cmd::WRITE, 0, 1, 0, 32 << 20);
-    c.send(&vec![1; 16 << 20]);
-    // The buffer that it takes the place of may have counted before.
-    eventually("it counts", || device.stats().mem_used_bytes >= before + (31 << 20));
-    c.send(&vec![1; 16 << 20]);
+    assert_eq!(c.ask(cmd::FLUSH, 0, 0, 0), 0);
+    let before = device.stats().buffers_bytes;
+    c.request(cmd::WRITE, 0, 1, 0, 1 << 20);
+    c.send(&vec![1; 1 << 19]);
+    eventually("it counts", || device.stats().buffers_bytes >= before + (3 << 18));
+    c.send(&vec![1; 1 << 19]);
     assert_eq!(c.simple(1), 0);
+    // A buffer that is not used is given back.
+    eventually("it is free", || device.stats().buffers_bytes <= before + (1 << 17));
 }
 
 #[test]

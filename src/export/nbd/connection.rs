@@ -3,7 +3,8 @@
 //! Invariant: a connection is in the table from before its thread starts until after that thread
 //! has let go of the device; a closed table has no device.
 
-use super::wire::{Hangup, Input, Outcome, Output};
+use super::share::Shares;
+use super::wire::{Hangup, Hold, Input, Outcome, Output};
 use super::{Limits, handshake, proto, transmission};
 use crate::media::process_name;
 use crate::volume::Device;
@@ -25,6 +26,8 @@ pub struct Clients {
     name: String,
     most: usize,
     limits: Limits,
+    /// Memory for large requests.
+    shares: Shares,
     table: Mutex<Table>,
     /// No connection begins another request.
     closed: AtomicBool,
@@ -50,7 +53,7 @@ impl Clients {
     pub fn new(device: Arc<dyn Device>, name: String, most: usize, limits: Limits) -> Self {
         let table = Table { device: Some(device), next: 0, connections: BTreeMap::new() };
         let (table, closed, left) = (Mutex::new(table), AtomicBool::new(false), Condvar::new());
-        Self { name, most, limits, table, closed, left }
+        Self { name, most, limits, shares: Shares::default(), table, closed, left }
     }
 
     /// Serves a new connection on a thread of its own, or closes it when there are too many.
@@ -173,7 +176,8 @@ impl Entry {
         // From here on a slow client is a client that is busy, and may be.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None).map_err(system)?;
         input.lift_deadline();
-        let end = transmission::serve(&device, &mut input, &mut output, agreed, &clients.closed);
+        let hold = Hold::new(&clients.shares, clients.limits.stall, &clients.closed);
+        let end = transmission::serve(&device, &mut input, &mut output, hold, agreed);
         if end == Err(Hangup::Refused) {
             // What was done before the offence is still answered, if the client listens.
             let _ = output.flush();

@@ -4,8 +4,10 @@
 //! over. `docs/nbd.md` says what of the protocol is supported.
 //!
 //! Invariants:
-//! - The number of connections, of threads and (for each) of buffered bytes is bounded; a client
-//!   that has not finished its handshake is cut off after [`Limits::handshake`].
+//! - The number of connections, of threads and of buffered bytes is bounded: a base for each
+//!   connection, and one share for the large requests of all.
+//! - A client that has not finished its handshake is cut off after [`Limits::handshake`]; one that
+//!   stands still within a large request, after [`Limits::stall`] if others wait for the memory.
 //! - A client enters transmission under the lock under which [`Server::stop`] looks for clients, so
 //!   a refused or granted stop is true for everybody.
 //! - When `stop` has returned, no thread of the server touches the device any more, but for one
@@ -16,6 +18,7 @@ mod connection;
 mod handshake;
 mod listen;
 pub mod proto;
+mod share;
 mod transmission;
 mod uri;
 mod wire;
@@ -82,6 +85,9 @@ impl Options {
 pub struct Limits {
     /// From the acceptance of a connection to the end of its handshake.
     pub handshake: Duration,
+    /// How long a client may stand still within a large request, while others wait for the memory
+    /// that it takes.
+    pub stall: Duration,
     /// From when all connections are cut until the server stops waiting for their requests, which a
     /// drive may hold up.
     pub closing: Duration,
@@ -89,7 +95,11 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { handshake: Duration::from_secs(30), closing: Duration::from_secs(10) }
+        Self {
+            handshake: Duration::from_secs(30),
+            stall: Duration::from_secs(30),
+            closing: Duration::from_secs(10),
+        }
     }
 }
 

@@ -1,18 +1,19 @@
 //! The transmission phase: requests in, replies out, in order, run to completion.
 //!
 //! Invariants:
-//! - A request is carried out whole or (payload missing, range or flags wrong) not at all, and one
-//!   request of the client is at most one request of the device (a trim with FUA adds a flush).
+//! - A request whose range or flags are wrong is not carried out at all. One request of the client
+//!   is at most one of the device, carried out when its payload is here; a trim with FUA adds a
+//!   flush. Writes and chunked reads of more than [`PIECE`] are carried out piece by piece.
 //! - Before this thread waits for the client, everything that it has to say was sent.
 //! - A reply that claims success is built after the device said so.
 
 use super::handshake::Agreed;
 use super::proto::{self, Request, chunk, cmd, errno};
-use super::wire::{Hangup, Input, Outcome, Output};
+use super::share::{PART, PIECE};
+use super::wire::{AHEAD, Hangup, Hold, Input, Outcome, Output, SEND_AT};
 use crate::volume::{self, Channel, Device, Extent, ExtentKind, IoError};
 use rustix::io::Errno;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Payloads of refused writes up to this length are read and dropped; beyond it the client is.
@@ -28,50 +29,33 @@ const HOLE_MIN: u64 = 512;
 /// Bytes that the head of any chunk takes at most.
 const CHUNK_MAX: usize = proto::CHUNK_LEN + 12;
 
-/// Serves one client until it goes, or `closed` says that it has to: of what it has sent already,
+/// Serves one client until it goes, or the server closes: of what the client has sent already,
 /// nothing more is begun then.
 pub fn serve(
     device: &Arc<dyn Device>,
     input: &mut Input,
     output: &mut Output,
+    hold: Hold<'_>,
     agreed: Agreed,
-    closed: &AtomicBool,
 ) -> Outcome<()> {
     let channel = Arc::clone(device).channel();
-    let mut server = Server { device: &**device, channel, output, agreed };
-    while !closed.load(Ordering::Relaxed) {
-        if input.buffered() < proto::REQUEST_LEN {
-            server.output.flush()?;
-            // A large reply is gone now, and nothing may be counted for long again.
-            server.channel.count_buffers(input.memory() + server.output.memory());
-        }
-        let head = input.take()?;
+    let mut server = Server { device: &**device, channel, input, output, hold, agreed };
+    while !server.hold.is_closed() {
+        let head = server.next_head()?;
         let request = Request::decode(&head).ok_or(Hangup::Refused)?;
         if request.command == cmd::DISC {
             return server.output.flush();
         }
-        let payload = request.payload();
-        let refused = server.check(&request).err();
-        if refused.is_some() && payload > DRAIN_MAX as usize {
-            return Err(Hangup::Refused);
-        }
-        if input.buffered() < payload {
-            server.output.flush()?;
-        }
-        if let Some(error) = refused {
-            input.drain(payload as u64)?;
-            server.fail(&request, error);
+        if let Err(error) = server.check(&request) {
+            server.refuse(&request, error)?;
+        } else if request.command == cmd::WRITE {
+            server.write(&request)?;
         } else {
-            // As long as the payload takes to come, it has its place already.
-            let place = input.memory().max(payload as u64);
-            server.channel.count_buffers(place + server.output.memory());
-            input.fill(payload)?;
-            let arrived = input.arrived();
-            server.execute(&request, input.fill(payload)?, arrived);
-            input.consume(payload);
+            server.execute(&request)?;
         }
-        server.channel.count_buffers(input.memory() + server.output.memory());
         server.output.flush_if_large()?;
+        server.hold.settle(PART, server.input, server.output)?;
+        server.count();
     }
     Err(Hangup::Closed)
 }
@@ -89,14 +73,97 @@ fn told(error: IoError) -> u32 {
     }
 }
 
+/// The length of the next piece: up to a multiple of [`PIECE`], so that pieces cut no block.
+fn piece(offset: u64, left: usize) -> usize {
+    left.min(PIECE - offset as usize % PIECE)
+}
+
 struct Server<'a> {
     device: &'a dyn Device,
     channel: Box<dyn Channel>,
+    input: &'a mut Input,
     output: &'a mut Output,
+    hold: Hold<'a>,
     agreed: Agreed,
 }
 
 impl Server<'_> {
+    /// Waits for the head of the next request. Before it waits, all replies are sent.
+    fn next_head(&mut self) -> Outcome<[u8; proto::REQUEST_LEN]> {
+        if self.input.buffered() < proto::REQUEST_LEN {
+            self.output.flush()?;
+            self.count();
+            while !self.input.wait(proto::REQUEST_LEN)? {
+                // Others may want the memory.
+                self.hold.give_back(self.input, self.output)?;
+                self.count();
+            }
+        }
+        self.input.take()
+    }
+
+    /// Counts the memory of the buffers.
+    fn count(&mut self) {
+        self.channel.count_buffers(self.input.memory() + self.output.memory());
+    }
+
+    /// Waits until so many bytes of a payload are here. Before it waits, all replies are sent.
+    fn await_payload(&mut self, bytes: usize) -> Outcome<()> {
+        if self.input.buffered() >= bytes {
+            return Ok(());
+        }
+        self.output.flush()?;
+        // As long as the payload takes to come, it has its place already.
+        let place = self.input.memory().max(bytes as u64);
+        self.channel.count_buffers(place + self.output.memory());
+        self.input.fill(bytes).map(|_| ())
+    }
+
+    /// Drops the payload of a request, and says why.
+    fn refuse(&mut self, r: &Request, error: u32) -> Outcome<()> {
+        let payload = r.payload();
+        if payload > DRAIN_MAX as usize {
+            return Err(Hangup::Refused);
+        }
+        if self.input.buffered() < payload {
+            self.output.flush()?;
+        }
+        self.input.drain(payload as u64)?;
+        self.fail(r, error);
+        Ok(())
+    }
+
+    /// Carries out a write piece by piece, so that its length takes no memory. Of a write whose
+    /// payload does not come to its end, the first pieces are carried out, and nothing is answered.
+    fn write(&mut self, r: &Request) -> Outcome<()> {
+        let (fua, whole) = (r.has(cmd::FLAG_FUA), r.len as usize <= PIECE);
+        if r.payload() > AHEAD {
+            self.hold.take(PART, self.input, self.output)?;
+        }
+        let (mut offset, mut left, mut done) = (r.offset, r.len as usize, Ok(()));
+        while left > 0 {
+            let len = if whole { left } else { piece(offset, left) };
+            self.await_payload(len)?;
+            let arrived = self.input.arrived();
+            let data = self.input.fill(len)?;
+            // After an error the rest is received all the same: the next request comes after it.
+            if done.is_ok() {
+                let write = volume::Request::Write { offset, data, fua: fua && whole };
+                done = self.channel.submit(write, arrived);
+            }
+            self.input.consume(len);
+            (offset, left) = (offset + len as u64, left - len);
+        }
+        if fua && !whole && done.is_ok() {
+            done = self.channel.submit(volume::Request::Flush, self.input.arrived());
+        }
+        match done {
+            Ok(()) => self.output.put(&proto::simple_reply(0, r.cookie)),
+            Err(e) => self.fail(r, told(e)),
+        }
+        Ok(())
+    }
+
     /// Whether a request may reach the device, and if not, what the client is told.
     fn check(&self, r: &Request) -> Result<(), u32> {
         let (allowed, outside) = match r.command {
@@ -128,20 +195,20 @@ impl Server<'_> {
         }
     }
 
-    /// Carries out a request that passed [`Server::check`] and appends its reply.
-    fn execute(&mut self, r: &Request, data: &[u8], arrived: Instant) {
-        let (offset, len) = (r.offset, u64::from(r.len));
+    /// Carries out a request without payload that passed [`Server::check`] and appends its reply.
+    fn execute(&mut self, r: &Request) -> Outcome<()> {
+        let (offset, len, arrived) = (r.offset, u64::from(r.len), self.input.arrived());
         let fua = r.has(cmd::FLAG_FUA);
         let done = match r.command {
             cmd::READ => return self.read(r, arrived),
-            cmd::BLOCK_STATUS => return self.block_status(r),
+            cmd::BLOCK_STATUS => {
+                self.block_status(r);
+                return Ok(());
+            }
             cmd::FLUSH => self.channel.submit(volume::Request::Flush, arrived),
             // Everything is in memory already; and nothing at all is done at once.
             cmd::CACHE => Ok(()),
             _ if len == 0 => Ok(()),
-            cmd::WRITE => {
-                self.channel.submit(volume::Request::Write { offset, data, fua }, arrived)
-            }
             cmd::TRIM => self.trim(offset, len, fua, arrived),
             _ => {
                 let no_hole = r.has(cmd::FLAG_NO_HOLE);
@@ -153,6 +220,7 @@ impl Server<'_> {
             Ok(()) => self.output.put(&proto::simple_reply(0, r.cookie)),
             Err(e) => self.fail(r, told(e)),
         }
+        Ok(())
     }
 
     fn trim(&mut self, offset: u64, len: u64, fua: bool, arrived: Instant) -> Result<(), IoError> {
@@ -169,21 +237,39 @@ impl Server<'_> {
         }
     }
 
-    fn read(&mut self, r: &Request, arrived: Instant) {
-        match (self.agreed.structured, r.len) {
-            (true, 0) => {
-                self.output.put(&proto::chunk_head(chunk::FLAG_DONE, chunk::NONE, r.cookie, 0));
-            }
-            (true, _) => self.read_chunks(r, arrived),
-            (false, _) => {
-                let head = proto::simple_reply(0, r.cookie);
-                self.read_whole(r, &head, arrived);
-            }
+    fn read(&mut self, r: &Request, arrived: Instant) -> Outcome<()> {
+        let len = r.len as usize;
+        if self.agreed.structured && len == 0 {
+            self.output.put(&proto::chunk_head(chunk::FLAG_DONE, chunk::NONE, r.cookie, 0));
+            return Ok(());
         }
+        let parts = self.agreed.structured && !r.has(cmd::FLAG_DF) && len > PIECE;
+        if len > SEND_AT {
+            // What is in one piece on the wire has to be here as a whole.
+            let bytes = if parts { PART } else { PART.max(len + SEND_AT) };
+            self.hold.take(bytes, self.input, self.output)?;
+        }
+        if !self.agreed.structured {
+            self.read_whole(r, &proto::simple_reply(0, r.cookie), arrived);
+            return Ok(());
+        }
+        let (mut offset, mut left) = (r.offset, len);
+        while left > 0 {
+            let len = if parts { piece(offset, left) } else { left };
+            let part = Request { offset, len: len as u32, ..*r };
+            if !self.read_chunks(&part, len == left, arrived) {
+                break;
+            }
+            (offset, left) = (offset + len as u64, left - len);
+            self.count();
+            self.output.flush_if_large()?;
+        }
+        Ok(())
     }
 
-    /// A reply of `head` and all the data, in one piece.
-    fn read_whole(&mut self, r: &Request, head: &[u8], arrived: Instant) {
+    /// A reply, or a chunk of one, of `head` and all the data, in one piece; whether the data could
+    /// be read.
+    fn read_whole(&mut self, r: &Request, head: &[u8], arrived: Instant) -> bool {
         let (start, total) = (head.len(), head.len() + r.len as usize);
         let room = &mut self.output.room(total)[..total];
         room[..start].copy_from_slice(head);
@@ -191,17 +277,21 @@ impl Server<'_> {
         if !buf.is_empty()
             && let Err(e) = self.channel.submit(volume::Request::Read { offset, buf }, arrived)
         {
-            return self.fail(r, told(e));
+            self.fail(r, told(e));
+            return false;
         }
         self.output.commit(total);
+        true
     }
 
-    /// A reply that says where holes are. The device sees one read of the whole range in any case,
-    /// so that it is counted as what it is; zeros are only kept off the wire.
-    fn read_chunks(&mut self, r: &Request, arrived: Instant) {
+    /// Chunks that say where holes are; the last one ends the reply if `ends`. Whether the data
+    /// could be read: else an error ends the reply. The device sees one read of the whole range in
+    /// any case, so that it is counted as what it is; zeros are only kept off the wire.
+    fn read_chunks(&mut self, r: &Request, ends: bool, arrived: Instant) -> bool {
+        let end = if ends { chunk::FLAG_DONE } else { 0 };
         let pieces = self.pieces(r);
         if let [Extent { kind: ExtentKind::Data, .. }] = pieces[..] {
-            let head = proto::chunk_data(chunk::FLAG_DONE, r.cookie, r.offset, r.len);
+            let head = proto::chunk_data(end, r.cookie, r.offset, r.len);
             return self.read_whole(r, &head, arrived);
         }
         // The data lies behind enough space for all heads and moves forward to close up with them:
@@ -210,11 +300,12 @@ impl Server<'_> {
         let room = &mut self.output.room(slack + r.len as usize)[..slack + r.len as usize];
         let (offset, buf) = (r.offset, &mut room[slack..]);
         if let Err(e) = self.channel.submit(volume::Request::Read { offset, buf }, arrived) {
-            return self.fail(r, told(e));
+            self.fail(r, told(e));
+            return false;
         }
         let (mut from, mut to) = (0, 0);
         for (i, piece) in pieces.iter().enumerate() {
-            let flags = if i + 1 == pieces.len() { chunk::FLAG_DONE } else { 0 };
+            let flags = if i + 1 == pieces.len() { end } else { 0 };
             let (at, len) = (r.offset + from as u64, piece.len as u32);
             if piece.kind == ExtentKind::Data {
                 let head = proto::chunk_data(flags, r.cookie, at, len);
@@ -231,6 +322,7 @@ impl Server<'_> {
             from += len as usize;
         }
         self.output.commit(to);
+        true
     }
 
     /// The runs of data and of holes that make up a read, at least one, together all of it.

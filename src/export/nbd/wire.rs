@@ -7,24 +7,31 @@
 //! - What is received beyond the present message stays buffered for the next one.
 //! - Waiting means sleeping. (Looking again for 20 µs first was measured: no more requests a second
 //!   on two processors, and half as much processor time again for each.)
-//! - Both buffers go back to a bounded size once a large request is done ([`RETAIN`]).
+//! - A buffer is larger than its base only while the connection has a part of the memory that all
+//!   clients share; a client that holds up others by it is cut off.
 
+use super::share::{Part, Share, Shares};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendFlags, sockopt};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-/// Most bytes that are received without knowing what they belong to.
-const AHEAD: usize = 256 << 10;
-/// Most bytes that a buffer keeps when it is empty.
-const RETAIN: usize = 2 << 20;
+/// Most bytes that are received without knowing what they belong to: the base of the receive
+/// buffer.
+pub const AHEAD: usize = 256 << 10;
 /// A rest of a message up to this length moves to the front of the buffer before more is received,
 /// also if it would fit where it is.
 const MOVE_ALWAYS: usize = 8 << 10;
 /// Replies are sent once so many bytes are waiting, even if more requests are buffered: the client
-/// gets to work while we do.
-const SEND_AT: usize = 128 << 10;
+/// gets to work while we do. The base of the send buffer has room for a reply of that length too.
+pub const SEND_AT: usize = 128 << 10;
+const SEND_BASE: usize = 2 * SEND_AT + (64 << 10);
+/// Bytes a second that a client has to move at least while others wait.
+const LEAST_RATE: usize = 64 << 10;
+/// How long a connection that has a part of the shared memory waits for its client at a time.
+const TICK: Duration = Duration::from_millis(100);
 
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +40,8 @@ pub enum Hangup {
     Closed,
     /// The client spoke something else, or too slowly, or asked for too much.
     Refused,
+    /// The client held up others.
+    Stalled,
     /// The system reported an error.
     System(Errno),
 }
@@ -48,6 +57,7 @@ pub struct Input {
     end: usize,
     arrived: Instant,
     deadline: Option<Instant>,
+    patience: Patience,
 }
 
 impl Input {
@@ -60,6 +70,7 @@ impl Input {
             end: 0,
             arrived: Instant::now(),
             deadline: Some(deadline),
+            patience: None,
         }
     }
 
@@ -83,11 +94,25 @@ impl Input {
     pub fn fill(&mut self, n: usize) -> Outcome<&[u8]> {
         if self.buffered() < n {
             self.make_room(n);
+            let (since, before) = (Instant::now(), self.buffered());
             while self.buffered() < n {
                 self.receive(n)?;
+                check_patience(&self.patience, since, self.buffered() - before)?;
             }
         }
         Ok(&self.buffer[self.start..self.start + n])
+    }
+
+    /// The same for the next message, of which nothing may be here yet: `false` if for a while
+    /// nothing came, and others may want memory that this connection keeps.
+    pub fn wait(&mut self, n: usize) -> Outcome<bool> {
+        if self.buffered() == 0 && self.patience.is_some() {
+            self.make_room(n);
+            if !self.receive(n)? {
+                return Ok(false);
+            }
+        }
+        self.fill(n).map(|_| true)
     }
 
     /// The next `N` bytes, consumed.
@@ -110,9 +135,16 @@ impl Input {
         if self.start == self.end {
             self.start = 0;
             self.end = 0;
-            if self.buffer.len() > RETAIN {
-                self.buffer = vec![0; AHEAD];
-            }
+        }
+    }
+
+    /// Goes back to the base, or what is buffered beyond it.
+    fn shrink(&mut self) {
+        if self.buffer.len() > AHEAD {
+            let mut base = vec![0; AHEAD.max(self.buffered())];
+            base[..self.buffered()].copy_from_slice(&self.buffer[self.start..self.end]);
+            (self.start, self.end) = (0, self.buffered());
+            self.buffer = base;
         }
     }
 
@@ -146,8 +178,9 @@ impl Input {
     }
 
     /// One `recv`, towards `wanted` buffered bytes: of a large message exactly the rest, so that
-    /// the next message begins at the front of the buffer; otherwise whatever is there.
-    fn receive(&mut self, wanted: usize) -> Outcome<()> {
+    /// the next message begins at the front of the buffer; otherwise whatever is there. `false` if
+    /// nothing came for a [`TICK`].
+    fn receive(&mut self, wanted: usize) -> Outcome<bool> {
         let missing = wanted - self.buffered();
         let large = wanted > AHEAD / 4;
         let most = if large { missing } else { AHEAD.min(self.buffer.len() - self.end) };
@@ -159,6 +192,7 @@ impl Input {
         let n = loop {
             match rustix::net::recv(&self.socket, &mut *target, flags) {
                 Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(false),
                 Err(Errno::CONNRESET | Errno::PIPE) | Ok((_, 0)) => return Err(Hangup::Closed),
                 Err(e) => return Err(Hangup::System(e)),
                 Ok((_, n)) => break n,
@@ -166,7 +200,7 @@ impl Input {
         };
         self.arrived = Instant::now();
         self.end += n;
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -192,12 +226,13 @@ pub struct Output {
     /// Initialised over its whole length; `len` bytes of it are waiting to be sent.
     buffer: Vec<u8>,
     len: usize,
+    patience: Patience,
 }
 
 impl Output {
     /// An empty sending side.
     pub fn new(socket: Arc<OwnedFd>) -> Self {
-        Self { socket, buffer: vec![0; SEND_AT], len: 0 }
+        Self { socket, buffer: vec![0; SEND_AT], len: 0, patience: None }
     }
 
     /// Bytes of memory that the buffer takes.
@@ -236,24 +271,109 @@ impl Output {
 
     /// Sends all that is waiting.
     pub fn flush(&mut self) -> Outcome<()> {
-        let mut sent = 0;
+        let (mut sent, since) = (0, Instant::now());
         while sent < self.len {
             let rest = &self.buffer[sent..self.len];
             match rustix::net::send(&self.socket, rest, SendFlags::NOSIGNAL) {
                 Ok(n) => sent += n,
                 Err(Errno::INTR) => {}
-                // Only while shaking hands does sending have a time limit.
+                Err(Errno::AGAIN) if self.patience.is_some() => {}
+                // Shaking hands has a time limit.
                 Err(Errno::AGAIN) => return Err(Hangup::Refused),
                 Err(Errno::CONNRESET | Errno::PIPE) => return Err(Hangup::Closed),
                 Err(e) => return Err(Hangup::System(e)),
             }
+            check_patience(&self.patience, since, sent)?;
         }
         self.len = 0;
-        if self.buffer.len() > RETAIN {
+        Ok(())
+    }
+
+    /// Goes back to the base. Everything was sent.
+    fn shrink(&mut self) {
+        debug_assert_eq!(self.len, 0);
+        if self.buffer.len() > SEND_BASE {
             self.buffer = vec![0; SEND_AT];
+        }
+    }
+}
+
+/// The memory that a connection has a part of, and how long others wait for a client that stands
+/// still; `None` without a part.
+type Patience = Option<(Arc<Share>, Duration)>;
+
+/// Ends a connection that holds up others: since `since` it has `moved` fewer bytes than a client
+/// does that pauses for as long as it may and then moves [`LEAST_RATE`] bytes a second. While no
+/// other connection waits, a client may take its time.
+fn check_patience(patience: &Patience, since: Instant, moved: usize) -> Outcome<()> {
+    let Some((share, stall)) = patience else { return Ok(()) };
+    let allowed = *stall + Duration::from_secs((moved / LEAST_RATE) as u64);
+    if since.elapsed() >= allowed && share.is_wanted() { Err(Hangup::Stalled) } else { Ok(()) }
+}
+
+/// A part of the shared memory for a connection's buffers.
+pub struct Hold<'a> {
+    shares: &'a Shares,
+    part: Option<Part>,
+    stall: Duration,
+    closed: &'a AtomicBool,
+}
+
+impl<'a> Hold<'a> {
+    /// None yet. A client that stands still for `stall` while others wait is cut off.
+    pub fn new(shares: &'a Shares, stall: Duration, closed: &'a AtomicBool) -> Self {
+        Self { shares, part: None, stall, closed }
+    }
+
+    /// Whether the server has closed.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Waits for memory of so many bytes for both buffers together, beyond their bases. What is
+    /// waiting to be sent is sent before.
+    pub fn take(&mut self, bytes: usize, input: &mut Input, output: &mut Output) -> Outcome<()> {
+        if self.part.as_ref().is_some_and(|part| part.bytes() >= bytes) {
+            return Ok(());
+        }
+        self.give_back(input, output)?;
+        let share = self.shares.of(bytes);
+        self.part = Some(share.take(bytes, self.closed).ok_or(Hangup::Closed)?);
+        let patience = Some((Arc::clone(share), self.stall));
+        (input.patience, output.patience) = (patience.clone(), patience);
+        set_timeouts(&input.socket, Some(TICK))
+    }
+
+    /// Gives it back if others wait for it, or if it is more than `keep` bytes.
+    pub fn settle(&mut self, keep: usize, input: &mut Input, output: &mut Output) -> Outcome<()> {
+        match &self.part {
+            Some(part) if part.bytes() > keep || part.share().is_wanted() => {
+                self.give_back(input, output)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends what is waiting, and gives the memory back.
+    pub fn give_back(&mut self, input: &mut Input, output: &mut Output) -> Outcome<()> {
+        output.flush()?;
+        if self.part.is_some() {
+            input.shrink();
+            output.shrink();
+            self.part = None;
+            (input.patience, output.patience) = (None, None);
+            set_timeouts(&input.socket, None)?;
         }
         Ok(())
     }
+}
+
+/// How long sending and receiving wait at a time.
+fn set_timeouts(socket: &OwnedFd, time: Option<Duration>) -> Outcome<()> {
+    for which in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+        sockopt::set_socket_timeout(socket, which, time).map_err(Hangup::System)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -286,6 +406,7 @@ mod tests {
         assert_eq!(&input.take::<4>().unwrap(), b"head");
         assert_eq!(input.fill(message.len()).unwrap(), &message[..]);
         input.consume(message.len());
+        input.shrink();
         assert_eq!(input.buffer.len(), AHEAD);
         assert_eq!(&input.take::<4>().unwrap(), b"tail");
         drop(sender.join().unwrap());
