@@ -9,6 +9,7 @@ mod doctor;
 mod down;
 mod drain;
 mod estimate;
+mod files;
 mod list;
 mod log;
 mod meter;

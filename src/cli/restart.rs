@@ -2,7 +2,7 @@
 
 use super::drain::drain_most;
 use super::meter::Meter;
-use super::{PATIENCE, output, sound, unknown};
+use super::{PATIENCE, files, output, sound, unknown};
 use crate::config::lasting::lasting;
 use crate::config::paths::full;
 use crate::config::{Paths, Plan, Settings, name};
@@ -48,6 +48,9 @@ pub struct Restart {
     /// Overwrite what is on the new log's drive, unless it is a log with data
     #[arg(long, requires = "log")]
     wipe: bool,
+    /// Take a file for the new log that other users can read or write
+    #[arg(long, requires = "log")]
+    allow_readable: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -151,6 +154,9 @@ impl Restart {
         let Some(log) = &self.log else { return Ok(None) };
         if log.as_os_str() == "none" {
             return Ok(Some(NewLog::None));
+        }
+        if !self.allow_readable {
+            files::refuse_readable([log.as_path()])?;
         }
         Ok(Some(NewLog::On { path: full(log)?, wipe: self.wipe }))
     }

@@ -1,5 +1,6 @@
 //! `ztier up`: a volume from flags or its file, by a daemon of its own or in this process.
 
+use super::files::{self, Made, Wanted};
 use super::meter::Meter;
 use super::{adapting, output, sound, status};
 use crate::config::plan::{self, Address};
@@ -36,6 +37,9 @@ pub struct Up {
     /// something known (a file system, a partition table) only with --wipe
     #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
     log: Option<PathBuf>,
+    /// With --log FILE: make the file, of this size, if it is not there
+    #[arg(long, value_name = "BYTES")]
+    log_size: Option<Amount>,
     /// With a log: acknowledge each write when it is durable
     #[arg(long)]
     sync: bool,
@@ -99,6 +103,12 @@ pub struct Up {
     /// overwritten if it holds nothing known
     #[arg(long, value_name = "DEV", value_hint = ValueHint::AnyPath)]
     spill: Option<PathBuf>,
+    /// With --spill FILE: make the file, of this size, if it is not there
+    #[arg(long, value_name = "BYTES")]
+    spill_size: Option<Amount>,
+    /// Take files for log and spill device that other users can read or write
+    #[arg(long)]
+    allow_readable: bool,
     /// With --spill: how much may be written there a day on average, like 20G; within 24 hours up
     /// to twice that, and each start of the daemon begins a new day
     #[arg(long, value_name = "BYTES")]
@@ -176,8 +186,13 @@ impl Up {
         name::check(&self.name).map_err(Error::usage)?;
         let paths = Paths::of_this_user()?;
         let settings = self.settings(&paths)?;
+        let wanted = self.wanted(&settings)?;
         self.await_drives(&settings)?;
         self.refuse_others(&settings)?;
+        if !settings.allow_readable.unwrap_or(false) {
+            let files = [&settings.log, &settings.spill].into_iter().flatten();
+            files::refuse_readable(files.map(PathBuf::as_path))?;
+        }
         let chosen = daemon::choose(&settings)?;
         let mut plan = Plan::resolve(&self.name, &settings, chosen.kind, &paths)?;
         if let Some(log) = &mut plan.log {
@@ -193,16 +208,18 @@ impl Up {
         self.refuse_second(&paths)?;
         plan.usage.as_ref().map_or(Ok(()), usage::refuse_unmounted)?;
         if self.dry_run {
-            return self.print_plan(&plan, &chosen, &paths);
+            return self.print_plan(&plan, &chosen, &paths, &wanted);
         }
         if self.foreground {
             inherit_sockets(&mut plan, settings.socket.is_some());
         }
+        let made = Cell::new(wanted.iter().map(Wanted::make).collect::<Result<Vec<Made>>>()?);
         let meter = Meter::new();
         let told = |what: &str| meter.show(&format_args!("{}: {what}", self.name));
         let loss = Cell::new(None);
         let after = |ready: &Ready| {
             meter.end();
+            made.take().into_iter().for_each(Made::keep);
             self.print_ready(&chosen, ready)?;
             // A log that was given up has another one in its place.
             if self.save || self.abandon_log && settings.log_uuid.is_some() {
@@ -224,6 +241,13 @@ impl Up {
             after(&daemon::spawn(&plan, &paths, &told)?)?;
             sound(&self.name, loss.take().as_deref())
         }
+    }
+
+    /// The files that have to be made first.
+    fn wanted(&self, settings: &Settings) -> Result<Vec<Wanted>> {
+        let log = files::wanted("--log-size", settings.log.as_deref(), self.log_size)?;
+        let spill = files::wanted("--spill-size", settings.spill.as_deref(), self.spill_size)?;
+        Ok(log.into_iter().chain(spill).collect())
     }
 
     /// Refuses drives that are not those that the settings were saved with.
@@ -304,6 +328,7 @@ impl Up {
             usage: self.usage,
             mount: self.mount.clone(),
             priority: self.priority,
+            allow_readable: self.allow_readable.then_some(true),
             log_uuid: None,
             backing_id: None,
         };
@@ -327,7 +352,9 @@ impl Up {
     /// Waits until the drives are there.
     fn await_drives(&self, settings: &Settings) -> Result<()> {
         let end = Instant::now() + Duration::from_secs(self.wait.into());
-        for drive in [&settings.backing, &settings.log, &settings.spill].into_iter().flatten() {
+        let log = settings.log.as_ref().filter(|_| self.log_size.is_none());
+        let spill = settings.spill.as_ref().filter(|_| self.spill_size.is_none());
+        for drive in [settings.backing.as_ref(), log, spill].into_iter().flatten() {
             while self.wait > 0 && !drive.exists() {
                 if Instant::now() >= end {
                     let (drive, seconds) = (drive.display(), self.wait);
@@ -407,16 +434,29 @@ impl Up {
         output::list(&ready.endpoints)
     }
 
-    fn print_plan(&self, plan: &Plan, chosen: &Chosen, paths: &Paths) -> Result<()> {
+    /// What would be made, in words.
+    fn makes(&self, plan: &Plan, paths: &Paths, wanted: &[Wanted]) -> Vec<String> {
         let mut makes: Vec<String> =
             daemon::planned(plan, paths).iter().map(|leftover| leftover.describe()).collect();
         if let plan::Export::Nbd { tcp, .. } = &plan.export {
             makes.extend(tcp.iter().map(|address| format!("TCP listener {address}")));
         }
+        makes.extend(wanted.iter().map(Wanted::describe));
         makes.push(format!("control socket {}", paths.volume(&plan.name).control.display()));
         if self.save {
             makes.push(format!("file {}", paths.settings(&plan.name).display()));
         }
+        makes
+    }
+
+    fn print_plan(
+        &self,
+        plan: &Plan,
+        chosen: &Chosen,
+        paths: &Paths,
+        wanted: &[Wanted],
+    ) -> Result<()> {
+        let makes = self.makes(plan, paths, wanted);
         let (role, durable) = role(plan);
         let log = plan.log.as_ref().map(|log| &log.log);
         let spill = plan.spill.as_ref().map(|spill| &spill.device);
@@ -432,14 +472,6 @@ impl Up {
                 "durable_where": durable,
             }));
         }
-        let overwrites = match &plan.log {
-            None => match &plan.spill {
-                None => "nothing".into(),
-                Some(spill) => spilled_over(plan, spill)?,
-            },
-            Some(log) if log.wipe => format!("{} unless it holds a log", log.log.display()),
-            Some(log) => format!("{} if nothing known is on it", log.log.display()),
-        };
         let memory = match (&plan.log, &plan.backing) {
             (None, Some(_)) if plan.ram_limit_bytes == 0 => "none".into(),
             (None, _) => format!(
@@ -467,7 +499,7 @@ impl Up {
             ("compression", compression(plan)),
             ("export", format!("{} ({})", plan.export.kind(), chosen.why)),
             ("would make", makes.join(", ")),
-            ("would overwrite", overwrites),
+            ("would overwrite", overwritten(plan)?),
             ("durable", durable.into()),
         ];
         rows.extend(plan.spill.as_ref().map(|spill| ("spill", status::spill_limit(spill))));
@@ -508,6 +540,17 @@ fn role(plan: &Plan) -> (&'static str, &'static str) {
             "in the log when a flush returns, later in the backing store",
         ),
     }
+}
+
+/// What would be overwritten of drives and files that are there.
+fn overwritten(plan: &Plan) -> Result<String> {
+    Ok(match (&plan.log, &plan.spill) {
+        (Some(log), _) if !log.log.exists() => "nothing".into(),
+        (Some(log), _) if log.wipe => format!("{} unless it holds a log", log.log.display()),
+        (Some(log), _) => format!("{} if nothing known is on it", log.log.display()),
+        (None, Some(spill)) if spill.device.exists() => spilled_over(plan, spill)?,
+        (None, _) => "nothing".into(),
+    })
 }
 
 /// What of a spill device would be overwritten.

@@ -93,6 +93,9 @@ pub struct Settings {
     /// Priority of the swap space that it is made into.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
+    /// Files for log and spill device may be readable or writable for other users.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allow_readable: Option<bool>,
     /// UUID of the log, as 32 hexadecimal digits; a drive with another log is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_uuid: Option<String>,
@@ -103,7 +106,7 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 26] = [
+pub const KEYS: [&str; 27] = [
     "size",
     "backing",
     "log",
@@ -128,6 +131,7 @@ pub const KEYS: [&str; 26] = [
     "use",
     "mount",
     "priority",
+    "allow-readable",
     "log-uuid",
     "backing-id",
 ];
@@ -244,6 +248,7 @@ impl Settings {
             usage: self.usage.or(base.usage),
             mount: self.mount.or(base.mount),
             priority: self.priority.or(base.priority),
+            allow_readable: self.allow_readable.or(base.allow_readable),
             log_uuid: self.log_uuid.or(base.log_uuid),
             backing_id: self.backing_id.or(base.backing_id),
         }
@@ -299,6 +304,7 @@ mod tests {
             usage: Some(Use::Ext4),
             mount: Some("/mnt".into()),
             priority: Some(7),
+            allow_readable: Some(true),
             log_uuid: Some("0123456789abcdef0123456789abcdef".into()),
             backing_id: Some("0123456789abcdef".into()),
         }

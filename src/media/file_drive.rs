@@ -578,8 +578,13 @@ fn cannot(path: &Path) -> impl Display + use<> {
 fn cannot_open(path: &Path, errno: Errno) -> Error {
     let shown = path.display();
     match errno {
-        Errno::NOENT | Errno::NOTDIR => Error::failure(format!("{shown} does not exist"))
-            .mend(format!("check the name; `truncate -s SIZE {shown}` makes a file")),
+        Errno::NOENT | Errno::NOTDIR if path.starts_with("/dev") => {
+            Error::failure(format!("{shown} does not exist")).mend("check the name with `lsblk`")
+        }
+        Errno::NOENT | Errno::NOTDIR => Error::failure(format!("{shown} does not exist")).mend(
+            "check the name; --log-size and --spill-size of `ztier up` make a file for a log or \
+             a spill device",
+        ),
         Errno::NXIO | Errno::NODEV | Errno::NOMEDIUM => {
             Error::failure(format!("nothing is behind {shown}")).mend("attach the drive first")
         }
@@ -756,7 +761,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let small = file(&dir, 4095);
         for (path, parts) in [
-            (dir.path().join("none"), ["does not exist", "truncate"]),
+            (dir.path().join("none"), ["does not exist", "--log-size"]),
+            ("/dev/no/such".into(), ["does not exist", "lsblk"]),
             (dir.path().to_owned(), ["is a directory", "give a block device"]),
             ("/dev/null".into(), ["is a character device", "give a block device"]),
             (small.clone(), ["4095 bytes", "give a larger"]),

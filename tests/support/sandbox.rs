@@ -58,6 +58,8 @@ impl Done {
 
 impl Sandbox {
     pub fn new() -> Self {
+        // Files for drives that other users can read are refused.
+        rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
         Self { dir: tempfile::Builder::new().prefix("ztier-").tempdir().unwrap() }
     }
 

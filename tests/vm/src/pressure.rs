@@ -136,8 +136,7 @@ impl Options {
             .stdin(Stdio::null());
         if self.spill > 0 {
             let below = place.path().join("spill");
-            let file = std::fs::File::create(&below).context("cannot make a file to spill to")?;
-            file.set_len(self.spill).context("cannot size a file to spill to")?;
+            command.arg("--spill-size").arg(self.spill.to_string());
             command.arg("--spill").arg(below);
         }
         eprintln!("ztier-vm: a group of this machine, swap by FUSE and a loop device");

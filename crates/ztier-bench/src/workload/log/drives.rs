@@ -10,7 +10,6 @@ use crate::data::Rng;
 use crate::model::{Model, ModelDrive, Name};
 use crate::report::warn;
 use std::fmt;
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -105,7 +104,8 @@ impl Source {
             ))
             .mend("give another directory to --real"));
         }
-        let file = File::create_new(&path).context(format!("cannot make {}", path.display()))?;
+        let file =
+            ztier::private::create_new(&path).context(format!("cannot make {}", path.display()))?;
         // From here on the guard removes it.
         let source = Self { spec: Spec::Path(path), made: true, used: AtomicBool::new(true) };
         let mut data = vec![0; 4 << 20];
@@ -279,6 +279,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::sys::workdir::WorkDir;
+    use std::fs::File;
 
     #[test]
     fn drives_are_named_by_model_or_path() {
