@@ -70,6 +70,11 @@ impl Disk {
         }
     }
 
+    /// Makes a range read as zeros, and gives its space up.
+    pub fn zero(&mut self, offset: u64, len: u32) {
+        assert_eq!(self.client.ask(proto::cmd::WRITE_ZEROES, 0, offset, len), 0);
+    }
+
     pub fn flush(&mut self) {
         assert_eq!(self.client.ask(proto::cmd::FLUSH, 0, 0, 0), 0);
     }
