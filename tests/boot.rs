@@ -13,7 +13,7 @@ use support::sandbox::Sandbox;
 #[test]
 fn a_device_tells_its_volume() {
     let sandbox = Sandbox::new();
-    let name = format!("boot.{}", std::process::id());
+    let name = sandbox.device_name("boot.");
     let up = sandbox.ztier(&["up", &name, "--size", "16M", "--export", "fuse"]);
     if up.status != 0 {
         println!("skipped: {}", up.err.trim());

@@ -194,7 +194,7 @@ fn block_device(sandbox: &Sandbox, backing: &str, more: &[&str]) -> Option<Strin
         println!("skipped: {why}");
         return None;
     }
-    let name = format!("copies{}", std::process::id());
+    let name = sandbox.device_name("copies");
     let args = ["up", &name, "--export", "fuse", "--backing", backing, "--ram-limit", "4M"];
     let device = sandbox.ztier(&[&args[..], more].concat()).ok();
     Some(device.lines().next().unwrap().to_owned())
@@ -210,7 +210,7 @@ fn readahead_is_not_that_of_the_volume_before() {
     let sandbox = Sandbox::new();
     let backing = sandbox.path().join("slow");
     File::create(&backing).unwrap().set_len(16 << 20).unwrap();
-    let name = format!("ahead{}", std::process::id());
+    let name = sandbox.device_name("ahead");
     let first = ["up", &name, "--export", "fuse"];
     for (more, expected) in [
         (["--size", "16M"], "1024"),
@@ -243,7 +243,7 @@ fn fio_and_ext4_get_back_what_they_wrote() {
     File::create(&backing).unwrap().set_len(64 << 20).unwrap();
     let backing = backing.to_str().unwrap();
     let Some(device) = block_device(&sandbox, backing, &[]) else { return };
-    let name = format!("copies{}", std::process::id());
+    let name = sandbox.device_name("copies");
     let file = format!("--filename={device}");
     let fio = [
         &file,

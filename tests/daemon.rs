@@ -485,7 +485,7 @@ fn a_block_device_comes_up_without_locked_memory() {
         eprintln!("skipped: no block devices, setpriv or prlimit here");
         return;
     }
-    let name = format!("test-unlocked-{}", std::process::id());
+    let name = sandbox.device_name("unlocked");
     let unlocked = |more: &[&str]| {
         let ztier = sandbox.command(&["up", &name, "--size", "64M"]);
         let mut command = Command::new("setpriv");
@@ -516,7 +516,7 @@ fn a_killed_block_device_is_cleaned_up_completely() {
         eprintln!("skipped: block devices don't work here, see `ztier doctor`");
         return;
     }
-    let name = format!("test-{}", std::process::id());
+    let name = sandbox.device_name("killed");
     let device = format!("/dev/ztier/{name}");
     let out = sandbox.ztier(&["up", &name, "--size", "64M", "--export", "fuse"]).ok();
     assert_eq!(out, format!("{device}\n"));

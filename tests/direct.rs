@@ -41,7 +41,6 @@ enum Role {
 /// A volume with a block device.
 struct Rig {
     sandbox: Sandbox,
-    /// Also the name of the device, so others may not have it.
     name: String,
 }
 
@@ -53,7 +52,7 @@ impl Rig {
             return None;
         }
         let sandbox = Sandbox::new();
-        let name = format!("direct-{}-{role:?}", std::process::id()).to_lowercase();
+        let name = sandbox.device_name("direct");
         let file = |name: &str, size| {
             let path = sandbox.path().join(name);
             File::create(&path).unwrap().set_len(size).unwrap();

@@ -57,7 +57,6 @@ impl Way {
 
 struct Place {
     sandbox: Sandbox,
-    /// Also the name of a block device, so others may not have it.
     name: String,
     log: String,
     backing: String,
@@ -73,7 +72,8 @@ impl Place {
         };
         // Full after a few rounds, so writeback and new laps are killed, too.
         let (log, backing) = (file("fast", 64 << 20), file("slow", JOBS * PART));
-        Self { sandbox, name: format!("kills{}", std::process::id()), log, backing }
+        let name = sandbox.device_name("kills");
+        Self { sandbox, name, log, backing }
     }
 
     fn up(&self, way: Way) {

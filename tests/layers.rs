@@ -494,7 +494,7 @@ fn a_volume_may_be_above_another_and_lets_go_of_it() {
         return;
     }
     let place = Place::new();
-    let name = format!("lower{}", std::process::id());
+    let name = place.sandbox.device_name("lower");
     let lower = ["up", &name, "--export", "fuse", "--backing", &place.backing];
     let device = place.sandbox.ztier(&lower).ok();
     let device = device.lines().next().unwrap();

@@ -76,7 +76,7 @@ fn no_umask_lets_others_read_what_a_daemon_writes() {
         umasked_or_usual(&logged).ok();
         umasked(&["up", "memory", "--size", "16M", "--export", "nbd"]).ok();
         // All tests share `/dev/ztier`.
-        let fuse = format!("modes-{}", std::process::id());
+        let fuse = sandbox.device_name("modes");
         let by_fuse = umasked(&["up", &fuse, "--size", "16M", "--export", "fuse"]);
         if by_fuse.status != 0 {
             println!("by FUSE, skipped: {}", by_fuse.err.trim());

@@ -17,10 +17,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use support::disk::Disk;
 use support::group::Group;
-use support::sandbox::{Guard, Sandbox, eventually, finish, finish_within, stop};
+use support::sandbox::{Guard, PATIENCE, Sandbox, eventually, finish, finish_within, stop};
 use ztier::control::{Client, Request};
 
 const BLOCK: u64 = 4096;
@@ -232,18 +233,24 @@ fn a_restart_changes_nothing_but_the_daemon() {
 }
 
 /// Stands between commands and a daemon: passes on what either says, and stops the daemon before it
-/// hears that it is to go ahead.
-fn stop_at_go(sandbox: &Sandbox, daemon: Pid) {
+/// hears that it is to go ahead. The receiver hears of it when the daemon is stopped and has been
+/// told.
+fn stop_at_go(sandbox: &Sandbox, daemon: Pid) -> Receiver<()> {
     let (socket, behind) = (sandbox.run_dir().join("vol.sock"), sandbox.path().join("behind"));
     std::fs::rename(&socket, &behind).unwrap();
     let listener = UnixListener::bind(&socket).unwrap();
-    let pass_on = move |from: UnixStream, mut to: UnixStream| {
+    let (told, hears) = channel();
+    let pass_on = move |from: UnixStream, mut to: UnixStream, told: Sender<()>| {
         for line in BufReader::new(from).lines().map_while(Result::ok) {
-            if line.contains("\"op\":\"go\"") {
+            let go = line.contains("\"op\":\"go\"");
+            if go {
                 stop(daemon);
             }
             if writeln!(to, "{line}").is_err() {
                 break;
+            }
+            if go {
+                let _ = told.send(()); // the test may be over
             }
         }
         let _ = to.shutdown(std::net::Shutdown::Both); // the other side may be gone
@@ -252,10 +259,12 @@ fn stop_at_go(sandbox: &Sandbox, daemon: Pid) {
         for command in listener.incoming().map_while(Result::ok) {
             let Ok(daemon) = UnixStream::connect(&behind) else { return };
             let (there, back) = (daemon.try_clone().unwrap(), command.try_clone().unwrap());
-            std::thread::spawn(move || pass_on(command, there));
-            std::thread::spawn(move || pass_on(daemon, back));
+            let (told, told_too) = (told.clone(), told.clone());
+            std::thread::spawn(move || pass_on(command, there, told));
+            std::thread::spawn(move || pass_on(daemon, back, told_too));
         }
     });
+    hears
 }
 
 /// A restart whose daemon is stopped when it has been told to go ahead. Its volume has data.
@@ -264,14 +273,10 @@ fn restart_of_one_that_is_late(sandbox: &Sandbox, complaints: Stdio) -> (Guard, 
     connect(sandbox).write(8192, &content(2, 1));
     eventually("the client is gone", || sandbox.status("vol")["holders"][0].is_null());
     let late = sandbox.pid("vol");
-    stop_at_go(sandbox, late);
+    let told = stop_at_go(sandbox, late);
     let mut command = sandbox.command(&["restart", "vol"]);
     let child = Guard(command.stdout(Stdio::null()).stderr(complaints).spawn().unwrap());
-    eventually("it is told to go ahead, and stopped", || {
-        let stat =
-            std::fs::read_to_string(format!("/proc/{}/stat", late.as_raw_nonzero())).unwrap();
-        stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
-    });
+    told.recv_timeout(PATIENCE).expect("it is told to go ahead, and stopped");
     (child, late)
 }
 

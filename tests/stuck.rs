@@ -96,7 +96,7 @@ fn a_daemon_that_is_killed_at_any_moment_leaves_nothing_that_stays() {
         return;
     }
     let sandbox = Sandbox::new();
-    let name = format!("stuck{}", std::process::id());
+    let name = sandbox.device_name("stuck");
     let up = ["up", &name, "--size", "16M", "--export", "fuse"];
     let resize: Vec<String> = (0..20).map(|round| format!("size={}M", 17 + round)).collect();
     for round in 0..20_u64 {
@@ -247,12 +247,11 @@ fn without_a_state_file_down_finds_what_a_dead_daemon_left() {
     if !has_fuse() {
         return;
     }
-    let name = format!("lost{}", std::process::id());
-    let up = ["up", &name, "--size", "16M", "--export", "fuse"];
     let ends = ["json", "keep", "sock", "lock", "log"];
     for (damaged, gone) in [(true, &ends[..0]), (false, &ends[..1]), (false, &ends[..])] {
         let sandbox = Sandbox::new();
-        sandbox.ztier(&up).ok();
+        let name = sandbox.device_name("lost");
+        sandbox.ztier(&["up", &name, "--size", "16M", "--export", "fuse"]).ok();
         sandbox.kill_both(&name);
         let file = |end: &str| sandbox.run_dir().join(format!("{name}.{end}"));
         if damaged {

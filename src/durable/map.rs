@@ -182,13 +182,7 @@ impl Branch {
         let joins = |other: usize| {
             self.pages.get(other).is_some_and(|p| p.len() + len <= FULL / 2) && len < SMALL
         };
-        let left = if joins(page + 1) {
-            page
-        } else if page > 0 && joins(page - 1) {
-            page - 1
-        } else {
-            return;
-        };
+        let Some(left) = left_of_pair(page, joins) else { return };
         let moved = self.pages.remove(left + 1);
         self.firsts.remove(left + 1);
         visits(self.pages.len() - left);
@@ -401,13 +395,7 @@ impl Map {
             let other = self.branches.get(other).map(|branch| branch.pages.len());
             len <= BRANCH / 4 && other.is_some_and(|other| other + len <= BRANCH / 2)
         };
-        let left = if joins(at + 1) {
-            at
-        } else if at > 0 && joins(at - 1) {
-            at - 1
-        } else {
-            return;
-        };
+        let Some(left) = left_of_pair(at, joins) else { return };
         let moved = self.branches.remove(left + 1);
         self.firsts.remove(left + 1);
         visits(self.branches.len() - left + moved.pages.len());
@@ -503,6 +491,15 @@ impl Map {
     pub fn iter(&self) -> impl Iterator<Item = (u64, Place)> + '_ {
         self.pages_from((0, 0)).flatten().map(|e| (e.block(), e.place()))
     }
+}
+
+/// The left one of the element `at` and the neighbour that it joins; the right neighbour goes first.
+/// `None` if it joins neither.
+fn left_of_pair(at: usize, joins: impl Fn(usize) -> bool) -> Option<usize> {
+    if joins(at + 1) {
+        return Some(at);
+    }
+    at.checked_sub(1).filter(|before| joins(*before))
 }
 
 #[cfg(test)]

@@ -67,6 +67,13 @@ impl Sandbox {
         self.dir.path()
     }
 
+    /// A name for a volume with a block device, which no other sandbox has: all tests share
+    /// `/dev/ztier`, also those of one process.
+    pub fn device_name(&self, what: &str) -> String {
+        let own = self.dir.path().file_name().unwrap().to_str().unwrap();
+        format!("{what}-{}", own.trim_start_matches("ztier-"))
+    }
+
     pub fn run_dir(&self) -> PathBuf {
         self.dir.path().join("run")
     }
