@@ -493,8 +493,8 @@ impl Map {
     }
 }
 
-/// The left one of the element `at` and the neighbour that it joins (the right one first); `None` if
-/// it joins neither.
+/// The left one of the element `at` and the neighbour that it joins (the right one first); `None`
+/// if it joins neither.
 fn left_of_pair(at: usize, joins: impl Fn(usize) -> bool) -> Option<usize> {
     if joins(at + 1) {
         return Some(at);
