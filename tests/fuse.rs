@@ -52,6 +52,7 @@ impl Place {
             link_dir: self.path().join("dev"),
             threads: 2,
             block_device,
+            sector: ztier::volume::Sector::Block,
             helper: helper(),
         }
     }
@@ -614,6 +615,7 @@ fn serve_until_killed(dir: &Path) {
         link_dir: dir.join("dev"),
         threads: 2,
         block_device: true,
+        sector: ztier::volume::Sector::Block,
         helper: helper(),
     };
     let export = FuseLoop::start(device.clone(), options).unwrap();

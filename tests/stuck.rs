@@ -322,6 +322,7 @@ fn serve(moment: Moment, run_dir: &Path) {
         link_dir: run_dir.join("dev"),
         threads: 2,
         block_device: moment == Moment::Attaching,
+        sector: ztier::volume::Sector::Block,
         helper: Helper::Program(env!("CARGO_BIN_EXE_ztier").into()),
     };
     let ready = run_dir.join("ready");

@@ -601,6 +601,18 @@ impl Drive for Cached {
         self.noted(result)
     }
 
+    /// No copy of the block is left: what the rest of it holds is the drive's to say.
+    fn write_part(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        let Some(blocks) = self.blocks(at / BLOCK * BLOCK, BLOCK) else {
+            return self.noted(self.drive.write_part(at, data));
+        };
+        let id = self.id();
+        self.begin_write(id, blocks.clone());
+        let result = self.drive.write_part(at, data);
+        self.end_write(id, blocks);
+        self.noted(result)
+    }
+
     fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
         let Some(blocks) = self.blocks(at, len) else {
             return self.noted(self.drive.zero(at, len));

@@ -9,7 +9,7 @@ use crate::config::{Amount, Choice, Limit, Paths, Plan, Settings, Usage, Use, ma
 use crate::daemon::{self, Chosen, Found, Ready};
 use crate::error::{Error, Result};
 use crate::export::usage;
-use crate::volume::{Algorithm, Recompress};
+use crate::volume::{Algorithm, Recompress, Sector};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueHint};
 use serde::de::DeserializeOwned;
@@ -124,6 +124,10 @@ pub struct Up {
     /// Unit in which memory is filled and cleaned: a power of two, 32K to 16M [default: 1M]
     #[arg(long, value_name = "BYTES")]
     segment: Option<Amount>,
+    /// Logical sector of the block device, in bytes [default: that of what is on the backing store,
+    /// or of the drive; else 4096]
+    #[arg(long, value_name = "BYTES", value_parser = sector())]
+    sector: Option<Sector>,
     /// How to offer it: `ublk` (fast, outlives its daemon) and `fuse` are real block devices and
     /// need root, `nbd` works without, `auto` takes the best that works here [default: auto]
     #[arg(long, value_parser = word::<Choice>(&["auto", "ublk", "fuse", "nbd"]))]
@@ -173,6 +177,14 @@ pub(super) fn word<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     words: &'static [&'static str],
 ) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(words).try_map(|word| serde_json::from_value::<T>(word.into()))
+}
+
+/// A parser of sectors.
+fn sector() -> impl TypedValueParser<Value = Sector> {
+    PossibleValuesParser::new(["512", "4096"]).map(|word| match word.as_str() {
+        "512" => Sector::Small,
+        _ => Sector::Block,
+    })
 }
 
 /// A parser of `on` and `off`.
@@ -321,6 +333,7 @@ impl Up {
             algorithm: self.algorithm,
             recompress: self.recompress,
             segment: self.segment,
+            sector: self.sector,
             export: self.export,
             nbd_listen: (!self.nbd_listen.is_empty()).then(|| self.nbd_listen.clone()),
             socket: self.socket.clone(),
@@ -458,12 +471,15 @@ impl Up {
     ) -> Result<()> {
         let makes = self.makes(plan, paths, wanted);
         let (role, durable) = role(plan);
+        let (sector, why) = plan.sector()?;
         let log = plan.log.as_ref().map(|log| &log.log);
         let spill = plan.spill.as_ref().map(|spill| &spill.device);
         let overwrites: Vec<_> = log.into_iter().chain(spill).collect();
         if self.json {
             return output::json(&json!({
                 "plan": plan,
+                "sector_bytes": sector,
+                "sector_reason": why,
                 "role": role,
                 "export_reason": chosen.why,
                 "would_make": makes,
@@ -495,6 +511,7 @@ impl Up {
             ("volume", plan.name.clone()),
             ("role", role.into()),
             ("size", format!("{} ({} bytes)", human(plan.size_bytes), plan.size_bytes)),
+            ("sector", format!("{sector} bytes ({why})")),
             ("memory", memory),
             ("compression", compression(plan)),
             ("export", format!("{} ({})", plan.export.kind(), chosen.why)),

@@ -12,7 +12,7 @@ use super::usage::Use;
 use crate::error::{Context, Error, Result};
 use crate::escape::join_lines;
 use crate::private;
-use crate::volume::{Algorithm, Marks, Recompress};
+use crate::volume::{Algorithm, Marks, Recompress, Sector};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -72,6 +72,9 @@ pub struct Settings {
     /// Bytes in a segment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub segment: Option<Amount>,
+    /// The logical sector of the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sector: Option<Sector>,
     /// How the volume is offered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub export: Option<Choice>,
@@ -106,7 +109,7 @@ pub struct Settings {
 }
 
 /// All keys of the file, in the order in which it is written.
-pub const KEYS: [&str; 27] = [
+pub const KEYS: [&str; 28] = [
     "size",
     "backing",
     "log",
@@ -124,6 +127,7 @@ pub const KEYS: [&str; 27] = [
     "algorithm",
     "recompress",
     "segment",
+    "sector",
     "export",
     "nbd-listen",
     "socket",
@@ -241,6 +245,7 @@ impl Settings {
             algorithm: self.algorithm.or(base.algorithm),
             recompress: self.recompress.or(base.recompress),
             segment: self.segment.or(base.segment),
+            sector: self.sector.or(base.sector),
             export: self.export.or(base.export),
             nbd_listen: self.nbd_listen.or(base.nbd_listen),
             socket: self.socket.or(base.socket),
@@ -297,6 +302,7 @@ mod tests {
             algorithm: Some(Algorithm::Zstd),
             recompress: Some(Recompress::Off),
             segment: Some(Amount::Bytes(64 << 10)),
+            sector: Some(Sector::Small),
             export: Some(Choice::Nbd),
             nbd_listen: Some(vec!["127.0.0.1:10809".parse().unwrap()]),
             socket: Some("/run/x.nbd".into()),

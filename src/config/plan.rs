@@ -12,7 +12,7 @@ use crate::BLOCK_SIZE;
 use crate::durable::Accepted;
 use crate::error::{Error, Result};
 use crate::export::buffers;
-use crate::volume::{self, Algorithm, Recompress};
+use crate::volume::{self, Algorithm, Recompress, Sector};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -164,6 +164,9 @@ pub struct Plan {
     pub ram_auto: Option<Bounds>,
     /// Bytes in a segment: a power of two, [`SMALLEST_SEGMENT`] to [`LARGEST_SEGMENT`].
     pub segment_bytes: u32,
+    /// The logical sector of the device; `None` until the volume is made, which may tell.
+    #[serde(default = "sector_of_old")]
+    pub sector_bytes: Option<Sector>,
     /// How blocks are compressed.
     pub algorithm: Algorithm,
     /// When cold data is recompressed, on a volume in memory.
@@ -245,6 +248,7 @@ impl Plan {
             ram_limit_bytes,
             ram_auto,
             segment_bytes,
+            sector_bytes: settings.sector,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
             recompress: recompress(settings),
             usage: usage::resolve(settings, &export)?,
@@ -302,6 +306,25 @@ impl Plan {
         .mend("give less, like 10%"))
     }
 
+    /// The drive that is the backing store.
+    pub fn backing_store(&self) -> Option<&Path> {
+        let backing = self.log.as_ref().map(|log| &log.backing).or(self.backing.as_ref());
+        backing.map(PathBuf::as_path)
+    }
+
+    /// The logical sector that the device will have, and why, as far as that is known before the
+    /// volume is made.
+    ///
+    /// # Errors
+    /// The backing store can't be opened.
+    pub fn sector(&self) -> Result<(Sector, &'static str)> {
+        match (self.sector_bytes, self.backing_store()) {
+            (Some(sector), _) => Ok((sector, "asked for")),
+            (None, Some(backing)) => volume::sector::of_drive(backing),
+            (None, None) => Ok(volume::sector::IN_MEMORY),
+        }
+    }
+
     /// Whether all that the volume holds is in memory.
     pub fn is_volatile(&self) -> bool {
         self.log.is_none() && self.backing.is_none()
@@ -324,8 +347,7 @@ impl Plan {
     /// # Errors
     /// It has no backing store.
     pub fn with_log(&self, log: Option<(&Path, bool)>) -> Result<Self> {
-        let backing = self.log.as_ref().map(|log| &log.backing).or(self.backing.as_ref());
-        let backing = backing.ok_or_else(|| {
+        let backing = self.backing_store().ok_or_else(|| {
             Error::usage(format!(
                 "volume `{}` has no backing store that a log could be for",
                 self.name
@@ -333,9 +355,10 @@ impl Plan {
         })?;
         let plan = Self { log: None, backing: None, ..self.clone() };
         let Some((log, wipe)) = log else {
-            return Ok(Self { backing: Some(backing.clone()), ..plan });
+            return Ok(Self { backing: Some(backing.to_owned()), ..plan });
         };
-        let before = self.log.clone().unwrap_or_else(|| LogPlan::new(log.into(), backing.clone()));
+        let before =
+            self.log.clone().unwrap_or_else(|| LogPlan::new(log.into(), backing.to_owned()));
         let mut next = LogPlan { log: log.into(), ..before };
         next.opened(Accepted::default());
         next.wipe = wipe;
@@ -375,6 +398,7 @@ impl Plan {
             ram_limit_bytes,
             ram_auto,
             segment_bytes,
+            sector_bytes: settings.sector,
             algorithm: settings.algorithm.unwrap_or(Algorithm::Lz4),
             recompress: Recompress::Off,
             export: export(volume, settings, kind, paths)?,
@@ -410,6 +434,7 @@ impl Plan {
             ram_limit_bytes,
             ram_auto,
             segment_bytes: DEFAULT_SEGMENT,
+            sector_bytes: settings.sector,
             algorithm: Algorithm::Lz4,
             recompress: Recompress::Off,
             export: export(volume, settings, kind, paths)?,
@@ -421,6 +446,11 @@ impl Plan {
             job: None,
         })
     }
+}
+
+/// The sector of all volumes before there was a choice.
+fn sector_of_old() -> Option<Sector> {
+    Some(Sector::Block)
 }
 
 /// Bytes of memory that a front-end takes, as far as that is known beforehand: connections by NBD

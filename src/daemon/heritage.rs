@@ -99,6 +99,12 @@ impl Heritage {
             notes.push(format!("its segments stay {}", size::exact(was.segment_bytes.into())));
             plan.segment_bytes = was.segment_bytes;
         }
+        if let (Some(asked), Some(sector)) = (plan.sector_bytes, was.sector_bytes)
+            && asked != sector
+        {
+            notes.push(format!("its sectors stay {sector} bytes"));
+        }
+        plan.sector_bytes = was.sector_bytes;
         // A device that waits is what it was made into, whatever is said of it now.
         if plan.usage.is_none() && !self.taken_up(&plan).is_empty() {
             plan.usage = was.usage.clone().filter(|usage| matches!(usage, Usage::Swap { .. }));

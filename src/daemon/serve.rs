@@ -7,7 +7,7 @@ use crate::config::{Choice, Paths, Plan, Settings, Usage, plan};
 use crate::error::{Error, Result};
 use crate::export::ublk::{self, Ublk};
 use crate::export::{self, Export, Leftover, nbd};
-use crate::volume::Device;
+use crate::volume::{Device, Sector};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -152,6 +152,7 @@ fn ublk_options(plan: &Plan, paths: &Paths, resume: bool) -> ublk::Options {
         run_dir: paths.run.clone(),
         link_dir: LINKS.into(),
         threads: plan.threads as usize,
+        sector: plan.sector_bytes.unwrap_or(Sector::Block),
         resume,
     }
 }
@@ -192,6 +193,7 @@ mod block {
             link_dir: super::LINKS.into(),
             threads: plan.threads as usize,
             block_device: true,
+            sector: plan.sector_bytes.unwrap_or(super::Sector::Block),
             helper: Helper::of_this_program(),
         }
     }

@@ -344,7 +344,7 @@ fn logical_volumes(text: &str, uuid: &str) -> Vec<u64> {
 }
 
 /// Whether `head` is the start of known content; `far` is 64 KiB behind it.
-fn is_known(head: &[u8], far: &[u8]) -> bool {
+pub(super) fn is_known(head: &[u8], far: &[u8]) -> bool {
     let at = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
     let ext = at(1080, &[0x53, 0xef]) && le4(head, 1024 + 24) <= 6;
     let swap = at(4086, b"SWAPSPACE2") || at(4086, b"SWAP-SPACE");
@@ -356,12 +356,12 @@ fn is_known(head: &[u8], far: &[u8]) -> bool {
     ext || swap || lvm || table || others || btrfs
 }
 
-fn is_gpt(sector: Option<&[u8]>) -> bool {
+pub(super) fn is_gpt(sector: Option<&[u8]>) -> bool {
     sector.is_some_and(|sector| sector.starts_with(b"EFI PART"))
 }
 
 /// Kind, first sector and sectors of the partitions in an MBR, if it is one.
-fn mbr_entries(sector: &[u8]) -> impl Iterator<Item = (u8, u64, u64)> + use<'_> {
+pub(super) fn mbr_entries(sector: &[u8]) -> impl Iterator<Item = (u8, u64, u64)> + use<'_> {
     let is_mbr = sector.get(510..512) == Some(&[0x55, 0xaa]);
     let table = sector.get(446..510).filter(|_| is_mbr).unwrap_or_default();
     // A boot sector of a file system has other things there.
@@ -371,16 +371,16 @@ fn mbr_entries(sector: &[u8]) -> impl Iterator<Item = (u8, u64, u64)> + use<'_> 
     entries.filter(|&(kind, first, count)| kind != 0 && kind != 0xee && first > 0 && count > 0)
 }
 
-fn le4(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn le4(bytes: &[u8], at: usize) -> u32 {
     let found = bytes.get(at..).and_then(|rest| rest.first_chunk());
     found.map_or(0, |found| u32::from_le_bytes(*found))
 }
 
-fn le8(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn le8(bytes: &[u8], at: usize) -> u64 {
     u64::from(le4(bytes, at)) | u64::from(le4(bytes, at + 4)) << 32
 }
 
-fn be4(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn be4(bytes: &[u8], at: usize) -> u64 {
     u64::from(le4(bytes, at).swap_bytes())
 }
 

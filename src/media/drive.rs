@@ -50,7 +50,7 @@ pub struct DriveError {
 
 /// A drive: a disk, a partition, a file, or a simulated one. Shared by all threads.
 ///
-/// Offsets and lengths are multiples of [`ALIGN`] and inside [`Drive::size`]; buffers begin at
+/// Offsets and lengths, but those of a part, are multiples of [`ALIGN`] and inside [`Drive::size`]; buffers begin at
 /// multiples of it too when they come from [`super::Buffer`], which costs no copy.
 ///
 /// # Errors
@@ -81,6 +81,15 @@ pub trait Drive: Send + Sync {
     /// Stores `data` from `at` on.
     fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError>;
 
+    /// Stores `data` from `at` on, any bytes within one block, and changes nothing else of it. The
+    /// caller keeps others from writing the block meanwhile.
+    ///
+    /// A drive that can writes only the sectors of `data`. Else the whole block is read and
+    /// written.
+    fn write_part(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        write_part_as_block(self, at, data)
+    }
+
     /// Makes `len` bytes from `at` on read as zeros, and gives their space back where it can.
     fn zero(&self, at: u64, len: u64) -> Result<(), DriveError>;
 
@@ -96,4 +105,17 @@ pub trait Drive: Send + Sync {
 
     /// Makes every write that has returned survive a loss of power.
     fn flush(&self) -> Result<(), DriveError>;
+}
+
+/// Stores `data`, within one block, by reading and writing the whole block.
+pub(super) fn write_part_as_block<D: Drive + ?Sized>(
+    drive: &D,
+    at: u64,
+    data: &[u8],
+) -> Result<(), DriveError> {
+    let within = (at % ALIGN as u64) as usize;
+    let mut block = Buffer::new(ALIGN);
+    drive.read(at - within as u64, &mut block)?;
+    block[within..within + data.len()].copy_from_slice(data);
+    drive.write(at - within as u64, &block)
 }

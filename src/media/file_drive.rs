@@ -11,11 +11,13 @@
 
 use super::buffer::Buffer;
 use super::claims::{self, Busy, Claims};
-use super::drive::{ALIGN, Action, Drive, DriveError};
+use super::contents;
+use super::drive::{ALIGN, Action, Drive, DriveError, write_part_as_block};
 use super::failures::Failures;
 use super::flushes::Flushes;
 use super::holder;
 use super::layers::{self, Layer, Tree};
+use super::sector::{Made as MadeFor, Sector};
 use super::sysfs;
 use super::transfer::{Progress, check, failed};
 use crate::error::{Context, Error, Result};
@@ -105,6 +107,9 @@ pub struct FileDrive {
     node: Node,
     access: Access,
     size: u64,
+    /// Bytes behind `size`, less than a block.
+    rest: u64,
+    sector: Sector,
     direct: bool,
     flushes: Flushes,
     failures: Failures,
@@ -162,13 +167,15 @@ impl FileDrive {
         }
         let (flushes, failures) = (Flushes::default(), Failures::new(path));
         let (layers, claims) = (layers_of(node, &stat, &name_of(&fd, path)), Claims::default());
-        let (path, size) = (path.into(), 0);
+        let (path, size, rest, sector) = (path.into(), 0, 0, Sector::Block);
         let mut drive = Self {
             fd,
             path,
             node,
             access,
             size,
+            rest,
+            sector,
             direct,
             flushes,
             failures,
@@ -200,6 +207,40 @@ impl FileDrive {
     /// is short of may be needed to write, and errors of the medium show at the flush only.
     pub fn is_direct(&self) -> bool {
         self.direct
+    }
+
+    /// The sector that a device on this drive should have: that of its content, of the block device
+    /// itself, or of a file; and why.
+    pub fn sector(&self) -> (Sector, &'static str) {
+        let mut read = |range| contents::bytes(self, range);
+        match MadeFor::of(self.size, &mut read) {
+            Some(made) => (made.sector, made.content),
+            None => self.own_sector(),
+        }
+    }
+
+    /// The same whatever is on the drive.
+    pub fn own_sector(&self) -> (Sector, &'static str) {
+        match self.node {
+            Node::Device(_) => (self.sector, "that of the drive"),
+            Node::File => (self.sector, "a file"),
+        }
+    }
+
+    /// Refuses a drive whose last bytes are no whole block: a device of it would lack them.
+    ///
+    /// # Errors
+    /// It is such a drive.
+    pub fn require_whole(&self) -> Result<()> {
+        if self.rest == 0 {
+            return Ok(());
+        }
+        let (path, all) = (self.path.display(), self.size + self.rest);
+        let text = format!("{path} has {all} bytes, which is no multiple of {ALIGN}");
+        Err(Error::failure(text).mend(match self.node {
+            Node::File => format!("make it larger: `truncate -s %{ALIGN} {path}`"),
+            Node::Device(_) => format!("give a partition of {} bytes on it", self.size),
+        }))
     }
 
     /// What it was opened for.
@@ -294,12 +335,14 @@ impl FileDrive {
                     return Err(Error::failure(text)
                         .mend(format!("give a drive with sectors of at most {ALIGN} bytes")));
                 }
+                self.sector = Sector::of_requests(sector);
                 // SAFETY: BLKGETSIZE64 stores one u64; its number names `size_t` by mistake.
                 let bytes = unsafe { ioctl(&self.fd, Getter::<BLKGETSIZE64, u64>::new()) };
                 bytes.context(cannot(&self.path))?
             }
         };
-        self.size = bytes / ALIGN as u64 * ALIGN as u64;
+        self.rest = bytes % ALIGN as u64;
+        self.size = bytes - self.rest;
         if self.size == 0 {
             let text = format!(
                 "{} is too small: it has {bytes} bytes, and the least is {ALIGN}",
@@ -464,6 +507,24 @@ impl Drive for FileDrive {
             }
             Ok(())
         })
+    }
+
+    fn write_part(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        let (len, small) = (data.len() as u64, u64::from(Sector::Small.bytes()));
+        let block = at - at % ALIGN as u64;
+        self.allowed(Action::Write, block, ALIGN as u64)?;
+        if !at.is_multiple_of(small) || !len.is_multiple_of(small) {
+            return write_part_as_block(self, at, data);
+        }
+        let direct = bouncing(|bounce| {
+            bounce[..data.len()].copy_from_slice(data);
+            self.write_aligned(at, &bounce[..data.len()])
+        });
+        match direct {
+            // The drive, or the file system below, has larger sectors.
+            Err(Errno::INVAL) => write_part_as_block(self, at, data),
+            done => done.map_err(self.fails(Action::Write, at, len)),
+        }
     }
 
     fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {

@@ -18,12 +18,12 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Nothing of `whole` bytes, a multiple of [`ALIGN`].
+    /// Nothing of `whole` bytes, a multiple of [`ALIGN`] or less than that.
     pub fn new(whole: u64) -> Self {
         Self { done: 0, whole, stuck: 0 }
     }
 
-    /// Bytes done, a multiple of [`ALIGN`].
+    /// Bytes done: all, or a multiple of [`ALIGN`].
     pub fn done(&self) -> u64 {
         self.done
     }
@@ -38,8 +38,10 @@ impl Progress {
     /// # Errors
     /// `EIO` when nothing has moved for too long: a file that was cut, a broken driver.
     pub fn advance(&mut self, got: u64) -> Result<(), Errno> {
-        let align = ALIGN as u64;
-        let done = (self.done + got.min(self.left())) / align * align;
+        let done = match self.done + got.min(self.left()) {
+            all if all == self.whole => all,
+            part => part / ALIGN as u64 * ALIGN as u64,
+        };
         if done > self.done {
             self.stuck = 0;
             self.done = done;
@@ -80,6 +82,15 @@ mod tests {
         p.advance(8192).unwrap();
         assert_eq!(p.left(), 0);
         p.advance(0).unwrap();
+    }
+
+    #[test]
+    fn less_than_a_page_is_done_at_once_or_again() {
+        let mut p = Progress::new(1536);
+        p.advance(512).unwrap();
+        assert_eq!(p.done(), 0);
+        p.advance(1536).unwrap();
+        assert_eq!(p.left(), 0);
     }
 
     #[test]

@@ -187,7 +187,8 @@ impl Pair {
     /// Makes an empty log for the backing store.
     ///
     /// # Errors
-    /// A drive can't be used, or holds something that may not be overwritten.
+    /// A drive can't be used, or holds something that may not be overwritten, or the size of the
+    /// backing store is no multiple of 4096.
     pub fn format(&self) -> Result<()> {
         let claimed = self.claim(false)?;
         self.may_overwrite(&claimed.log)?;
@@ -250,6 +251,7 @@ impl Pair {
     }
 
     fn make(&self, claimed: &Claimed) -> Result<Seen> {
+        claimed.backing.require_whole()?;
         let blocks = claimed.backing.size() / BLOCK_SIZE as u64;
         let (uuid, identity) = (random()?, claimed.identity()?.encode());
         durable::format(&claimed.log, uuid, identity, blocks, self.segment)

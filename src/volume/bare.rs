@@ -2,8 +2,9 @@
 //! stands before it.
 //!
 //! Invariants: a request is served by the drive itself, whole, before it returns; a flush is one of
-//! the drive. A write of a part of a block changes nothing else of it: such a write locks its
-//! stripe exclusively; writes of whole blocks share it.
+//! the drive. A write of a part of a block changes nothing else of it, and reaches the drive as
+//! sectors where that can: such a write locks its stripe exclusively; writes of whole blocks share
+//! it.
 
 use super::counters::{Accounts, Counters, Kind, Outcome};
 use super::drives::{self, Alarm};
@@ -43,9 +44,11 @@ impl BareVolume {
     /// Bytes of the volume that a drive is.
     ///
     /// # Errors
-    /// It can't be read.
+    /// It can't be read, or its size is no multiple of 4096.
     pub fn size_of(backing: &Path) -> Result<u64> {
-        Ok(FileDrive::open(backing, Access::ReadOnly)?.size())
+        let drive = FileDrive::open(backing, Access::ReadOnly)?;
+        drive.require_whole()?;
+        Ok(drive.size())
     }
 
     /// The volume that a drive is, opened exclusively. `memory` is what a log would use that it
@@ -122,17 +125,10 @@ impl BareVolume {
         stripes.into_iter().map(|stripe| self.stripes[stripe].read()).collect()
     }
 
-    /// Changes a part of a block.
-    fn modify(
-        &self,
-        page: &mut [u8; BLOCK_SIZE],
-        block: u64,
-        change: impl FnOnce(&mut [u8; BLOCK_SIZE]),
-    ) -> Result<(), DriveError> {
-        let _alone = self.stripes[(block * BLOCK / STRIPE) as usize % STRIPES].write();
-        self.backing.read(block * BLOCK, page)?;
-        change(page);
-        self.backing.write(block * BLOCK, page)
+    /// Writes a part of a block.
+    fn write_part(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        let _alone = self.stripes[(at / STRIPE) as usize % STRIPES].write();
+        self.backing.write_part(at, data)
     }
 }
 
@@ -265,13 +261,8 @@ impl BareChannel {
         let (head, whole, tail) = parts(offset..offset + data.len() as u64);
         for part in [&head, &tail] {
             if !part.is_empty() {
-                let within = (part.start % BLOCK) as usize;
-                let from = (part.start - offset) as usize;
-                let bytes = &data[from..from + (part.end - part.start) as usize];
-                let change = |b: &mut [u8; BLOCK_SIZE]| {
-                    b[within..within + bytes.len()].copy_from_slice(bytes)
-                };
-                self.volume.modify(&mut self.page, part.start / BLOCK, change)?;
+                let bytes = (part.start - offset) as usize..(part.end - offset) as usize;
+                self.volume.write_part(part.start, &data[bytes])?;
             }
         }
         if whole.is_empty() {
@@ -286,10 +277,8 @@ impl BareChannel {
         let (head, whole, tail) = parts(offset..offset + len);
         for part in [&head, &tail] {
             if !part.is_empty() {
-                let within = (part.start % BLOCK) as usize;
-                let end = within + (part.end - part.start) as usize;
-                let change = |b: &mut [u8; BLOCK_SIZE]| b[within..end].fill(0);
-                self.volume.modify(&mut self.page, part.start / BLOCK, change)?;
+                let zeros = &[0; BLOCK_SIZE][..(part.end - part.start) as usize];
+                self.volume.write_part(part.start, zeros)?;
             }
         }
         if whole.is_empty() {

@@ -17,6 +17,7 @@ mod logged;
 mod marks;
 mod packer;
 mod record;
+pub mod sector;
 mod spiller;
 mod split;
 mod stocker;
@@ -24,6 +25,7 @@ mod tender;
 mod worker;
 
 pub use crate::cache::{RAM_LIMIT_MIN as CACHE_LIMIT_MIN, check_limit as check_cache_limit};
+pub use crate::media::Sector;
 pub use crate::store::codec::Algorithm;
 pub use crate::tiers::{Policy, Recompress, SpillTo};
 pub use attach::{Opened, Pair, cannot_use};

@@ -15,9 +15,8 @@ pub use doctor::{available, probe};
 use super::helper::{Helper, Task};
 use super::leftover::mount_point;
 use super::{Export, Leftover, holders, link, loopdev};
-use crate::BLOCK_SIZE;
 use crate::error::{Context, Error, Result};
-use crate::volume::Device;
+use crate::volume::{Device, Sector};
 use file::BlockFile;
 use session::Mounted;
 use std::fs;
@@ -44,6 +43,8 @@ pub struct Options {
     /// Make a block device (needs root); else only the file, which works without root through
     /// `fusermount3`.
     pub block_device: bool,
+    /// The logical sector of the block device.
+    pub sector: Sector,
     /// Who works on the loop device.
     pub helper: Helper,
 }
@@ -57,6 +58,7 @@ pub struct FuseLoop {
     loop_device: Option<PathBuf>,
     mounted: Mounted,
     helper: Helper,
+    sector: Sector,
     /// Whether requests may wait for a drive.
     waits: bool,
     stopped: bool,
@@ -118,6 +120,7 @@ impl FuseLoop {
             loop_device: None,
             mounted,
             helper: options.helper,
+            sector: options.sector,
             waits,
             stopped: false,
         };
@@ -142,7 +145,7 @@ impl FuseLoop {
 
     fn attach(&mut self, link: PathBuf) -> Result<()> {
         let (file, waits) = (self.file.clone(), self.waits);
-        let task = Task::Attach { file, block_size: BLOCK_SIZE as u32, waits };
+        let task = Task::Attach { file, block_size: self.sector.bytes(), waits };
         let device = PathBuf::from(self.helper.run(&task)?);
         self.loop_device = Some(device.clone());
         link::make(&device, &link)?;

@@ -26,7 +26,7 @@ pub(crate) use remove::{find, remove};
 use super::buffers::{UBLK_BUFFERED, UBLK_DEPTH};
 use super::{Export, Leftover, holders, link, loopdev};
 use crate::error::{Context, Error, Result};
-use crate::volume::Device;
+use crate::volume::{Device, Sector};
 use abi::{DeviceInfo, Params};
 use control::{Control, Failure};
 use crew::Crew;
@@ -58,6 +58,8 @@ pub struct Options {
     pub link_dir: PathBuf,
     /// The most threads that serve requests, at least one.
     pub threads: usize,
+    /// The logical sector of the device.
+    pub sector: Sector,
     /// Take over the device that an earlier daemon of this volume left, if there is one. The
     /// volume must hold all that the earlier one acknowledged.
     pub resume: bool,
@@ -183,7 +185,7 @@ impl Ublk {
             e => Error::failure(format!("cannot make a ublk device: {e}"))
                 .mend("see `ztier doctor`, or use --export fuse"),
         })?;
-        match Self::bring_up(control, &info, &device, false) {
+        match Self::bring_up(control, &info, &device, Some(options.sector)) {
             Ok(crew) => {
                 let (id, crew) = (info.id, Some(crew));
                 Ok(Self { id, options, device, resumed: false, crew, there: true })
@@ -209,7 +211,7 @@ impl Ublk {
             return Err(Error::failure(format!("{}: it can't wait for a server", cannot())));
         }
         let params = control.params(id).context(cannot())?;
-        let ours = ours(&*device, info.max_io_bytes as usize);
+        let ours = ours(&*device, options.sector, info.max_io_bytes as usize);
         let behind = params.device_sectors < ours.device_sectors && control.has(abi::F_UPDATE_SIZE);
         let known =
             if behind { Params { device_sectors: ours.device_sectors, ..params } } else { params };
@@ -218,7 +220,7 @@ impl Ublk {
                 .mend("it is not this volume's; unmount it, and `ztier down` removes it"));
         }
         begin_recovery(control, id)?;
-        let crew = Self::bring_up(control, &info, &device, true)?;
+        let crew = Self::bring_up(control, &info, &device, None)?;
         let export = Self { id, options, device, resumed: true, crew: Some(crew), there: true };
         if behind {
             // It goes on with its old size otherwise, which is no harm.
@@ -227,12 +229,12 @@ impl Ublk {
         Ok(export)
     }
 
-    /// Starts the threads of a device, and then the device.
+    /// Starts the threads of a device, and then the device; of a new one with this sector.
     fn bring_up(
         control: &mut Control,
         info: &DeviceInfo,
         device: &Arc<dyn Device>,
-        recovering: bool,
+        new: Option<Sector>,
     ) -> Result<Crew> {
         let shown = node::block(info.id);
         if !control::recovers(info.flags) {
@@ -246,9 +248,9 @@ impl Ublk {
             plain: control.plain(),
             helpers: if device.waits() { helpers(info.queues) } else { 0 },
         };
-        if !recovering {
+        if let Some(sector) = new {
             control
-                .set_params(info.id, ours(&**device, shape.max_io))
+                .set_params(info.id, ours(&**device, sector, shape.max_io))
                 .context(format!("cannot set up {}", shown.display()))?;
         }
         let node: OwnedFd = node::open_character(info.id)?;
@@ -258,7 +260,7 @@ impl Ublk {
                 .context(format!("cannot serve queue {queue} of {}", shown.display()))?;
         }
         let started =
-            if recovering { control.end_recovery(info.id) } else { control.start(info.id) };
+            if new.is_none() { control.end_recovery(info.id) } else { control.start(info.id) };
         if let Err(e) = started {
             crew.dismiss();
             return Err(Error::failure(format!("cannot start {}: {e}", shown.display())));
@@ -334,9 +336,9 @@ fn is_gone(why: Errno) -> bool {
 }
 
 /// What the kernel is told of the volume.
-fn ours(device: &dyn Device, max_io: usize) -> Params {
+fn ours(device: &dyn Device, sector: Sector, max_io: usize) -> Params {
     let ways = Ways { discards: device.discards(), flushes: device.flushes() };
-    params::params(device.size(), max_io, ways)
+    params::params(device.size(), sector, max_io, ways)
 }
 
 fn queues(threads: usize) -> u16 {
@@ -390,7 +392,7 @@ impl Export for Ublk {
 
     fn resized(&self) -> Result<()> {
         let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
-        let sectors = ours(&*self.device, 0).device_sectors;
+        let sectors = ours(&*self.device, self.options.sector, 0).device_sectors;
         control
             .update_size(self.id, sectors)
             .context(format!("cannot grow {}", self.block_device().display()))
@@ -467,6 +469,7 @@ mod tests {
             run_dir: "/run/ztier".into(),
             link_dir: "/dev/ztier".into(),
             threads: 1,
+            sector: Sector::Block,
             resume: false,
         };
         // A number that the driver never gives away.

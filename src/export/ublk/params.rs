@@ -4,6 +4,7 @@
 
 use super::abi::{self, Descriptor, Params};
 use crate::BLOCK_SIZE;
+use crate::volume::Sector;
 
 /// Bytes of a sector, the kernel's unit.
 const SECTOR: u64 = 512;
@@ -24,15 +25,15 @@ pub(super) struct Ways {
     pub flushes: bool,
 }
 
-/// What the kernel is told of a device of `size` bytes, with requests of up to `max_io` bytes.
-pub(super) fn params(size: u64, max_io: usize, ways: Ways) -> Params {
+/// What the kernel is told of a device of `size` bytes with this logical sector, with requests of up to `max_io` bytes.
+pub(super) fn params(size: u64, sector: Sector, max_io: usize, ways: Ways) -> Params {
     let shift = BLOCK_SIZE.trailing_zeros() as u8;
     let zeroing = (MAX_ZEROING / SECTOR) as u32;
     let mut params = Params {
         len: size_of::<Params>() as u32,
         types: abi::PARAM_BASIC,
         attrs: if ways.flushes { CACHED } else { 0 },
-        logical_block_shift: shift,
+        logical_block_shift: sector.bytes().trailing_zeros() as u8,
         physical_block_shift: shift,
         io_opt_shift: shift,
         io_min_shift: shift,
@@ -161,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_volatile_cache_is_announced() {
-        let params = params(1 << 30, 1 << 20, ALL);
+        let params = params(1 << 30, Sector::Block, 1 << 20, ALL);
         assert_eq!(params.attrs & abi::ATTR_VOLATILE_CACHE, abi::ATTR_VOLATILE_CACHE);
         assert_eq!(params.attrs & abi::ATTR_FUA, abi::ATTR_FUA);
         assert_eq!(params.device_sectors, 1 << 21);
@@ -172,11 +173,11 @@ mod tests {
 
     #[test]
     fn another_volume_does_not_take_over() {
-        let ours = params(1 << 30, 1 << 20, ALL);
+        let ours = params(1 << 30, Sector::Block, 1 << 20, ALL);
         assert_eq!(difference(&ours, &ours), None);
         // Another size of requests is none of the users' business.
-        assert_eq!(difference(&params(1 << 30, 1 << 16, ALL), &ours), None);
-        let smaller = difference(&params(1 << 29, 1 << 20, ALL), &ours).unwrap();
+        assert_eq!(difference(&params(1 << 30, Sector::Block, 1 << 16, ALL), &ours), None);
+        let smaller = difference(&params(1 << 29, Sector::Block, 1 << 20, ALL), &ours).unwrap();
         assert_eq!(smaller, "it has 536870912 bytes, the volume 1073741824");
         let mut other = ours;
         other.logical_block_shift = 9;
@@ -184,10 +185,10 @@ mod tests {
         let mut other = ours;
         other.attrs = 0;
         assert!(difference(&other, &ours).unwrap().contains("flushes"));
-        let keeping = params(1 << 30, 1 << 20, Ways { discards: false, ..ALL });
+        let keeping = params(1 << 30, Sector::Block, 1 << 20, Ways { discards: false, ..ALL });
         assert!(difference(&ours, &keeping).unwrap().contains("discards"));
         // One that need not be flushed takes over one that is flushed all the same.
-        let memory = params(1 << 30, 1 << 20, Ways { flushes: false, ..ALL });
+        let memory = params(1 << 30, Sector::Block, 1 << 20, Ways { flushes: false, ..ALL });
         assert_eq!((memory.attrs, difference(&ours, &memory)), (0, None));
         assert!(difference(&memory, &ours).unwrap().contains("flushes"));
     }

@@ -42,6 +42,7 @@ impl Served {
                 link_dir: dir.path().join("link"),
                 threads,
                 block_device: true,
+                sector: ztier::volume::Sector::Block,
                 helper: Helper::Here,
             },
         )?;
