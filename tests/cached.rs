@@ -506,6 +506,68 @@ fn it_is_full_once_something_has_to_go() {
     }
 }
 
+/// A drive that can't be read: neighbours that were never written may be unreadable.
+struct Blind(Mutex<Vec<(u64, usize)>>);
+
+impl Drive for Blind {
+    fn size(&self) -> u64 {
+        BLOCKS * BLOCK
+    }
+
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        Err(DriveError { action: Action::Read, at, len: buf.len() as u64, errno: 5 })
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        self.write_part(at, data)
+    }
+
+    fn write_part(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        self.0.lock().unwrap().push((at, data.len()));
+        Ok(())
+    }
+
+    fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
+        self.0.lock().unwrap().push((at, len as usize));
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DriveError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_part_of_a_block_reaches_the_drive_as_it_is() {
+    let drive = Arc::new(Blind(Mutex::default()));
+    let cached = Cached::over(Arc::clone(&drive) as Arc<dyn Drive>, MIB, MIB).unwrap();
+    for volume in [BareVolume::cached(cached), BareVolume::over(Arc::clone(&drive) as _)] {
+        let mut channel = volume.channel();
+        let mut submit = |request| channel.submit(request, Instant::now()).unwrap();
+        submit(Request::Write { offset: 3584, data: &[7; 5120], fua: true });
+        submit(Request::Write { offset: 1024, data: &[7; 512], fua: false });
+        submit(Request::WriteZeroes { offset: 512, len: 1024, no_hole: true, fua: false });
+        let parts = std::mem::take(&mut *drive.0.lock().unwrap());
+        assert_eq!(parts, [(3584, 512), (8192, 512), (4096, 4096), (1024, 512), (512, 1024)]);
+    }
+}
+
+/// The rest of the block was another's to change: no copy may say what it was.
+#[test]
+fn no_copy_is_left_of_a_block_of_which_a_part_is_written() {
+    let (drive, cached) = ram(4 * MIB, 16 * MIB);
+    cached.write(8192, &content(2, 1)).unwrap();
+    assert_eq!(touch(&cached, 2), 1);
+    let mut expected = content(2, 1);
+    expected[512..1024].fill(9);
+    cached.write_part(8192 + 512, &[9; 512]).unwrap();
+    let mut found = vec![0; BLOCK as usize];
+    cached.read(8192, &mut found).unwrap();
+    assert!(found == expected);
+    drive.read(8192, &mut found).unwrap();
+    assert!(found == expected);
+}
+
 /// A drive with one bad block: a read of that fails, and leaves anything where it was to go.
 struct Scratched {
     drive: RamDrive,

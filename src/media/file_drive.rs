@@ -728,6 +728,25 @@ mod tests {
     }
 
     #[test]
+    fn a_part_of_a_block_changes_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(&dir, 1 << 20);
+        let drive = FileDrive::open(&path, Access::Exclusive).unwrap();
+        let mut expected = vec![1; 8192];
+        drive.write(4096, &expected).unwrap();
+        // Whole sectors, and any other bytes.
+        for (at, len) in [(512, 512), (2048, 1536), (4096, 3584), (7, 100), (8000, 192), (1, 4095)]
+        {
+            drive.write_part(4096 + at, &vec![at as u8; len]).unwrap();
+            expected[at as usize..][..len].fill(at as u8);
+        }
+        let mut found = vec![0; 8192];
+        drive.read(4096, &mut found).unwrap();
+        assert!(found == expected);
+        assert_eq!(drive.write_part(1 << 20, &[1; 512]).unwrap_err().errno, 22);
+    }
+
+    #[test]
     fn zeros_are_written_where_nothing_else_works() {
         let dir = tempfile::tempdir().unwrap();
         let drive = FileDrive::open(&file(&dir, 1 << 20), Access::Exclusive).unwrap();

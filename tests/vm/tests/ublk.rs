@@ -52,6 +52,13 @@ fn devices_come_and_go_and_carry_file_systems() {
 fn up_and_down(machine: &Machine) {
     refused(machine, "rmmod ublk_drv && ztier up u --size 64M --export ublk", "modprobe ublk_drv");
     ok(machine, "modprobe ublk_drv");
+    let small = ok(
+        machine,
+        "ztier up u --size 64M --export ublk --sector 512 >/tmp/said && cd /sys/block/ublkb0/queue && \
+         cat logical_block_size physical_block_size && mkfs.ext4 -q -b 1024 /dev/ztier/u && \
+         e2fsck -fn /dev/ztier/u >/tmp/said && ztier down u --discard >/tmp/said",
+    );
+    assert_eq!(small, "512\n4096\n");
     let cycles = |count: u32| {
         let script = format!(
             "n=0; while [ $n -lt {count} ]; do n=$((n + 1)); \
