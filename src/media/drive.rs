@@ -50,8 +50,8 @@ pub struct DriveError {
 
 /// A drive: a disk, a partition, a file, or a simulated one. Shared by all threads.
 ///
-/// Offsets and lengths, but those of a part, are multiples of [`ALIGN`] and inside [`Drive::size`]; buffers begin at
-/// multiples of it too when they come from [`super::Buffer`], which costs no copy.
+/// Offsets and lengths, but those of a part, are multiples of [`ALIGN`] and inside [`Drive::size`];
+/// buffers begin at multiples of it too when they come from [`super::Buffer`], which costs no copy.
 ///
 /// # Errors
 /// Every method says what failed as a [`DriveError`]; parts of it may have been done.

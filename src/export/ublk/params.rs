@@ -25,7 +25,8 @@ pub(super) struct Ways {
     pub flushes: bool,
 }
 
-/// What the kernel is told of a device of `size` bytes with this logical sector, with requests of up to `max_io` bytes.
+/// What the kernel is told of a device of `size` bytes with this logical sector, and with requests
+/// of up to `max_io` bytes.
 pub(super) fn params(size: u64, sector: Sector, max_io: usize, ways: Ways) -> Params {
     let shift = BLOCK_SIZE.trailing_zeros() as u8;
     let zeroing = (MAX_ZEROING / SECTOR) as u32;

@@ -54,9 +54,9 @@ fn up_and_down(machine: &Machine) {
     ok(machine, "modprobe ublk_drv");
     let small = ok(
         machine,
-        "ztier up u --size 64M --export ublk --sector 512 >/tmp/said && cd /sys/block/ublkb0/queue && \
-         cat logical_block_size physical_block_size && mkfs.ext4 -q -b 1024 /dev/ztier/u && \
-         e2fsck -fn /dev/ztier/u >/tmp/said && ztier down u --discard >/tmp/said",
+        "{ ztier up u --size 64M --export ublk --sector 512 && mkfs.ext4 -q -b 1024 /dev/ztier/u && \
+         e2fsck -fn /dev/ztier/u; } >/tmp/said 2>&1 && cd /sys/block/ublkb0/queue && \
+         cat logical_block_size physical_block_size && ztier down u --discard >/tmp/said",
     );
     assert_eq!(small, "512\n4096\n");
     let cycles = |count: u32| {
