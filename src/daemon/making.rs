@@ -10,7 +10,7 @@ use crate::config::{Paths, Plan, Usage, machine, size};
 use crate::durable::{self, Accepted};
 use crate::error::Result;
 use crate::media::Memory;
-use crate::volume::{self, Device, Sector, Serving, Volume};
+use crate::volume::{self, Sector, Serving, Volume};
 use std::sync::Arc;
 
 /// A volume, and what is to be said of it.
@@ -84,12 +84,9 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> 
 ///
 /// # Errors
 /// The backing store can't be opened.
-pub(super) fn sector(plan: &Plan, volume: &Arc<dyn Serving>) -> Result<Sector> {
+pub(super) fn sector(plan: &Plan, volume: &dyn Serving) -> Result<Sector> {
     match (plan.sector_bytes, &plan.log) {
-        (None, Some(log)) => {
-            let volume = Arc::clone(volume) as Arc<dyn Device>;
-            Ok(volume::sector::of_volume(volume, &log.backing)?.0)
-        }
+        (None, Some(log)) => Ok(volume::sector::of_volume(volume, &log.backing)?.0),
         _ => Ok(plan.sector()?.0),
     }
 }

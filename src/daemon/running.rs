@@ -235,7 +235,7 @@ impl Bringing<'_> {
             making::create(&plan, paths, &kept, self.told)?;
         notes.extend(said);
         plan.made(accepted);
-        plan.sector_bytes = Some(making::sector(&plan, &volume)?);
+        plan.sector_bytes = Some(making::sector(&plan, &*volume)?);
         swapping::watch(&plan, events.clone());
         // Before anything can be written into it.
         let keeper = Keeper::start(kept, files.keep.clone())?;

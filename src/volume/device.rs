@@ -5,6 +5,7 @@
 
 use super::drives::Alarm;
 use crate::error::{Error, Result as Outcome};
+use crate::media::MadeFor;
 use crate::stats::{Latencies, Stats};
 use crate::tiers::{Policy, Recompress};
 use std::sync::Arc;
@@ -204,6 +205,11 @@ pub trait Serving: Device {
 
     /// How long requests took, to the last bucket.
     fn latencies(&self) -> Latencies;
+
+    /// What the content was made for, where no drive alone tells; counted as no request.
+    fn made_for(&self) -> Option<MadeFor> {
+        None
+    }
 
     /// Makes the device larger, at once.
     ///

@@ -13,7 +13,7 @@ use crate::BLOCK_SIZE;
 use crate::cache::Cached;
 use crate::durable::{self, Inspection, Kept, OpenError};
 use crate::error::{Context, Error, Result};
-use crate::media::{self, Drive, Failures, Identity, Memory, Ring, StableId};
+use crate::media::{self, Drive, Failures, Identity, MadeFor, Memory, Ring, StableId};
 use crate::stats::drives::Role;
 use crate::stats::{Latencies, LogStats, Stats};
 use crate::store::codec::Algorithm;
@@ -370,6 +370,21 @@ impl Serving for LogVolume {
     fn grow(&self, _size: u64) -> Result<()> {
         Err(Error::usage("a volume with a log has the size of its backing store")
             .mend("make that larger, then take the volume down and up"))
+    }
+
+    fn made_for(&self) -> Option<MadeFor> {
+        let (mut hand, block) = (LogHand::new(self.options.algorithm), BLOCK_SIZE as u64);
+        MadeFor::of(self.size(), &mut |range| {
+            let blocks = range.start / block..range.end.div_ceil(block);
+            let mut bytes = Vec::new();
+            for number in blocks.clone() {
+                let mut whole = [[0; BLOCK_SIZE]];
+                self.logged.read(&mut hand, number, &mut whole).ok()?;
+                bytes.extend_from_slice(&whole[0]);
+            }
+            let from = (range.start - blocks.start * block) as usize;
+            bytes.get(from..from + (range.end - range.start) as usize).map(<[u8]>::to_vec)
+        })
     }
 
     fn set_ram_limit(&self, bytes: u64) -> Result<()> {

@@ -1,12 +1,9 @@
 //! The logical sector of a volume: that of what it holds, else that of its backing store.
 
-use super::{Device, Request};
+use super::Serving;
 use crate::error::Result;
-use crate::media::{Access, FileDrive, MadeFor, Sector};
-use std::ops::Range;
+use crate::media::{Access, FileDrive, Sector};
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Instant;
 
 /// A sector, and what decided it, in words.
 pub type Judged = (Sector, &'static str);
@@ -26,16 +23,8 @@ pub fn of_drive(path: &Path) -> Result<Judged> {
 ///
 /// # Errors
 /// The drive can't be opened.
-pub fn of_volume(volume: Arc<dyn Device>, path: &Path) -> Result<Judged> {
-    let size = volume.size();
-    let mut channel = volume.channel();
-    let mut read = |range: Range<u64>| {
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        let request = Request::Read { offset: range.start, buf: &mut bytes };
-        channel.submit(request, Instant::now()).ok()?;
-        Some(bytes)
-    };
-    match MadeFor::of(size, &mut read) {
+pub fn of_volume(volume: &dyn Serving, path: &Path) -> Result<Judged> {
+    match volume.made_for() {
         Some(made) => Ok((made.sector, made.content)),
         None => Ok(FileDrive::open(path, Access::ReadOnly)?.own_sector()),
     }
