@@ -50,8 +50,8 @@ impl<'a> Asking<'a> {
         match self.place.works(self.kind as u8, most) {
             Heard::Begins => Ok(()),
             Heard::TooMany => {
-                let what = format!("{MOST_ALIKE} clients wait for requests like this one already");
-                Err(Error::busy(what).mend("try again soon, or end these"))
+                let what = format!("{MOST_ALIKE} requests like this one are at work already");
+                Err(Error::busy(what).mend("try again soon, or end one of them"))
             }
             Heard::CutOff => Err(Error::failure("it said nothing while other clients came")),
         }

@@ -76,7 +76,7 @@ impl Server {
 
 /// Whether there is a place, once those that are silent have given theirs up.
 fn room(places: &Places<TcpStream>) -> bool {
-    let until = Instant::now() + GRACE;
+    let until = Instant::now() + 2 * GRACE;
     while !places.make_room() {
         if Instant::now() >= until {
             return false;
