@@ -29,6 +29,7 @@ pub mod media;
 
 pub mod error;
 pub mod escape;
+pub mod places;
 mod planted;
 pub mod private;
 pub mod remedy;

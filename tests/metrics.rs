@@ -424,9 +424,14 @@ fn as_much_of_http_as_a_scraper_needs() {
         assert!(body.contains("/metrics"), "{body}");
         assert_eq!(head.contains("Allow: GET, HEAD"), status == "405 ", "{head}");
     }
-    // Those who say nothing have places for a while, and no more of them than there are.
+    // Clients that do not hang up have places for a while, and no more of them than there are.
     eventually("one too many is sent away", || {
-        let _silent: Vec<TcpStream> = (0..8).map(|_| exporter.connect()).collect();
+        let ask = |_| {
+            let mut stream = exporter.connect();
+            stream.write_all(b"HEAD /metrics HTTP/1.1\r\n\r\n").unwrap();
+            stream
+        };
+        let _slow: Vec<TcpStream> = (0..8).map(ask).collect();
         let mut more = exporter.connect();
         let mut answer = String::new();
         more.set_read_timeout(Some(Duration::from_millis(300))).unwrap();

@@ -19,8 +19,8 @@ const LAYERS: [&[&str]; 11] = [
     &["media"],
 ];
 /// What stands beside the layers: everybody may use it, and it uses no layer.
-const BESIDE: [&str; 8] =
-    ["error", "escape", "planted", "private", "remedy", "stats", "sync", "threadless"];
+const BESIDE: [&str; 9] =
+    ["error", "escape", "places", "planted", "private", "remedy", "stats", "sync", "threadless"];
 const LINES_MAX: usize = 800;
 const COLUMNS_MAX: usize = 100;
 const FUNCTION_MAX: usize = 70;

@@ -7,8 +7,9 @@
 use super::protocol::{
     Envelope, LONGEST_REQUEST, Reply, Request, Word, boot_ms, receive_next, receive_whole, send,
 };
-use super::server::After;
+use super::server::{After, Kind, MOST_ALIKE};
 use crate::error::{Error, Result};
+use crate::places::{Heard, Place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -18,11 +19,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A caller whose request is at work.
 pub struct Asking<'a> {
-    stream: &'a mut UnixStream,
+    place: &'a Place<UnixStream>,
     /// What came behind the last line.
     rest: Vec<u8>,
     /// When the caller gives up, in milliseconds of `CLOCK_BOOTTIME`.
     until_ms: Option<u64>,
+    kind: Kind,
     agreed: bool,
     after: After,
 }
@@ -31,12 +33,28 @@ impl<'a> Asking<'a> {
     /// Hears a request, which must have come by `deadline`.
     ///
     /// # Errors
-    /// It does not come, or is not understood.
-    pub(super) fn hear(stream: &'a mut UnixStream, deadline: Instant) -> Result<(Request, Self)> {
+    /// It does not come, is not understood, or too many of its kind are at work.
+    pub(super) fn hear(place: &'a Place<UnixStream>, deadline: Instant) -> Result<(Request, Self)> {
         let mut rest = Vec::new();
         let Envelope { until_ms, body, .. } =
-            receive_whole::<Request>(stream, &mut rest, LONGEST_REQUEST, deadline)?;
-        Ok((body, Self { stream, rest, until_ms, agreed: false, after: None }))
+            receive_whole::<Request>(place.socket(), &mut rest, LONGEST_REQUEST, deadline)?;
+        let kind = Kind::of(&body);
+        let asking = Self { place, rest, until_ms, kind, agreed: false, after: None };
+        asking.begins(kind.most())?;
+        Ok((body, asking))
+    }
+
+    /// The caller has said what it has to, and is not cut off any more, if `most` of its kind
+    /// leave room.
+    fn begins(&self, most: usize) -> Result<()> {
+        match self.place.works(self.kind as u8, most) {
+            Heard::Begins => Ok(()),
+            Heard::TooMany => {
+                let what = format!("{MOST_ALIKE} requests like this one are at work already");
+                Err(Error::busy(what).mend("try again soon, or end one of them"))
+            }
+            Heard::CutOff => Err(Error::failure("it said nothing while other clients came")),
+        }
     }
 
     /// Whether the caller has hung up.
@@ -86,14 +104,17 @@ impl<'a> Asking<'a> {
     /// Says that everything is ready, and hears whether to go ahead. Whatever has come by the time
     /// that this process looks counts: it may have been stopped meanwhile.
     fn hear_go(&mut self) -> Result<()> {
-        send(self.stream, &Envelope::new(Reply::Ready(())), Instant::now() + PATIENCE)?;
+        let stream = self.place.socket();
+        send(stream, &Envelope::new(Reply::Ready(())), Instant::now() + PATIENCE)?;
+        self.place.awaits();
         if self.rest.is_empty() && !self.says(PATIENCE) {
             return Err(Error::failure(format!("it said nothing for {} s", PATIENCE.as_secs())));
         }
         let deadline = Instant::now() + PATIENCE;
-        let word = receive_next(self.stream, &mut self.rest, LONGEST_REQUEST, deadline)?;
+        let word = receive_next(stream, &mut self.rest, LONGEST_REQUEST, deadline)?;
         match word {
-            Word::Go {} => Ok(()),
+            // It was let in before.
+            Word::Go {} => self.begins(usize::MAX),
         }
     }
 
@@ -103,7 +124,7 @@ impl<'a> Asking<'a> {
     }
 
     fn polled(&self, flags: PollFlags, patience: Duration) -> PollFlags {
-        let mut fds = [PollFd::new(&*self.stream, flags)];
+        let mut fds = [PollFd::new(self.place.socket(), flags)];
         let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
         match rustix::io::retry_on_intr(|| poll(&mut fds, Some(&patience))) {
             Ok(_) => fds[0].revents(),

@@ -47,16 +47,17 @@ impl Client {
     ) -> Result<T> {
         let what = || format!("cannot ask the daemon on {}", self.socket.display());
         let deadline = Instant::now() + patience;
-        let mut stream = self.reach(deadline).context(what())?;
+        let stream = self.reach(deadline).context(what())?;
         let changes = request.changes();
         let until_ms = changes.then(|| boot_ms() + patience.as_millis() as u64);
         let question = Envelope { until_ms, ..Envelope::new(request) };
         let mut rest = Vec::new();
-        let mut hear = |stream: &mut UnixStream, deadline| {
-            receive_next::<Reply>(stream, &mut rest, LONGEST_REPLY, deadline)
-        };
-        let first = send(&mut stream, &question, deadline)
-            .and_then(|()| hear(&mut stream, deadline))
+        let mut hear =
+            |deadline| receive_next::<Reply>(&stream, &mut rest, LONGEST_REPLY, deadline);
+        let sent = send(&stream, &question, deadline);
+        // A daemon that refuses before it has read has said why.
+        let first = hear(deadline)
+            .map_err(|e| sent.err().unwrap_or(e))
             .context(what())
             // Dropping the connection revokes it.
             .map_err(|e| if changes { e.but("nothing was changed") } else { e })?;
@@ -64,8 +65,8 @@ impl Client {
             Reply::Ready(()) => {
                 open(true);
                 let deadline = Instant::now() + patience;
-                send(&mut stream, &Envelope::new(Word::Go {}), deadline)
-                    .and_then(|()| hear(&mut stream, deadline))
+                send(&stream, &Envelope::new(Word::Go {}), deadline)
+                    .and_then(|()| hear(deadline))
                     .inspect(|_| open(false))
                     .map_err(|e| self.begun(&e))?
             }

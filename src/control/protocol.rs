@@ -326,17 +326,13 @@ impl Reply {
 }
 
 /// Sends `message` as one line, at the latest by `deadline`.
-pub(crate) fn send(
-    stream: &mut UnixStream,
-    message: &impl Serialize,
-    deadline: Instant,
-) -> Result<()> {
+pub(crate) fn send(stream: &UnixStream, message: &impl Serialize, deadline: Instant) -> Result<()> {
     let mut line = serde_json::to_vec(message).context("cannot encode a control message")?;
     line.push(b'\n');
     let mut rest = &line[..];
     while !rest.is_empty() {
         stream.set_write_timeout(Some(left(deadline)?)).context("control socket")?;
-        match stream.write(rest) {
+        match (&*stream).write(rest) {
             Ok(0) => return Err(Error::failure("the control socket closed")),
             Ok(n) => rest = &rest[n..],
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
@@ -349,7 +345,7 @@ pub(crate) fn send(
 /// Receives one line of at most `longest` bytes, at the latest by `deadline`. Further lines may
 /// follow: what came of them is kept in `rest` for the next call.
 pub(crate) fn receive_next<T: DeserializeOwned>(
-    stream: &mut UnixStream,
+    stream: &UnixStream,
     rest: &mut Vec<u8>,
     longest: usize,
     deadline: Instant,
@@ -359,7 +355,7 @@ pub(crate) fn receive_next<T: DeserializeOwned>(
 
 /// The same, with what is beside the message.
 pub(crate) fn receive_whole<T: DeserializeOwned>(
-    stream: &mut UnixStream,
+    stream: &UnixStream,
     rest: &mut Vec<u8>,
     longest: usize,
     deadline: Instant,
@@ -377,7 +373,7 @@ pub(crate) fn receive_whole<T: DeserializeOwned>(
             )));
         }
         stream.set_read_timeout(Some(left(deadline)?)).context("control socket")?;
-        match stream.read(&mut chunk) {
+        match (&*stream).read(&mut chunk) {
             Ok(0) => return Err(Error::failure("the control socket closed before a whole line")),
             Ok(n) => rest.extend_from_slice(&chunk[..n]),
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}

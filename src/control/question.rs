@@ -50,7 +50,11 @@ impl Question {
         let mut line = serde_json::to_vec(&Envelope::new(request)).context(what())?;
         line.push(b'\n');
         // What fits into an empty socket is written at once, or something is very wrong.
-        stream.write_all(&line).context(what())?;
+        match stream.write_all(&line) {
+            // A daemon that refuses before it has read has said why.
+            Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {}
+            written => written.context(what())?,
+        }
         Ok(Self { stream, received: Vec::with_capacity(USUAL), asked: Instant::now() })
     }
 

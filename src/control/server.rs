@@ -5,6 +5,7 @@
 use super::asking::Asking;
 use super::protocol::{Envelope, Reply, Request, send};
 use crate::error::{Context, Error, Result};
+use crate::places::{Place, Places};
 use crate::private;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;
@@ -14,18 +15,20 @@ use std::io::ErrorKind;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{TrySendError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a client may take to ask, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How many clients are heard at once; more have to wait.
+/// How many clients have a place at once. More wait, for no longer than one of these is silent.
 const MOST_CLIENTS: usize = 16;
+/// How many of them may have a drain at work, and how many a change, so that others find a place.
+pub(super) const MOST_ALIKE: usize = 6;
+const _: () = assert!(MOST_CLIENTS > 2 * MOST_ALIKE);
 
 /// How many connections wait to be accepted.
-const BACKLOG: i32 = 128;
+const BACKLOG: i32 = 1024;
 
 /// Name of the threads that answer.
 const CLIENT: &str = "ztier-client";
@@ -34,6 +37,32 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is to be done once an answer is out, or could not be delivered.
 pub(super) type After = Option<Box<dyn FnOnce()>>;
+
+/// What requests have in common that last about as long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// They only look.
+    Look,
+    /// They last until the log is drained.
+    Drain,
+    /// They wait for other changes, and for their caller.
+    Change,
+}
+
+impl Kind {
+    pub fn of(request: &Request) -> Self {
+        match request {
+            Request::Drain => Self::Drain,
+            request if request.changes() => Self::Change,
+            _ => Self::Look,
+        }
+    }
+
+    /// How many of a kind may be at work.
+    pub fn most(self) -> usize {
+        if self == Self::Look { MOST_CLIENTS } else { MOST_ALIKE }
+    }
+}
 
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
@@ -84,12 +113,12 @@ impl Server {
 }
 
 fn accept(listener: &UnixListener, stopped: &OwnedFd, handler: &Arc<dyn Handler>) {
-    let callers = Arc::new(AtomicUsize::new(0));
+    let places = Places::new(MOST_CLIENTS);
     let mut spare = Spare::new(listener);
     // Without room: who gives one away knows that it is served at once.
     let (usual, given) = sync_channel::<Caller>(0);
     let own = Arc::clone(handler);
-    let stays = move || given.iter().for_each(|caller| caller.serve(own.as_ref()));
+    let stays = move || given.iter().for_each(|caller| serve(&caller, own.as_ref()));
     // Without it each connection gets a thread of its own.
     let _ = thread::Builder::new().name(CLIENT.into()).spawn(stays);
     loop {
@@ -100,24 +129,26 @@ fn accept(listener: &UnixListener, stopped: &OwnedFd, handler: &Arc<dyn Handler>
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return,
         }
+        if !places.make_room() {
+            continue;
+        }
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(e) if e.kind() == ErrorKind::WouldBlock => continue,
             Err(_) => {
-                spare.refuse(listener);
-                // Short of descriptors or memory, it would fail again at once.
-                thread::sleep(PAUSE);
+                if !places.give_up_one() && !spare.refuse(listener) {
+                    // Short of descriptors or memory, it would fail again at once.
+                    thread::sleep(PAUSE);
+                }
                 continue;
             }
         };
-        // Closing tells the client; waiting here would let silent ones lock out the others.
-        let Some(caller) = Caller::new(stream, &callers) else { continue };
         if let Err(TrySendError::Full(caller) | TrySendError::Disconnected(caller)) =
-            usual.try_send(caller)
+            usual.try_send(places.take(stream))
         {
             let handler = Arc::clone(handler);
-            let serve = move || caller.serve(handler.as_ref());
-            // Without a thread it is closed as well.
+            let serve = move || serve(&caller, handler.as_ref());
+            // Without a thread it is closed.
             let _ = thread::Builder::new().name(CLIENT.into()).spawn(serve);
         }
     }
@@ -132,57 +163,44 @@ impl Spare {
         Self(listener.try_clone().ok())
     }
 
-    fn refuse(&mut self, listener: &UnixListener) {
-        if self.0.take().is_some()
-            && let Ok((mut stream, _)) = listener.accept()
-        {
+    /// Says whether a client was refused. Does not wait for what it asks: it may be silent.
+    fn refuse(&mut self, listener: &UnixListener) -> bool {
+        let refused = self.0.take().and_then(|spare| {
+            drop(spare);
+            listener.accept().ok()
+        });
+        if let Some((stream, _)) = &refused {
             let full = Error::degraded("the daemon has no file descriptor left")
                 .mend("end connections to it, or raise its limit (`ulimit -n`, LimitNOFILE)");
-            // One who is hung up on while it asks does not hear why.
             let deadline = Instant::now() + PAUSE;
-            let _ = Asking::hear(&mut stream, deadline);
-            let _ = send(&mut stream, &Envelope::new(Reply::of(Err(full))), deadline + PAUSE);
+            let _ = send(stream, &Envelope::new(Reply::of(Err(full))), deadline);
         }
+        let done = refused.is_some();
+        drop(refused);
         *self = Self::new(listener);
+        done
     }
 }
 
-/// Who asks: one of those that are heard at once.
-struct Caller {
-    stream: UnixStream,
-    all: Arc<AtomicUsize>,
-}
+/// A client that has a place.
+type Caller = Place<UnixStream>;
 
-impl Caller {
-    /// `None`: there are as many as are heard.
-    fn new(stream: UnixStream, all: &Arc<AtomicUsize>) -> Option<Self> {
-        let before = all.fetch_add(1, Ordering::AcqRel);
-        let caller = Self { stream, all: Arc::clone(all) };
-        (before < MOST_CLIENTS).then_some(caller)
-    }
-
-    fn serve(mut self, handler: &dyn Handler) {
-        let deadline = Instant::now() + PATIENCE;
-        let admitted = admit(&self.stream);
-        let mut after = None;
-        let answer = admitted.and_then(|()| {
-            let (request, mut asking) = Asking::hear(&mut self.stream, deadline)?;
-            let answer = handler.handle(request, &mut asking);
-            after = asking.into_after();
-            answer
-        });
-        // One who has gone does not want to know.
-        let deadline = Instant::now() + PATIENCE;
-        let _ = send(&mut self.stream, &Envelope::new(Reply::of(answer)), deadline);
-        if let Some(after) = after {
-            after();
-        }
-    }
-}
-
-impl Drop for Caller {
-    fn drop(&mut self) {
-        self.all.fetch_sub(1, Ordering::AcqRel);
+fn serve(caller: &Caller, handler: &dyn Handler) {
+    let deadline = Instant::now() + PATIENCE;
+    let admitted = admit(caller.socket());
+    let mut after = None;
+    let answer = admitted.and_then(|()| {
+        let (request, mut asking) = Asking::hear(caller, deadline)?;
+        let answer = handler.handle(request, &mut asking);
+        after = asking.into_after();
+        answer
+    });
+    caller.answers();
+    let deadline = Instant::now() + PATIENCE;
+    // A client that has gone does not want to know.
+    let _ = send(caller.socket(), &Envelope::new(Reply::of(answer)), deadline);
+    if let Some(after) = after {
+        after();
     }
 }
 
@@ -202,8 +220,9 @@ mod tests {
     use super::super::{Client, Version};
     use super::*;
     use std::io::{Read, Write};
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Counts what it has carried out.
+    /// Counts what it has carried out. A drain lasts as long as its caller waits.
     #[derive(Default)]
     struct Echo(AtomicUsize);
 
@@ -220,9 +239,51 @@ mod tests {
                     self.0.fetch_add(1, Ordering::AcqRel);
                     serde_json::value::to_raw_value(&()).context("encode")
                 }
+                Request::Drain => {
+                    self.0.fetch_add(1, Ordering::AcqRel);
+                    while !asking.is_gone() {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    Err(Error::failure("gone"))
+                }
                 _ => Err(Error::failure("broken")),
             }
         }
+    }
+
+    #[test]
+    fn requests_that_last_leave_places_and_keep_theirs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.sock");
+        let echo = Arc::new(Echo::default());
+        let server = Server::start(&path, Arc::clone(&echo) as Arc<dyn Handler>).unwrap();
+        let client = Client::new(&path);
+        let patience = Duration::from_secs(20);
+        let drains: Vec<_> = (0..MOST_ALIKE)
+            .map(|_| {
+                let mut stream = UnixStream::connect(&path).unwrap();
+                stream.write_all(b"{\"v\":3,\"op\":\"drain\"}\n").unwrap();
+                stream
+            })
+            .collect();
+        let until = Instant::now() + patience;
+        while echo.0.load(Ordering::Acquire) < MOST_ALIKE {
+            assert!(Instant::now() < until);
+            thread::sleep(Duration::from_millis(1));
+        }
+        let refused = client.ask::<()>(&Request::Drain, patience).unwrap_err();
+        assert_eq!(refused.status(), crate::error::Status::Busy, "{refused}");
+        // Silent clients take no place away from those at work.
+        let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        client.ask::<Version>(&Request::Ping, patience).unwrap();
+        client.ask::<()>(&Request::Swapoff { force: true }, patience).unwrap();
+        for mut drain in drains {
+            drain.set_nonblocking(true).unwrap();
+            let kind = drain.read(&mut [0]).unwrap_err().kind();
+            assert_eq!(kind, ErrorKind::WouldBlock, "it was cut off");
+        }
+        drop(silent);
+        server.stop();
     }
 
     fn raw(path: &Path, text: &[u8]) -> String {

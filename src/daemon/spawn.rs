@@ -77,19 +77,20 @@ impl<'a> Starting<'a> {
             .context(what())?;
         // The Command, and with it our copy of the child's end, is gone: if the child dies, reading
         // ends.
-        let mut starting = Self { plan, paths, child: Some(child), ours, patience, goes_on };
+        let starting = Self { plan, paths, child: Some(child), ours, patience, goes_on };
         let patience_ms = patience.as_millis() as u64;
         let order = Envelope::new(Told { plan, paths, patience_ms, follows });
-        send(&mut starting.ours, &order, Instant::now() + PATIENCE).context(what())?;
+        send(&starting.ours, &order, Instant::now() + PATIENCE).context(what())?;
         Ok(starting)
     }
 
     /// Has it serve the volume whatever becomes of this process: the present daemon is told to go.
     pub fn stays(&self) {
-        let said =
-            self.ours.try_clone().context("cannot tell the next daemon").and_then(|mut to| {
-                send(&mut to, &Envelope::new(Stay {}), Instant::now() + PATIENCE)
-            });
+        let said = self
+            .ours
+            .try_clone()
+            .context("cannot tell the next daemon")
+            .and_then(|to| send(&to, &Envelope::new(Stay {}), Instant::now() + PATIENCE));
         // If it is gone, `finish` says so.
         let _ = said;
     }
@@ -193,18 +194,17 @@ pub fn detached_main() -> Result<()> {
     // Fails only for a process that leads its group already, which is as good.
     let _ = rustix::process::setsid();
     let input = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use the input")?;
-    let mut parent = UnixStream::from(input);
+    let parent = UnixStream::from(input);
     let deadline = Instant::now() + PATIENCE;
     // A word may come right behind the order.
     let mut rest = Vec::new();
     let Heard { plan, paths, patience_ms, follows } =
-        receive_next(&mut parent, &mut rest, LONGEST_REQUEST, deadline)
+        receive_next(&parent, &mut rest, LONGEST_REQUEST, deadline)
             .map_err(|e| e.mend("`ztier daemon` is started by `ztier up` alone"))?;
     let rest = RefCell::new(rest);
-    let parent = RefCell::new(parent);
     let tell = |word| {
         let message = Envelope::new(word);
-        send(&mut parent.borrow_mut(), &message, Instant::now() + PATIENCE)
+        send(&parent, &message, Instant::now() + PATIENCE)
     };
     let done = |result| tell(Word::Done(Reply::of(result)));
     let progress = |text: &str| {
@@ -217,9 +217,9 @@ pub fn detached_main() -> Result<()> {
     let wanted = || {
         // A parent that hangs up without a word does not want the daemon any more.
         let mut rest = rest.borrow_mut();
-        if !parted.get() && (!rest.is_empty() || says_something(&parent.borrow())) {
-            let (mut parent, deadline) = (parent.borrow_mut(), Instant::now() + PATIENCE);
-            let word = receive_next::<Stay>(&mut parent, &mut rest, LONGEST_REQUEST, deadline);
+        if !parted.get() && (!rest.is_empty() || says_something(&parent)) {
+            let deadline = Instant::now() + PATIENCE;
+            let word = receive_next::<Stay>(&parent, &mut rest, LONGEST_REQUEST, deadline);
             parted.set(word.is_ok());
             return word.is_ok();
         }
@@ -411,12 +411,12 @@ mod tests {
 
     /// Whether one who says how far it is was listened to for longer than that.
     fn takes_longer_than(patience: Duration) -> bool {
-        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
         let child = std::thread::spawn(move || {
-            let mut tell = |word| {
+            let tell = |word| {
                 let message = Envelope::new(word);
                 // Who listened may have given up.
-                let _ = send(&mut theirs, &message, Instant::now() + patience);
+                let _ = send(&theirs, &message, Instant::now() + patience);
             };
             for i in 0..6 {
                 // Two at once: the second must not be lost with the first.

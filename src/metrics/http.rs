@@ -63,7 +63,7 @@ impl Refusal {
 }
 
 /// Receives a request.
-pub fn receive(stream: &mut TcpStream) -> io::Result<Asked> {
+pub fn receive(mut stream: &TcpStream) -> io::Result<Asked> {
     let deadline = Instant::now() + ASKING;
     let mut head = Vec::new();
     let mut chunk = [0; 1024];
@@ -112,13 +112,13 @@ fn understand(head: &[u8]) -> Asked {
 }
 
 /// Sends the metrics, or only the head of such an answer.
-pub fn send(stream: &mut TcpStream, text: &str, head_alone: bool) -> io::Result<()> {
+pub fn send(stream: &TcpStream, text: &str, head_alone: bool) -> io::Result<()> {
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     answer(stream, &head("200 OK", kind, text.len(), ""), if head_alone { "" } else { text })
 }
 
 /// Says that there is nothing.
-pub fn refuse(stream: &mut TcpStream, why: Refusal) -> io::Result<()> {
+pub fn refuse(stream: &TcpStream, why: Refusal) -> io::Result<()> {
     let (head, body) = refusal(why);
     answer(stream, &head, &body)
 }
@@ -151,7 +151,7 @@ fn head(status: &str, kind: &str, length: usize, more: &str) -> String {
 }
 
 /// Sends an answer, and lets the client take all of it before the connection ends.
-fn answer(stream: &mut TcpStream, head: &str, body: &str) -> io::Result<()> {
+fn answer(mut stream: &TcpStream, head: &str, body: &str) -> io::Result<()> {
     let deadline = Instant::now() + RECEIVING;
     // The end of a long answer must not wait for the client to confirm what came before.
     stream.set_nodelay(true)?;

@@ -1,7 +1,8 @@
 //! The exporter: a listening socket, one scrape at a time, few connections.
 //!
-//! Invariant: one survey serves all scrapes, so that a daemon that hangs has one question of ours,
-//! however many scrapes come, and is waited for once.
+//! Invariants: a client that says nothing, or takes no answer, gives its place to the next; one
+//! survey serves all scrapes, so that a daemon that hangs has one question of ours, however many
+//! scrapes come, and is waited for once.
 
 use super::http::{self, Asked, Refusal};
 use super::metric::Scrape;
@@ -9,15 +10,15 @@ use super::{PATIENCE, text};
 use crate::config::Paths;
 use crate::daemon::survey::Survey;
 use crate::error::{Context, Result};
+use crate::places::{GRACE, Place, Places};
 use parking_lot::Mutex;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many are served at once; more are sent away.
+/// How many have a place at once; more are sent away while none of these is silent.
 const MOST_CLIENTS: usize = 8;
 /// How long to wait when the system has no descriptor for one more.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -50,52 +51,55 @@ impl Server {
 
     /// Serves for ever.
     pub fn run(&self) -> ! {
-        let clients = Arc::new(AtomicUsize::new(0));
+        let places = Places::new(MOST_CLIENTS);
         loop {
-            let Ok((mut stream, _)) = self.listener.accept() else {
+            let Ok((stream, _)) = self.listener.accept() else {
                 // Without descriptors it would fail again at once.
-                thread::sleep(PAUSE);
+                if !places.give_up_one() {
+                    thread::sleep(PAUSE);
+                }
                 continue;
             };
-            let Some(seat) = Seat::take(&clients) else {
+            if !room(&places) {
                 http::send_away(stream);
                 continue;
-            };
+            }
+            let place = places.take(stream);
             let survey = Arc::clone(&self.survey);
-            let serve = move || {
-                let _seat = seat;
-                // Who hangs up or is late has himself to blame.
-                let _ = serve(&mut stream, &survey);
-            };
+            // How a connection ends is the client's business.
+            let serve = move || drop(serve(&place, &survey));
             // Without a thread the connection is closed, and the client tries again.
             let _ = thread::Builder::new().name("ztier-scrape".into()).spawn(serve);
         }
     }
 }
 
-/// A place among those who are served.
-struct Seat(Arc<AtomicUsize>);
-
-impl Seat {
-    fn take(clients: &Arc<AtomicUsize>) -> Option<Self> {
-        let seat = Self(Arc::clone(clients));
-        (seat.0.fetch_add(1, Ordering::AcqRel) < MOST_CLIENTS).then_some(seat)
+/// Whether there is a place, once those that are silent have given theirs up.
+fn room(places: &Places<TcpStream>) -> bool {
+    let until = Instant::now() + 2 * GRACE;
+    while !places.make_room() {
+        if Instant::now() >= until {
+            return false;
+        }
     }
+    true
 }
 
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-fn serve(stream: &mut TcpStream, survey: &Mutex<Survey>) -> io::Result<()> {
-    match http::receive(stream)? {
-        Asked::Refused(why) => http::refuse(stream, why),
-        Asked::Metrics { head } => match scrape(survey) {
-            Ok(text) => http::send(stream, &text, head),
-            Err(_) => http::refuse(stream, Refusal::Broken),
-        },
+fn serve(place: &Place<TcpStream>, survey: &Mutex<Survey>) -> io::Result<()> {
+    let stream = place.socket();
+    let asked = http::receive(stream)?;
+    place.works(0, MOST_CLIENTS);
+    let text = match asked {
+        Asked::Refused(why) => {
+            place.answers();
+            return http::refuse(stream, why);
+        }
+        Asked::Metrics { head } => scrape(survey).map(|text| (text, head)),
+    };
+    place.answers();
+    match text {
+        Ok((text, head)) => http::send(stream, &text, head),
+        Err(_) => http::refuse(stream, Refusal::Broken),
     }
 }
 

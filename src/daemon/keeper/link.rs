@@ -91,10 +91,12 @@ fn reach(socket: &Path) -> Result<Option<OwnedFd>> {
     let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     let link = socket_with(kind.0, kind.1, kind.2, None).context(what())?;
     let address = SocketAddrUnix::new(socket).context(what())?;
+    // Connecting waits as well, while too many others do.
+    bound(&link, PATIENCE)?;
     match rustix::io::retry_on_intr(|| connect(&link, &address)) {
         Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
         Err(e) => Err(e).context(what()),
-        Ok(()) => bound(&link, PATIENCE).map(|()| Some(link)),
+        Ok(()) => Ok(Some(link)),
     }
 }
 

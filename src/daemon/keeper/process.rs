@@ -1,8 +1,11 @@
 //! The keeper's own process: `ztier keeper NAME`, started by a daemon.
 //!
-//! One thread, one loop: it waits for the daemon's end and for connections. Before it answers the
-//! first message it has everything that it needs; nothing later can fail for want of memory or
-//! files.
+//! One thread, one loop: it waits for the daemon's end, for connections, and for what these say.
+//! Before it answers the first message it has everything that it needs; nothing later can fail for
+//! want of memory or files.
+//!
+//! Invariant: no client is waited for: it has a place while it is silent, and when there is none
+//! left, the client that came first gives its place to the next.
 
 use super::wire::{bound, receive, send};
 use super::{Answer, Manifest, Say};
@@ -16,12 +19,18 @@ use rustix::net::{SocketFlags, SocketType, accept_with, listen};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often one without a daemon looks whether the next could still find it.
-const LOOK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
-/// How long one who connects may take to say what he wants.
+const LOOK: Duration = Duration::from_secs(5);
+/// How long a client may take to say what it wants, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How many clients may be silent at once.
+const MOST_CLIENTS: usize = 16;
+/// How many connections wait to be accepted.
+const BACKLOG: i32 = 128;
+/// How long the keeper accepts no client after it could not accept one.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Runs the keeper in this process, whose standard input is a socket to the daemon.
 ///
@@ -72,6 +81,8 @@ struct Keeping {
     place: (u64, u64),
     /// The daemon's end, while there is a daemon.
     daemon: Option<OwnedFd>,
+    /// Clients that have said nothing yet, and until when they may.
+    silent: Vec<(OwnedFd, Instant)>,
     /// Keeps the memory from being swapped out while there is no daemon that does.
     locked: Vec<Locked>,
 }
@@ -87,7 +98,8 @@ impl Keeping {
         match listen_on(&path) {
             Ok((socket, place)) => {
                 let (daemon, locked) = (Some(daemon), Vec::new());
-                Ok(Self { manifest, names, files, path, socket, place, daemon, locked })
+                let silent = Vec::with_capacity(MOST_CLIENTS);
+                Ok(Self { manifest, names, files, path, socket, place, daemon, silent, locked })
             }
             Err(e) => Err((e, daemon)),
         }
@@ -97,22 +109,74 @@ impl Keeping {
     fn serve(&mut self) {
         loop {
             let mut fds = vec![PollFd::new(&self.socket, PollFlags::IN)];
+            fds.extend(self.silent.iter().map(|(peer, _)| PollFd::new(peer, PollFlags::IN)));
             fds.extend(self.daemon.iter().map(|d| PollFd::new(d, PollFlags::IN)));
-            match poll(&mut fds, self.daemon.is_none().then_some(&LOOK)) {
+            match poll(&mut fds, self.patience().as_ref()) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(_) => return,
-                Ok(0) if place_of(&self.path) != Some(self.place) => return,
+                Ok(0) if self.daemon.is_none() && place_of(&self.path) != Some(self.place) => {
+                    return;
+                }
                 Ok(_) => {}
             }
-            let (asked, gone) = (!fds[0].revents().is_empty(), fds.get(1).map(PollFd::revents));
-            if gone.is_some_and(|events| !events.is_empty()) {
+            let happened = |fd: &PollFd<'_>| !fd.revents().is_empty();
+            let connects = happened(&fds[0]);
+            let speak: Vec<bool> = fds[1..=self.silent.len()].iter().map(happened).collect();
+            if fds.get(1 + speak.len()).is_some_and(happened) {
                 // It says nothing on this connection as long as it lives.
                 self.daemon = None;
                 self.lock();
             }
-            if asked && self.answer().is_ok_and(|end| end) {
+            if self.hear(&speak) {
                 return;
             }
+            if connects {
+                self.accept();
+            }
+        }
+    }
+
+    /// How long to wait for something to happen; `None`: for ever.
+    fn patience(&self) -> Option<Timespec> {
+        let until = self.silent.first().map(|(_, until)| *until);
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        // A moment more, so that its time is over by then.
+        let left = left.map(|left| left + Duration::from_millis(1));
+        let looks = self.daemon.is_none().then_some(LOOK);
+        let wait = left.into_iter().chain(looks).min()?;
+        Timespec::try_from(wait).ok()
+    }
+
+    /// Hears the clients that `speak`, and hangs up on those whose time is over. Says whether one
+    /// of them has ended this keeper.
+    fn hear(&mut self, speak: &[bool]) -> bool {
+        let now = Instant::now();
+        let all = std::mem::replace(&mut self.silent, Vec::with_capacity(MOST_CLIENTS));
+        for ((peer, until), speaks) in all.into_iter().zip(speak) {
+            if *speaks {
+                if self.answer(peer).is_ok_and(|end| end) {
+                    return true;
+                }
+            } else if now < until {
+                self.silent.push((peer, until));
+            }
+        }
+        false
+    }
+
+    /// Takes one client that connects.
+    fn accept(&mut self) {
+        if self.silent.len() == MOST_CLIENTS {
+            self.silent.remove(0);
+        }
+        match accept_with(&self.socket, SocketFlags::CLOEXEC) {
+            Ok(peer) if bound(&peer, PATIENCE).is_ok() => {
+                self.silent.push((peer, Instant::now() + PATIENCE));
+            }
+            Ok(_) => {}
+            // Without a descriptor: one of those that are silent has one.
+            Err(_) if !self.silent.is_empty() => drop(self.silent.remove(0)),
+            Err(_) => std::thread::sleep(PAUSE),
         }
     }
 
@@ -123,11 +187,8 @@ impl Keeping {
         }
     }
 
-    /// Hears one who connects. Says whether that was the end.
-    fn answer(&mut self) -> Result<bool> {
-        let what = "cannot hear who connects";
-        let peer = accept_with(&self.socket, SocketFlags::CLOEXEC).context(what)?;
-        bound(&peer, PATIENCE)?;
+    /// Hears a client of which a packet has come. Says whether that was the end.
+    fn answer(&mut self, peer: OwnedFd) -> Result<bool> {
         let said = receive(&peer)?;
         if let Err(e) = admit(&peer) {
             send(&peer, Answer::Failed { why: e.to_string() }, &[])?;
@@ -228,8 +289,8 @@ fn listen_on(path: &Path) -> Result<(OwnedFd, (u64, u64))> {
         _ => {}
     }
     let socket =
-        private::socket(path, SocketType::SEQPACKET, SocketFlags::empty()).context(what())?;
-    listen(&socket, 8).context(what())?;
+        private::socket(path, SocketType::SEQPACKET, SocketFlags::NONBLOCK).context(what())?;
+    listen(&socket, BACKLOG).context(what())?;
     let place = place_of(path).ok_or_else(|| Error::failure(what()))?;
     Ok((socket, place))
 }
