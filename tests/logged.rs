@@ -432,6 +432,33 @@ fn what_a_failed_log_cannot_give_back_stays_an_error() {
     volume.close().unwrap();
 }
 
+/// A reader has found a block in the log, and before it gets its bytes the log is given up and the
+/// block, which is damaged there, is lost: the backing store has an older content of it.
+#[test]
+fn a_reader_of_what_is_lost_meanwhile_gets_nothing_older() {
+    let mut pair = Pair::new(4 << 20);
+    let volume = pair.open();
+    let mut channel = Arc::clone(&volume).channel();
+    damage_the_first(&pair, &mut *channel);
+    let before = pair.log.reads.load(Ordering::SeqCst);
+    pair.log.read_ms.store(1000, Ordering::SeqCst);
+    let late = Arc::clone(&volume);
+    let reader = std::thread::spawn(move || read(&mut *late.channel(), 0, 4096));
+    while pair.log.reads.load(Ordering::SeqCst) == before {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(50)); // it has looked how long it is to wait
+    pair.log.read_ms.store(0, Ordering::SeqCst);
+    pair.log.worn_from.store(data_at(pair.log.size(), SEGMENT), Ordering::SeqCst);
+    write(&mut *channel, 64 * BLOCK, &bytes(7, 4096)).unwrap();
+    channel.submit(Request::Flush, Instant::now()).unwrap();
+    assert!(volume.stats().log.unwrap().through);
+    assert_eq!(reader.join().unwrap(), Err(IoError::Corrupt(0)));
+    assert!(read(&mut *channel, BLOCK, 4096).unwrap() == bytes(7, 4096));
+    drop(channel);
+    volume.close().unwrap();
+}
+
 #[test]
 fn a_failed_log_and_a_failing_backing_store_are_an_error_until_that_is_mended() {
     let mut pair = Pair::new(4 << 20);

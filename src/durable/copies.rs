@@ -427,7 +427,7 @@ impl Core {
     /// Drops all segments that are written back, because changes need their room; `false` while
     /// that takes more steps, in which nothing may be given to the log's drive. A superblock must
     /// be durable before the room is used. A reader of a dropped segment sees by the check word
-    /// that its slot was used again, and reads the backing store.
+    /// that its slot was used again, and looks the block up again.
     pub(super) fn drop_copies(&mut self) -> bool {
         if self.first == self.written {
             return true;
@@ -447,7 +447,7 @@ impl Core {
         self.sb.tail = self.tail_at(self.written);
         self.drop_epochs();
         self.segments.drain(..(self.written - self.first) as usize);
-        self.first = self.written;
+        (self.first, self.forced) = (self.written, self.written);
         true
     }
 

@@ -155,6 +155,8 @@ pub struct Core {
     pub(super) holes: Holes,
     /// Number of the oldest segment in use.
     pub(super) first: u64,
+    /// Segments before this one may have gone although readers held them.
+    pub(super) forced: u64,
     /// The backing store has what segments before this one say, and a durable superblock says so.
     pub(super) written: u64,
     /// Blocks that the backing store lacks.
@@ -200,6 +202,7 @@ impl Core {
         Self {
             options,
             first: sb.tail.segment,
+            forced: sb.tail.segment,
             written: sb.written.segment,
             dirty: 0,
             commit: Commit::new(next_chunk, prev),
@@ -672,10 +675,10 @@ impl Core {
         self.sealed.get(after.checked_sub(1)?)?.payload(segment, offset, len)
     }
 
-    /// Whether the segment of a reading has left the log, although it is pinned: then the backing
-    /// store has what was there.
+    /// Whether the segment of a reading had to leave the log although it is pinned: then the block
+    /// has another place, or is lost.
     pub fn has_left(&self, reading: &Reading) -> bool {
-        reading.stamp.segment < self.first
+        reading.stamp.segment < self.forced
     }
 
     /// Ends a reading.

@@ -419,7 +419,7 @@ impl Core {
             self.kept.give_up();
         }
         self.segments.clear();
-        self.first = self.sb.tail.segment;
+        (self.first, self.forced) = (self.sb.tail.segment, self.sb.tail.segment);
         (self.written, self.dirty) = (self.first, 0);
     }
 }

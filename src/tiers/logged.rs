@@ -517,8 +517,9 @@ impl Logged {
         Ok(())
     }
 
-    /// Reads what was not where it was located: that was damaged, or its segment had to go at once,
-    /// because the backing store has it, and the slot is used again.
+    /// Reads what was not where it was located. Its segment may have had to go at once, and its room
+    /// is used again: then the blocks are somewhere else. They are looked up again, because what was
+    /// damaged there is lost by now, and the backing store has something older.
     fn read_elsewhere(
         &self,
         reading: &Reading,
@@ -528,8 +529,7 @@ impl Logged {
         if !self.core.lock().has_left(reading) {
             return Err(self.damaged(block));
         }
-        let at = reading.stamp.block * BLOCK_SIZE as u64;
-        Ok(self.backing.read(at, out.as_flattened_mut())?)
+        self.read(&mut LogHand::new(Algorithm::None), reading.stamp.block, out)
     }
 
     fn damaged(&self, block: u64) -> Fault {

@@ -457,17 +457,7 @@ impl World<'_> {
         }
         let reader = self.readers.swap_remove(choice as usize % self.readers.len());
         let block = reader.block;
-        let Some(reading) = &reader.reading else {
-            let at = u64::from(block) * PAGE as u64;
-            return match self.read_now(Side::Backing, at, PAGE)? {
-                None => Ok(()),
-                Some(data) => {
-                    let page = data.as_chunks::<PAGE>().0.first();
-                    let found = page.and_then(|page| Value::recognise(block, page));
-                    self.compare(block, &reader.allowed, found)
-                }
-            };
-        };
+        let Some(reading) = &reader.reading else { return self.read_backing(&reader) };
         let first = reading.at / PAGE as u64 * PAGE as u64;
         let skip = (reading.at - first) as usize;
         let len = (skip + reading.len as usize).next_multiple_of(PAGE);
@@ -475,6 +465,7 @@ impl World<'_> {
         self.volume.core.release(reading);
         let Some(data) = data else { return Ok(()) };
         let payload = &data[skip..][..reading.len as usize];
+        let has_left = self.volume.core.has_left(reading);
         match self.volume.verified(reading, reading.check, payload) {
             Some(page) => {
                 let found = Value::recognise(block, page);
@@ -482,14 +473,21 @@ impl World<'_> {
             }
             None if reader.copy => {
                 self.volume.core.drop_copy(reading, block.into());
-                let at = u64::from(block) * PAGE as u64;
-                let Some(data) = self.read_now(Side::Backing, at, PAGE)? else { return Ok(()) };
-                let page = data.as_chunks::<PAGE>().0.first();
-                let found = page.and_then(|page| Value::recognise(block, page));
-                self.compare(block, &reader.allowed, found)
+                self.read_backing(&reader)
             }
+            // It had to go at once, and its room is used again.
+            None if has_left => self.begin_read(block),
             None => self.lost(block, reader.written),
         }
+    }
+
+    /// The end of a read of what the backing store has: the log has nothing, or a damaged copy.
+    fn read_backing(&mut self, reader: &Reader) -> Result<(), Trouble> {
+        let at = u64::from(reader.block) * PAGE as u64;
+        let Some(data) = self.read_now(Side::Backing, at, PAGE)? else { return Ok(()) };
+        let page = data.as_chunks::<PAGE>().0.first();
+        let found = page.and_then(|page| Value::recognise(reader.block, page));
+        self.compare(reader.block, &reader.allowed, found)
     }
 
     /// Reads from a drive, at once; `None` if that failed, as a fault wants it.
