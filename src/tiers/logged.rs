@@ -517,9 +517,9 @@ impl Logged {
         Ok(())
     }
 
-    /// Reads what was not where it was located. Its segment may have had to go at once, and its room
-    /// is used again: then the blocks are somewhere else. They are looked up again, because what was
-    /// damaged there is lost by now, and the backing store has something older.
+    /// Reads what was not where it was located. Its segment may have had to go at once, and its
+    /// room is used again: then the blocks are somewhere else. They are looked up again, because
+    /// what was damaged there is lost by now, and the backing store has something older.
     fn read_elsewhere(
         &self,
         reading: &Reading,
