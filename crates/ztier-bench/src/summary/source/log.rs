@@ -141,6 +141,7 @@ fn title(section: &str) -> &str {
         "large" => "Large writes that shrink",
         "full" => "A full log",
         "recovery" => "Opening a log",
+        "window" => "Work, by what the log holds",
         "export" => "Through the exports",
         "kernel" => "Beside the kernel’s caches",
         "everyday" => "Everyday work",

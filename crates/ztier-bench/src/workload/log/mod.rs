@@ -1,5 +1,5 @@
-//! The durable log: the source's rows A to F, synced writes, a full log, opening, exports and
-//! everyday work, on modelled drives or on real ones.
+//! The durable log: the source's rows A to F, synced writes, a full log, opening, growth, exports
+//! and everyday work, on modelled drives or on real ones.
 //!
 //! Invariants: rivals take turns in each round; each run on a model has a new one; a figure is the
 //! median of its rounds.
@@ -16,6 +16,7 @@ mod recovery;
 mod rows;
 mod synced;
 mod watched;
+mod window;
 
 pub use drives::{Drives, REAL_DIR, Source, Spec};
 
@@ -44,6 +45,8 @@ pub enum Section {
     Full,
     /// Opening a log that was left by a cut of power, by its size and what filled it.
     Recovery,
+    /// How the work of filling, opening and draining grows with what the log holds.
+    Window,
     /// The source's job through `ztier up` on files: NBD, FUSE and a loop device, in process.
     Export,
     /// The kernel's caches, dm-writecache and bcache, on the same two devices (not on models).
@@ -135,7 +138,7 @@ impl Section {
         let text = format!("log {}, backing {}", plan.drives.log, plan.drives.backing);
         let (name, report) = (format!("{self:?}").to_lowercase(), &mut context.report);
         // Others have drives of their own.
-        if !matches!(self, Self::Export | Self::Recovery | Self::Kernel) {
+        if !matches!(self, Self::Export | Self::Recovery | Self::Window | Self::Kernel) {
             report.note(&name, "drives", text);
         }
         match self {
@@ -144,6 +147,7 @@ impl Section {
             Self::Large => plan.large(report),
             Self::Full => plan.full(report, context.quick),
             Self::Recovery => plan.recovery(report, context.quick),
+            Self::Window => plan.window(report, context.quick),
             Self::Export => plan.export(report, context.quick),
             Self::Kernel => plan.kernel(report, context.quick),
             Self::Everyday => plan.everyday(report, context.quick),
