@@ -250,9 +250,8 @@ pub fn fill(out: &mut [u8; BLOCK_SIZE], word: u64) {
         out.fill(0);
         return;
     }
-    for chunk in out.chunks_exact_mut(8) {
-        chunk.copy_from_slice(&word.to_le_bytes());
-    }
+    let (words, _) = out.as_chunks_mut::<8>();
+    words.fill(word.to_le_bytes());
 }
 
 /// The 8-byte word that a block repeats, if it does. Most blocks that do not are told by a look at
