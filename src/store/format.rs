@@ -31,6 +31,8 @@ pub const SEGMENTS_MAX: u32 = 1 << SEGMENT_BITS;
 
 const KIND_SHIFT: u32 = 62;
 const HOT: u64 = 1 << 61;
+/// In an entry of a record: always 0.
+const UNUSED: u64 = 1 << 60;
 const LEN_SHIFT: u32 = OFFSET_BITS + SEGMENT_BITS;
 /// In an entry of a cluster: how many own it, above a shorter length.
 const PARTS_SHIFT: u32 = 59;
@@ -56,6 +58,8 @@ pub enum Home {
     Same(u32),
     /// The block is in a record, alone or as one of a cluster.
     Record(Location),
+    /// No version of ztier writes such an entry: memory was damaged.
+    Damaged,
 }
 
 /// Where a record is.
@@ -96,7 +100,7 @@ impl Entry {
 
     /// A block that repeats one 4-byte word.
     pub const fn same(word: u32) -> Self {
-        Self(2 << KIND_SHIFT | word as u64)
+        Self(2 << KIND_SHIFT | same_check(word) << 32 | word as u64)
     }
 
     /// A block in a record.
@@ -114,13 +118,14 @@ impl Entry {
         Self(1 << KIND_SHIFT | u64::from(at.len - 1) << LEN_SHIFT | place)
     }
 
-    /// What the entry says. A pattern that no version of ztier writes reads as a hole.
+    /// What the entry says. One that differs in one bit from one that was written never says
+    /// another content: a place is checked by the record there, all else here.
     pub fn home(self) -> Home {
         let segment = (self.0 >> OFFSET_BITS) as u32 & (SEGMENTS_MAX - 1);
         let offset = self.0 as u32 & ((1 << OFFSET_BITS) - 1);
         let bits = |shift: u32, count: u32| (self.0 >> shift) as u32 & ((1 << count) - 1);
         match self.0 >> KIND_SHIFT {
-            1 => {
+            1 if self.0 & UNUSED == 0 => {
                 let len = bits(LEN_SHIFT, LEN_BITS) + 1;
                 Home::Record(Location { segment, offset, len, parts: 0 })
             }
@@ -130,8 +135,9 @@ impl Entry {
                 let parts = bits(PARTS_SHIFT, 2) as u8 + 1;
                 Home::Record(Location { segment, offset, len, parts })
             }
-            2 => Home::Same(self.0 as u32),
-            _ => Home::Hole,
+            2 if self.same_place(Self::same(self.0 as u32)) => Home::Same(self.0 as u32),
+            0 if self.same_place(Self::HOLE) => Home::Hole,
+            _ => Home::Damaged,
         }
     }
 
@@ -159,6 +165,11 @@ impl Entry {
     pub fn is_hole(self) -> bool {
         self.home() == Home::Hole
     }
+}
+
+/// The check of a word that blocks repeat: 29 bits. Each bit of the word changes it.
+const fn same_check(word: u32) -> u64 {
+    (word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 35
 }
 
 /// Bytes of payload of a cluster's record of so many units.
@@ -333,6 +344,14 @@ mod tests {
         #[test]
         fn same_words_round_trip(word: u32) {
             prop_assert_eq!(Entry::same(word).home(), Home::Same(word));
+        }
+
+        #[test]
+        fn a_flipped_bit_is_never_another_word_or_a_hole(word: u32, bit in 0..64) {
+            let home = Entry(Entry::same(word).0 ^ (1_u64 << bit)).home();
+            let right = matches!(home, Home::Same(found) if found == word);
+            let zeros = word == 0 && home == Home::Hole;
+            prop_assert!(right || zeros || matches!(home, Home::Damaged | Home::Record(_)));
         }
 
         #[test]

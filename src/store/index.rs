@@ -13,7 +13,8 @@
 //!   the hot bit, which says nothing about the block;
 //! - the directory's count is the number of entries that are no holes, plus the retains in force,
 //!   so a leaf whose count is 0 has only holes;
-//! - a leaf in the zero map is absent or leaving.
+//! - a leaf in the zero map is absent or leaving;
+//! - one damaged bit makes no block another content, and takes out no leaf that has entries.
 
 use super::budget::{Budget, Taker};
 use super::epoch::{Epochs, Stamp};
@@ -29,10 +30,11 @@ use std::ops::Range;
 /// Blocks in a leaf.
 pub const LEAF: u64 = (PAGE / 8) as u64;
 
-const PRESENT: u64 = 1 << 63;
-const LEAVING: u64 = 1 << 62;
+/// Either of two bits: memory in which one is damaged loses no leaf.
+const PRESENT: u64 = 3 << 62;
+const LEAVING: u64 = 1 << 61;
 /// The leaf was seen empty and is on the list of those to look at.
-const NOTED: u64 = 1 << 61;
+const NOTED: u64 = 1 << 60;
 
 /// The index of one volume.
 #[derive(Debug)]
@@ -361,7 +363,7 @@ impl Index {
     }
 
     fn drop_one(&self, rare: &mut Rare, leaf: u64, epochs: &Epochs) -> bool {
-        if self.kept.load(Ordering::SeqCst) {
+        if self.kept.load(Ordering::SeqCst) || !self.has_only_holes(leaf) {
             return false;
         }
         let word = self.directory.get(leaf as usize);
@@ -375,6 +377,25 @@ impl Index {
         }
         rare.leaving.push((leaf, epochs.stamp()));
         true
+    }
+
+    /// Whether the count is right that says so: it may be damaged.
+    fn has_only_holes(&self, leaf: u64) -> bool {
+        let mut blocks = leaf * LEAF..(leaf + 1) * LEAF;
+        let is_hole = |word: u64| Entry(word).is_hole();
+        !self.is_present(leaf)
+            || on(Bug::DropRetainedLeaf)
+            || blocks.all(|b| is_hole(self.entries.get(b as usize).load(Ordering::Relaxed)))
+    }
+
+    /// Damages the entry of `block`, or the directory's word for its leaf: flips one bit. For tests
+    /// of detection.
+    pub fn flip_bit(&self, block: u64, bit: u32, directory: bool) {
+        let word = match directory {
+            true => self.directory.get((block / LEAF) as usize),
+            false => self.entries.get(block as usize),
+        };
+        word.fetch_xor(1 << bit, Ordering::AcqRel);
     }
 
     /// Makes whole leaves read as written zeros: empty ones leave and are put into the zero map. A

@@ -52,7 +52,7 @@ impl Store {
         let home = entry.home();
         let sequence = match home {
             Home::Record(at) if self.segments.has(at.segment) => self.segments.sequence(at.segment),
-            Home::Hole | Home::Same(_) | Home::Record(_) => 0,
+            Home::Hole | Home::Same(_) | Home::Record(_) | Home::Damaged => 0,
         };
         Version { home, sequence }
     }
@@ -102,6 +102,7 @@ impl Store {
                     fill(out, u64::from(word) << 32 | u64::from(word));
                     Ok(())
                 }
+                Home::Damaged => Err(Why::Damaged),
                 Home::Record(at) => {
                     self.read_record(session, (block, count - done), (entry, at), out)
                 }

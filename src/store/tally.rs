@@ -97,7 +97,8 @@ impl Counts {
     /// Counts a block that came (`by` = 1) or went (−1).
     pub fn block(&mut self, home: Home, by: i64) {
         match home {
-            Home::Hole => {}
+            // What it was is unknown, so it stays counted as that.
+            Home::Hole | Home::Damaged => {}
             Home::Same(word) => {
                 self.same += by;
                 self.zero += if word == 0 { by } else { 0 };

@@ -59,7 +59,7 @@ pub(crate) use worker::Worker;
 
 /// How memory files are laid out: entries, records, tables, and what each file is called. Counts up
 /// with every change, so that no program takes over what another lays out differently.
-pub const MEMORY_LAYOUT: u32 = 3;
+pub const MEMORY_LAYOUT: u32 = 4;
 
 /// Places that [`Device::extents`] looks at in one call, so that no caller waits for long.
 const EXTENTS_LOOK: u32 = 16 << 10;
@@ -459,6 +459,12 @@ impl Volume {
         self.ram.store().flip_bit(block, bit)
     }
 
+    /// Damages the index: flips one bit of the entry of `block`, or of the directory's word for its
+    /// leaf. For tests of detection.
+    pub fn damage_index(&self, block: u64, bit: u32, directory: bool) {
+        self.ram.store().index().flip_bit(block, bit, directory);
+    }
+
     /// A turn of one of the volume's own threads. It ends before the thread waits for anything
     /// else.
     fn turn(&self) -> RwLockReadGuard<'_, ()> {
@@ -499,7 +505,7 @@ impl Volume {
             Home::Hole if store.index().is_zeroed(block) => ExtentKind::Zero,
             Home::Hole => ExtentKind::Hole,
             Home::Same(0) => ExtentKind::Zero,
-            Home::Same(_) | Home::Record(_) => ExtentKind::Data,
+            Home::Same(_) | Home::Record(_) | Home::Damaged => ExtentKind::Data,
         }
     }
 }
