@@ -275,6 +275,14 @@ impl Store {
         let retired = self.retired.lock();
         retired.segments.len() + retired.frames.len()
     }
+
+    /// Bytes of memory that will be ready once no pinned thread may see it any more.
+    pub fn retired_bytes(&self) -> u64 {
+        let retired = self.retired.lock();
+        let has_frame = |retired: &&(u32, _)| self.segments.frame(retired.0).is_some();
+        let frames = retired.segments.iter().filter(has_frame).count() + retired.frames.len();
+        frames as u64 * u64::from(self.shape.segment)
+    }
 }
 
 /// Which live records to move.

@@ -35,8 +35,10 @@ pub struct Reservation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full(Option<u32>);
 
-/// The head of the log.
+/// The head of the log: in cache lines of its own, because every writer changes it, and what lies
+/// beside it is read with every request.
 #[derive(Debug)]
+#[repr(align(128))]
 pub struct LogBuffer {
     head: AtomicU64,
     segment_size: u32,

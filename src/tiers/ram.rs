@@ -405,9 +405,11 @@ impl Ram {
             payload = payload.saturating_sub(lower.live());
             index = self.store.index().leaf_bytes();
         }
-        // Cleaning makes more ready frames, so it is no answer to having them.
+        // Cleaning makes more ready frames, so it is no answer to having them, nor to those that
+        // wait for a pinned thread: another writer that cleans is one.
         let ready = self.store.frames().ready() as u64 * u64::from(self.store.segment_size());
-        let used = self.store.budget().used().saturating_sub(ready + index);
+        let coming = self.store.retired_bytes();
+        let used = self.store.budget().used().saturating_sub(ready + coming + index);
         policy::over(used, payload, permille, self.store.segment_size())
     }
 

@@ -11,7 +11,8 @@ use crate::tiers::{NoSpace, Unread};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A [`Channel`] of a [`Volume`].
+/// A [`Channel`] of a [`Volume`], in cache lines that no other thread writes to.
+#[repr(align(128))]
 pub(super) struct VolumeChannel {
     volume: Arc<Volume>,
     hand: Hand,

@@ -43,8 +43,9 @@ impl Kind {
 /// How many kinds there are.
 pub const KINDS: usize = 5;
 
-/// One thread's counters.
+/// One thread's counters, in cache lines that no other thread writes to.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub struct Counters {
     kinds: [PerKind; KINDS],
     invalid: AtomicU64,
