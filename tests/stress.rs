@@ -336,6 +336,41 @@ fn a_block_that_returned_to_its_place_has_changed() {
     ram.store().leave(&session);
 }
 
+/// Frames that wait for a pinned thread, such as another writer that cleans, come free without more
+/// cleaning.
+#[test]
+fn a_pinned_thread_makes_writers_clean_no_more() {
+    let blocks = 4096;
+    let shape = Shape {
+        blocks_max: blocks,
+        segment: SEGMENT,
+        frames: 4096,
+        slots: 0,
+        algorithm: Algorithm::None,
+    };
+    let ram = Ram::new(&ztier::media::Memory::default(), shape, 64 << 20).unwrap();
+    let (mut writer, reader) = (ram.store().session().unwrap(), ram.store().session().unwrap());
+    let mut x = 1;
+    let cleaned = || ram.store().tallies().sum().cleaned;
+    // Random blocks, with a pin for as long as a few segments last.
+    let mut overwrite = |pinned: bool| {
+        let before = cleaned();
+        for round in 0..400 {
+            let _pin = pinned.then(|| reader.pin(ram.store()));
+            for _ in 0..28 {
+                let number = random(&mut x) % blocks;
+                ram.write(&mut writer, number, &[block(number, round, 256)]).unwrap();
+            }
+        }
+        cleaned() - before
+    };
+    overwrite(false);
+    let (alone, beside) = (overwrite(false), overwrite(true));
+    assert!(alone > 1000 && beside * 10 <= alone * 11, "{alone} segments, {beside} with a pin");
+    ram.store().leave(&writer);
+    ram.store().leave(&reader);
+}
+
 /// The room of two segments that were discarded is enough for a leaf.
 #[test]
 fn a_leaf_fits_where_little_was_discarded() {
