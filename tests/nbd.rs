@@ -87,12 +87,13 @@ fn info_says_what_was_asked_and_go_transmits() {
 }
 
 #[test]
-fn list_names_the_export_and_abort_is_acknowledged() {
+fn list_names_and_describes_the_export_and_abort_is_acknowledged() {
     let f = fixture();
     let mut c = f.connect();
     c.greet(3);
     c.option(opt::LIST, &[]);
-    assert_eq!(c.answers(), [(rep::SERVER, string("disk")), (rep::ACK, vec![])]);
+    let listed = [string("disk"), b"ztier volume".to_vec()].concat();
+    assert_eq!(c.answers(), [(rep::SERVER, listed), (rep::ACK, vec![])]);
     assert_eq!(c.answer(opt::LIST, b"x"), rep::ERR_INVALID);
     assert_eq!(c.answer(opt::ABORT, &[]), rep::ACK);
     assert!(c.is_closed());

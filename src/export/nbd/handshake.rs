@@ -125,7 +125,7 @@ impl Session<'_> {
             opt::LIST if data.is_empty() => {
                 let name = self.export.name.as_bytes();
                 let len = (name.len() as u32).to_be_bytes();
-                self.reply(option, rep::SERVER, &[&len, name]);
+                self.reply(option, rep::SERVER, &[&len, name, self.export.description.as_bytes()]);
                 self.reply(option, rep::ACK, &[]);
             }
             opt::STRUCTURED_REPLY if data.is_empty() => {
