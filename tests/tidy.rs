@@ -129,7 +129,7 @@ fn things_have_their_names() {
         let lines = (1..).zip(text.lines()).filter(|(_, line)| is_vague(line));
         wrong.extend(lines.map(|(n, line)| format!("{}:{n}: {line}", path.display())));
     }
-    assert!(wrong.is_empty(), "name the thread, process, request or user: {wrong:#?}");
+    assert!(wrong.is_empty(), "name the thread, process, request or user: {}", wrong.join("; "));
     let [(a, b), ..] = VAGUE;
     assert!(is_vague(&format!("for {a}{b} asks")));
 }
@@ -152,7 +152,7 @@ fn a_layer_uses_only_those_below() {
             }
         }
     }
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(wrong.is_empty(), "{}", wrong.join("; "));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn every_file_says_what_it_is_and_fits() {
             }
         }
     }
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(wrong.is_empty(), "{}", wrong.join("; "));
 }
 
 /// Functions and their lengths: from `fn` to the closing brace at the same indentation, which is

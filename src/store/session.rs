@@ -1,6 +1,6 @@
 //! What one thread needs to use a store: its place in the epochs, its codec, its scratch memory,
-//! its tally. Nothing is allocated after it was made. Its memory is in pages of its own, because two
-//! threads that write to one cache line slow each other down.
+//! its tally. Nothing is allocated after it was made. Its memory is in pages of its own, because
+//! two threads that write to one cache line slow each other down.
 
 use super::codec::Codec;
 use super::epoch::Participant;

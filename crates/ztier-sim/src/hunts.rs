@@ -59,7 +59,8 @@ pub fn errors(jobs: usize, only: Option<u32>) -> Summary {
 
 #[cfg(not(sim))]
 mod planted {
-    const WHY: &str = "this build has no planted bugs and no marks: RUSTFLAGS=\"--cfg sim\"";
+    const WHY: &str =
+        "this build has no planted bugs and no marks; build it with --cfg sim (CONTRIBUTING.md)";
 
     /// Plants a bug by its name.
     pub fn plant(_name: &str) -> Result<(), String> {
