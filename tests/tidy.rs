@@ -18,7 +18,7 @@ const LAYERS: [&[&str]; 11] = [
     &["store"],
     &["media"],
 ];
-/// What stands beside the layers: everybody may use it, and it uses no layer.
+/// Modules beside the layers: every module may use them, and they use no layer.
 const BESIDE: [&str; 9] =
     ["error", "escape", "places", "planted", "private", "remedy", "stats", "sync", "threadless"];
 const LINES_MAX: usize = 800;
