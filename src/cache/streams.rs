@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_before_he_has_got_reads_ahead_himself() {
+    fn a_reader_that_asks_early_does_its_own_readahead() {
         let mut streams = Streams::default();
         let (_, mut last) = streams.see((0, 32), true, MOST);
         for n in 1..20 {
@@ -223,7 +223,7 @@ mod tests {
         }
         last.into_iter().for_each(|ticket| streams.done(ticket));
         let more: u64 = (20..30).map(|n| see(&mut streams, (n * 32, 32), true, MOST)).sum();
-        assert!(more > 0, "he has stopped doing so");
+        assert!(more > 0, "a reader that waits gets readahead");
         // What is told late of a stream that is no longer known changes no other.
         let (_, ticket) = streams.see((1 << 30, 1), true, MOST);
         for n in 0..STREAMS as u64 {

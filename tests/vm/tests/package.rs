@@ -345,7 +345,7 @@ fn removed(machine: &Machine) {
 
 /// As a user other than root, where this test is root's.
 #[test]
-fn commands_for_anybody_do_what_documents_show() {
+fn commands_of_all_users_do_what_documents_show() {
     let place = tempfile::tempdir().unwrap();
     let bin = place.path().join("bin");
     fs::create_dir(&bin).unwrap();
