@@ -117,7 +117,7 @@ fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found: Vec<_> =
         ["src", "crates", "tests"].iter().flat_map(|dir| sources(dir)).collect();
-    for dir in ["", "docs", "docs/results", "etc", "etc/debian", "scripts"] {
+    for dir in ["", "docs", "docs/notes", "docs/results", "etc", "etc/debian", "scripts"] {
         let entries = fs::read_dir(root.join(dir)).unwrap().map(|entry| entry.unwrap().path());
         let generated = |path: &PathBuf| path.file_stem().is_some_and(|stem| stem == "report");
         found.extend(entries.filter(|path| path.is_file() && !generated(path)));
