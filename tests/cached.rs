@@ -256,8 +256,8 @@ fn had_enough(stats: &CacheStats) -> bool {
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// Of eight neighbours a thread owns the `t`-th: only it writes versions there, one after the
-/// other. Of another part of the drive everybody writes everything.
+/// Of `threads` neighbouring blocks a thread owns the `t`-th: only it writes versions there, one
+/// after the other. All threads write to the second half of the drive.
 fn user(cached: &Cached, acknowledged: &[AtomicU64], t: u64, threads: u64) {
     let mut rng = 77 + t;
     let mut buf = vec![0; 256 * BLOCK as usize];
@@ -369,7 +369,7 @@ fn damage_is_found_and_read_again() {
     assert!(stats.damaged_copies >= 60, "{stats:?}");
     assert!(drive.reads.load(Ordering::SeqCst) - before >= 60);
     cached.audit().unwrap();
-    // Whatever is damaged, those who make room get on.
+    // Whatever is damaged, eviction goes on.
     for block in 100..3000 {
         cached.write(block * BLOCK, &content(block, 4)).unwrap();
         cached.damage(block, (block * 7919) as u32);

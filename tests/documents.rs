@@ -12,7 +12,9 @@ fn project() -> &'static Path {
 
 /// All documents, with their paths below the project.
 fn documents() -> Vec<(PathBuf, String)> {
-    let docs = fs::read_dir(project().join("docs")).unwrap().flatten().map(|entry| entry.path());
+    let directories =
+        ["docs", "docs/notes"].map(|name| fs::read_dir(project().join(name)).unwrap());
+    let docs = directories.into_iter().flatten().flatten().map(|entry| entry.path());
     let top = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
     let all = docs.chain(top.map(|name| project().join(name)));
     let documents = all.filter(|path| path.extension().is_some_and(|e| e == "md"));

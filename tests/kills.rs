@@ -37,7 +37,7 @@ fn request(round: u64) -> u64 {
     if round % 5 == 4 { 32 << 10 } else { 4 << 10 }
 }
 
-/// How the volume is offered, and who makes writes durable.
+/// How the volume is exported, and whether the volume or fio makes writes durable.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     NbdSync,

@@ -322,7 +322,7 @@ fn when_the_neighbour_has_gone_what_is_missed_comes_back() {
         world.data = Load { rate: 3000.0, wanted: 180 * MIB, ..world.data };
         world.run(30);
         assert!(world.limit >= 170 * MIB, "{role:?}: {} {}", world.limit / MIB, world.reason);
-        // And if he comes again, it is seen again.
+        // The neighbour comes back: the controller notices again.
         (world.files, world.data) = (HUNGRY, COLD);
         world.run(90);
         assert_eq!(world.limit, world.bounds.min_bytes, "{role:?}: {}", world.reason);

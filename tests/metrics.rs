@@ -1,4 +1,4 @@
-//! Metrics of real volumes, read by a strict reader; what is written about them; who else asks.
+//! Metrics of real volumes, read by a strict reader; their documentation; the exporter's clients.
 #![allow(clippy::unwrap_used)]
 
 mod support {

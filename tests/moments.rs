@@ -193,7 +193,7 @@ impl Machine {
 fn copies_make_room_for_what_is_laid_out_anew() {
     let mut machine = Machine::new(50);
     let (_, segments) = machine.core.fullness();
-    // Four segments that the backing store has, too, and a reader who stays in the oldest.
+    // Four segments that the backing store has, too, and a reader that pins the oldest.
     for block in 0..60 {
         machine.write(block, 1).unwrap();
     }
@@ -206,8 +206,8 @@ fn copies_make_room_for_what_is_laid_out_anew() {
         _ => None,
     });
     let reading = first.unwrap();
-    // Changes until nothing more fits: the copies cannot leave, because of him. The last ones, from
-    // the middle of a segment on, are in memory alone.
+    // Changes until nothing more fits: the copies cannot leave, because the reader pins them. The
+    // last changes, from the middle of a segment on, are in memory alone.
     let mut next = 100;
     while machine.core.head() + 4 < segments {
         machine.write(next, 2).unwrap();
@@ -246,7 +246,7 @@ fn copies_make_room_for_what_is_laid_out_anew() {
         let expected = if block < durable { 2 } else { 3 };
         assert_eq!(machine.read(block), expected, "block {block}");
     }
-    // The one who stayed finds something else in his place, and sees it.
+    // The reader finds something else at the place that it pinned, and notices.
     assert!(machine.core.has_left(&reading));
     machine.core.release(&reading);
     let found = machine.read_log(&reading);
@@ -516,7 +516,7 @@ fn one_sector_that_cannot_be_read_does_not_keep_a_log_closed() {
         machine.core = core;
         assert_eq!((machine.read(3), machine.read(4)), (1, 2));
     }
-    // The header of the first chunk: only who accepts the loss goes on with the second.
+    // The header of the first chunk: only an open that accepts the loss goes on with the second.
     let mut machine = two_chunks();
     machine.log.bad.store(machine.segments_at(), Ordering::SeqCst);
     assert!(matches!(opened(&machine, false), Err(OpenError::Unread(_))));

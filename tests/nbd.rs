@@ -14,7 +14,7 @@ use ztier::export::nbd::{Limits, Listen, Options, Server};
 use ztier::export::{Export, Leftover};
 use ztier::volume::{Device, Extent, ExtentKind, IoError};
 
-/// What is said to a client who has not asked for structured replies.
+/// Transmission flags for a client that has not asked for structured replies.
 const SIMPLE_FLAGS: u16 = proto::TRANSMISSION_FLAGS & !proto::SEND_DF;
 
 fn fixture() -> Fixture {

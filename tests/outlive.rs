@@ -159,7 +159,7 @@ fn nothing_acknowledged_is_lost_of_what_was_being_recompressed() {
         let asker = scope.spawn(|| {
             let mut asked = 0;
             while !stop.load(Ordering::Relaxed) {
-                // In vain while there is no daemon. Who takes it may die before it is done.
+                // Fails while there is no daemon, or if the daemon dies before it is done.
                 asked += u64::from(recompress().out.starts_with("vol: size="));
             }
             asked
@@ -310,7 +310,7 @@ fn the_next_daemon_serves_though_no_command_waits_for_it() {
     assert_eq!(connect(&sandbox).read(8192, 4096), content(2, 1));
 }
 
-/// One that was never told to leave has no successor that waits for its end.
+/// A daemon that was never told to leave has no successor that waits for its end.
 #[test]
 fn a_restart_that_was_given_up_leaves_no_daemon_behind() {
     let sandbox = Sandbox::new();
@@ -561,7 +561,7 @@ fn a_daemon_leaves_though_it_cannot_note_what_it_left() {
     assert_eq!(connect(&sandbox).read(8192, 4096), content(2, 1));
 }
 
-/// Who comes right after a kill waits until the process is gone, which has its lock until then.
+/// A command right after a kill waits until the killed daemon has ended and released its lock.
 #[test]
 fn the_next_daemon_may_come_at_once() {
     let sandbox = Sandbox::new();

@@ -313,7 +313,7 @@ fn a_damaged_cluster_is_never_served() {
     }
 }
 
-/// Who goes on with the memory of another finds the clusters, and one that was being filled.
+/// A process that takes over another's memory finds its clusters, and one that was being filled.
 #[test]
 fn clusters_outlive_their_process() {
     let (options, mut memory) = (options(64 << 20, 64 << 10), Memory::default());

@@ -518,7 +518,7 @@ fn a_claim_that_comes_too_late() {
     let claims = claim(&segments) + other.join().unwrap();
     late.join().unwrap();
     assert_eq!(claims, 1);
-    // Who has it can let others have it.
+    // The thread that has the claim can release it for others.
     segments.unclaim(segment);
     assert_eq!(claim(&segments), 1);
 }

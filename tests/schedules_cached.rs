@@ -151,7 +151,7 @@ fn readers_beside_a_writer() {
     check(&drive, &cached, &[4, 5, 6]);
 }
 
-/// Two write the same blocks, and the drive decides who was last.
+/// Two threads write the same blocks, and the drive decides which write is last.
 fn writers_of_the_same_blocks() {
     let (drive, cached) = drive(BLOCKS);
     let writers = [1, 2].map(|version| {

@@ -187,7 +187,7 @@ fn drain(volume: &LogVolume) {
     }
 }
 
-/// Two writers, a drain, and a log that fails at any time: everybody is answered.
+/// Two writers, a drain, and a log that fails at any time: all three get an answer.
 fn a_drain_while_the_log_fails() {
     let rig = Rig::new(false);
     let writers = [rig.writer(0, 3), rig.writer(16, 3)];

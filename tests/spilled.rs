@@ -129,7 +129,7 @@ fn what_cannot_be_spilled_to_is_refused_and_untouched() {
     File::create(&path).unwrap().set_len(16 << 20).unwrap();
     up(&sandbox, &path, &[]).ok();
     sandbox.ztier(&["down", "vol", "--discard"]).ok();
-    // Who went in order left nothing that could mean anything.
+    // An orderly `down` leaves no valid spill data: another volume takes the device.
     sandbox.ztier(&other).ok();
     sandbox.ztier(&["down", "two", "--discard"]).ok();
     let low = ["up", "vol", "--size", "32M", "--ram-limit", "1M", "--spill", shown];
@@ -167,7 +167,7 @@ fn a_device_in_use_is_refused_and_its_user_named() {
     let path = file(&sandbox, 16 << 20);
     let device = Loop::on(&path, &[]);
     let node = device.path();
-    // --wipe is for what is on a device, not for who has it.
+    // --wipe overrides what is on a device, not that the device is in use.
     let refused = |parts: &[&str]| {
         for more in [&["--wipe"][..], &["--wipe", "--dry-run"]] {
             up(&sandbox, &device.0, more).refused(4, &[&[node], parts].concat());

@@ -1,5 +1,5 @@
 //! Real threads against small volumes: versioned blocks that are checked at every read, limits that
-//! move, and what must hold once everybody has gone.
+//! move, and what must hold once all threads have ended.
 #![cfg(not(shuttle))]
 #![allow(clippy::unwrap_used)]
 

@@ -100,7 +100,7 @@ fn what_is_set_is_put_back() {
     assert_eq!((settings(), swap_line(&device)), ([2, 70], None));
     sandbox.ztier(&["swapoff", &name]).refused(4, &["is not swap", "ztier swapon"]);
 
-    // What was swap is no content that anybody needs. And what others set meanwhile stays.
+    // Old swap does not count as content. A setting that another process changes meanwhile stays.
     let own = ["--page-cluster", "0", "--swappiness", "keep"];
     let done = swapon(&sandbox, &name, &own);
     assert!(done.err.contains("vm.page-cluster from 2 to 0"), "{done:?}");

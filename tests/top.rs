@@ -95,7 +95,7 @@ fn volumes_are_shown_chosen_and_put_in_order() {
     pty.resize(12, 40);
     eventually("it is narrow", || pty.text().contains("q ends  j k choose"));
 
-    // Who comes, goes, hangs or dies says so, and holds nothing up.
+    // A volume that comes, goes, hangs or dies is shown as such, and does not hold up the display.
     sandbox.ztier(&["up", "late", "--size", "1M", "--export", "nbd"]).ok();
     shows(&pty, "3 volumes");
     sandbox.ztier(&["down", "late"]).ok();

@@ -1,7 +1,7 @@
 //! What a request works with: a compressor, and room for some records; and what is read ahead into.
 //!
-//! Made when they are first needed, kept, and no more of them than the limit has room for: who
-//! finds none goes past the cache.
+//! They are made when first needed and kept, no more of them than the limit has room for. A request
+//! that finds none goes past the cache.
 
 use super::record::{self, Header, RECORD_MAX};
 use crate::BLOCK_SIZE;

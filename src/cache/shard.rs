@@ -1,8 +1,8 @@
 //! A part of the cache under one lock: the copies of some groups of blocks, all of their memory,
 //! and what is on its way to them.
 //!
-//! Invariants: an entry of the index names a record in a segment that there is; what all parts take
-//! together is at most the shard's limit but for what is on its way; who needs room evicts.
+//! Invariants: an entry of the index names a record in a segment that exists; all parts together
+//! take at most the shard's limit, except for what is on its way; a caller that needs room evicts.
 
 use super::flights::{Before, Flights, GROUP, bits};
 use super::planted::{self, Bug};

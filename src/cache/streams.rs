@@ -1,9 +1,10 @@
-//! Who reads one block after another, and how much to read ahead for him.
+//! Sequential-stream detection and readahead sizing.
 //!
 //! Pure: told of every read, asked how many blocks more than those to fetch. Forward only, and only
-//! for who has read on without a gap several times, so that no random read is ever made longer. Who
-//! asks for the next blocks before he has got the last ones reads ahead himself, as the page cache
-//! does: more for him would be read twice, and an arm would have to go back for it.
+//! for a stream that has gone on without a gap for several reads, so no random read ever gets
+//! longer. A reader that asks for the next blocks before it has got the last ones does its own
+//! readahead, as the page cache does: more readahead would read those blocks twice, and a disk arm
+//! would have to go back for them.
 
 /// Streams that are known at the same time.
 const STREAMS: usize = 8;
@@ -59,8 +60,8 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// Nothing is read ahead before so many blocks were read in a row. For who cuts requests: the
-    /// parts of one are no stream.
+    /// Readahead starts only after so many blocks were read in a row. For callers that split
+    /// requests: the parts of one request are no stream.
     pub fn expect_parts(&mut self, least: u64) {
         self.least = least;
     }
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_before_he_has_got_reads_ahead_himself() {
+    fn a_reader_that_asks_early_does_its_own_readahead() {
         let mut streams = Streams::default();
         let (_, mut last) = streams.see((0, 32), true, MOST);
         for n in 1..20 {
@@ -222,7 +223,7 @@ mod tests {
         }
         last.into_iter().for_each(|ticket| streams.done(ticket));
         let more: u64 = (20..30).map(|n| see(&mut streams, (n * 32, 32), true, MOST)).sum();
-        assert!(more > 0, "he has stopped doing so");
+        assert!(more > 0, "a reader that waits gets readahead");
         // What is told late of a stream that is no longer known changes no other.
         let (_, ticket) = streams.see((1 << 30, 1), true, MOST);
         for n in 0..STREAMS as u64 {

@@ -224,9 +224,9 @@ impl Table {
         full.map(|slot| (slot.key, Place(slot.place)))
     }
 
-    /// The next entry at or behind a slot that `which` is true of, and its slot. Who takes out all
-    /// of them begins at 0 and goes on at the slot that was found, which may have another entry
-    /// then: no entry that was not looked at comes to a place before.
+    /// The next entry at or behind slot `from` that `which` is true of, and its slot. To take out
+    /// all such entries, a caller begins at 0 and goes on at the slot that was found. That slot may
+    /// hold another entry then, but no entry that was not looked at moves to a slot before it.
     pub fn seek(&self, from: usize, which: impl Fn(u32, Place) -> bool) -> Option<(usize, u32)> {
         let rest = self.slots.iter().enumerate().skip(from);
         let mut full = rest.filter(|(_, slot)| slot.key != EMPTY);

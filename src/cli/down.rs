@@ -66,7 +66,7 @@ impl Down {
             Answering::Gone => return self.end_dead(paths),
             Answering::No(process) => process,
         };
-        // From one that was killed nothing is taken that anybody could use.
+        // A daemon that is dying already serves nothing any more: ending it needs no `--force`.
         if !self.force && process.condition() != Condition::Dying {
             return Err(silent::refusal(&files, &process));
         }
@@ -142,8 +142,8 @@ impl Down {
         Ok(ended)
     }
 
-    /// Takes the volume `name` down, with or without a daemon, and says nothing. It holds nothing
-    /// that anybody needs.
+    /// Takes the volume `name` down, with or without a daemon, and prints nothing. Its data is not
+    /// needed any more.
     ///
     /// # Errors
     /// As the command.
@@ -158,8 +158,8 @@ impl Down {
         }
     }
 
-    /// Removes what the dead daemon of the volume `name` left, which holds nothing that anybody
-    /// needs. Returns what that was, in words.
+    /// Removes what the dead daemon of the volume `name` left; its data is not needed any more.
+    /// Returns what was removed, in words.
     ///
     /// # Errors
     /// As the command.

@@ -1,4 +1,4 @@
-//! Progress on standard error, for a user who waits.
+//! Progress on standard error, while the user waits.
 //!
 //! Invariants: on a terminal it is one line, which is gone when the meter is; elsewhere it is lines
 //! now and then, and none for what is quick.
@@ -72,7 +72,7 @@ impl State {
 }
 
 fn put(text: &str) {
-    // Who can't see the progress still gets the result.
+    // A failed write loses progress, not the result.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 

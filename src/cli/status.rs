@@ -1,4 +1,4 @@
-//! `ztier status`: what a running volume is, what it holds, and who holds it.
+//! `ztier status`: what a running volume is, what it holds, and what holds it.
 
 use super::{PATIENCE, adapting, client, gone, ill, output};
 use crate::config::log::LogPlan;

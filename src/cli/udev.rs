@@ -115,8 +115,8 @@ impl Device {
     }
 }
 
-/// What a daemon has written down. Its lock is not tried: many who do that at once, at boot, keep a
-/// daemon from coming up.
+/// The state file of a daemon. The daemon's lock is not tried: at boot many processes would try it
+/// at once and keep the daemon from starting.
 fn state_of(paths: &Paths, name: &str) -> Option<State> {
     State::read(&paths.volume(name)).ok().flatten()
 }

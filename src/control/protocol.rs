@@ -33,7 +33,7 @@ pub enum Request {
     Stats,
     /// What changes from moment to moment. Answer: [`super::Sample`].
     Sample,
-    /// Who holds the device. Answer: a list of strings.
+    /// The holders of the device. Answer: a list of strings.
     Holders,
     /// Bring to the backing store what the log holds now. Answered when that is done, with
     /// [`Stats`]; a caller that hangs up before has it hurry no more.
@@ -231,7 +231,7 @@ pub struct LogChange {
     pub keep_percent: Option<u64>,
 }
 
-/// Who answers.
+/// The program and the process that answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// The program's version.
@@ -257,10 +257,9 @@ pub struct Status {
     pub plan: Plan,
     /// What users open.
     pub endpoints: Vec<String>,
-    /// Who holds it.
+    /// The holders of the device.
     ///
-    /// `None` where that was not looked at: to find processes, all of the machine's are gone
-    /// through.
+    /// `None` where they were not looked up: that goes through all processes of the machine.
     pub holders: Option<Vec<String>>,
     /// How the limit on memory adapts, where it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -152,7 +152,8 @@ mod tests {
         assert!(answered(b"{\"v\":3,\"ok\":{}}\n").unwrap_err().contains("not understood"));
         assert!(answered(b"{\"v\":3,").unwrap_err().contains("hung up"));
         assert!(answered(&vec![b'x'; LONGEST_REPLY + 1]).unwrap_err().contains("longer than"));
-        // Who accepts nothing is asked until his queue is full, and then not waited for.
+        // A daemon that accepts nothing is asked until its queue is full; then asking fails at
+        // once.
         let asked: Vec<_> = std::iter::from_fn(|| ask().ok()).take(5000).collect();
         assert!(!asked.is_empty() && asked.len() < 5000);
     }

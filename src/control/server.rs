@@ -70,7 +70,7 @@ pub trait Handler: Send + Sync + 'static {
     /// [`Asking::agree`].
     ///
     /// # Errors
-    /// Whatever the person who asked shall read.
+    /// Any failure; its text is for the user.
     fn handle(&self, request: Request, asking: &mut Asking<'_>) -> Result<Box<RawValue>>;
 }
 
@@ -115,11 +115,11 @@ impl Server {
 fn accept(listener: &UnixListener, stopped: &OwnedFd, handler: &Arc<dyn Handler>) {
     let places = Places::new(MOST_CLIENTS);
     let mut spare = Spare::new(listener);
-    // Without room: who gives one away knows that it is served at once.
+    // A channel without room: after a successful send the thread serves the caller at once.
     let (usual, given) = sync_channel::<Caller>(0);
     let own = Arc::clone(handler);
     let stays = move || given.iter().for_each(|caller| serve(&caller, own.as_ref()));
-    // Without it each connection gets a thread of its own.
+    // Without this thread, each connection gets a thread of its own.
     let _ = thread::Builder::new().name(CLIENT.into()).spawn(stays);
     loop {
         let mut fds =

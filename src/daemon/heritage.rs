@@ -72,7 +72,7 @@ impl Heritage {
         self.state.as_ref().filter(|_| self.goes_on()).and_then(|state| state.compresses_percent)
     }
 
-    /// What to do for one who asks for `plan`, and what to tell him.
+    /// The plan to carry out where `plan` is asked for, and notes for the user.
     pub fn fit(&self, mut plan: Plan) -> (Plan, Vec<String>) {
         let mut notes = Vec::new();
         let Some(before) = &self.state else { return (plan, notes) };
@@ -124,12 +124,12 @@ impl Heritage {
         (plan, notes)
     }
 
-    /// Changes the limit on memory of `plan` to one that goes with what was kept: nothing is thrown
-    /// away for a lower one, and there are no frames for one above what the memory was made for.
-    /// Says so.
+    /// Fits the memory limit of `plan` to the memory that was kept: a lower limit discards nothing,
+    /// and the memory has no frames above the limit that it was made for. Returns a note if the
+    /// limit changes.
     fn fit_limit(&self, plan: &mut Plan, was: &Plan) -> Option<String> {
         let memory = &self.kept.as_ref()?.memory;
-        // Who can't look at it is told so when the volume is made.
+        // If the memory can't be read, making the volume reports it.
         let (most, stored) = (ram_limit_max_of(memory).ok()??, memory.resident_bytes().ok()?);
         let highest = |plan: &Plan| match plan.ram_auto {
             Some(bounds) => bounds.max_bytes,

@@ -55,7 +55,8 @@ impl Running {
     pub(super) fn down(&self, how: Down, asking: &mut Asking<'_>) -> Result<Ended> {
         let name = &self.name;
         let usage = self.state.lock().plan.usage.clone();
-        // A use of our own is ended below; who else holds the device then is found there.
+        // The daemon's own use of the device is ended below; stopping the export then finds all
+        // other holders.
         if !how.force && usage.is_none() {
             self.refuse_holders(remedy::HELD)?;
         }
@@ -209,8 +210,8 @@ impl Running {
         left
     }
 
-    /// Refuses to leave a device that can't wait to those who hold it, unless they can be hung up
-    /// on and `force` says so: then that is returned.
+    /// Refuses to leave a device that can't wait while it has holders, unless `force` is set and
+    /// the export can disconnect them. Returns whether it is to disconnect them.
     fn refuse_left(&self, force: bool) -> Result<bool> {
         let export = self.state.lock().plan.export.clone();
         // A loop device can't be taken away from its holders.

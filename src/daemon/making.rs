@@ -1,6 +1,6 @@
 //! Makes a volume of what its plan says.
 //!
-//! Invariant: a volume that is swap is ready to be that before anybody can use it.
+//! Invariant: a volume that is swap is ready to carry swap before it is served.
 
 use super::keeper::Kept;
 use super::log;

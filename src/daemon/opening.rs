@@ -15,18 +15,18 @@ const TELL: Duration = Duration::from_millis(100);
 /// How often the service manager is told.
 const NOTIFY: Duration = Duration::from_secs(1);
 
-/// Writes down how far a daemon is, where others look for it.
+/// Writes a daemon's progress to the file where other commands look for it.
 pub(super) fn note(files: &VolumeFiles, what: &str) {
-    // Whether anybody sees it is not worth an error.
+    // The progress is only shown: a failed write is not worth an error.
     let _ = private::create(&files.step).and_then(|mut file| file.write_all(what.as_bytes()));
 }
 
-/// The same is over.
+/// Removes that file.
 pub(super) fn forget(files: &VolumeFiles) {
     let _ = fs::remove_file(&files.step); // mostly there was nothing to tell
 }
 
-/// How far a daemon is that is coming up, if it takes its time.
+/// The progress of a daemon that is coming up, if it has written any.
 pub(super) fn noted(files: &VolumeFiles) -> Option<String> {
     let text = fs::read_to_string(&files.step).ok()?;
     // It may be written just now.

@@ -108,7 +108,7 @@ fn true_path(file: &Path) -> PathBuf {
 fn parse_lock(line: &str) -> Option<(u32, u64)> {
     let mut words = line.split_whitespace().skip(1);
     if words.next()? != "FLOCK" {
-        return None; // also one who waits for a lock: `1: -> FLOCK …`
+        return None; // also a waiter: `1: -> FLOCK …`
     }
     let pid = words.nth(2)?.parse().ok()?;
     Some((pid, words.next()?.rsplit(':').next()?.parse().ok()?))

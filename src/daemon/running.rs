@@ -307,7 +307,7 @@ fn wait(running: &Arc<Running>, inbox: &Receiver<Event>, presence: &mut Presence
             Ok(Event::Signal) if asked && !running.waits_for_next() => {
                 return running.end_by_force();
             }
-            // The one for whom the volume is has ended without a word.
+            // Abandoned: the `ztier run` that has this volume ended without taking it down.
             Ok(Event::Signal | Event::Abandoned) | Err(RecvTimeoutError::Timeout) => {
                 match running.end_by_signal() {
                     Ok(end) => return end,
@@ -432,7 +432,7 @@ impl Running {
         events::look_again(&plan);
     }
 
-    /// Who holds the device, and still does in a moment.
+    /// The holders of the device that do not release it within `LEAVING`.
     pub(super) fn holders_that_stay(&self) -> Result<Vec<String>> {
         let until = Instant::now() + LEAVING;
         loop {
@@ -454,7 +454,7 @@ impl Running {
         Err(Error::busy(format!("volume `{name}` is in use: {holders}")).mend(mend))
     }
 
-    /// Puts the device to the use that its owner gave it. Says what he should know of that.
+    /// Begins the use that the plan gives the device. Returns a note for the user.
     pub(super) fn begin_use(&self, told: &dyn Fn(&str)) -> Result<Option<String>> {
         let told = |what: &str| {
             notify::extend(what);

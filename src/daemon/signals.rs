@@ -1,7 +1,6 @@
 //! Signals that ask the daemon to end, as events on a channel.
 //!
-//! SIGHUP is caught and does nothing: a terminal that was closed takes no disk away from those who
-//! use it.
+//! SIGHUP is caught and does nothing: closing a terminal takes no disk away from its users.
 
 use super::{log, restoring};
 use crate::error::{Context, Result};

@@ -208,7 +208,7 @@ pub fn detached_main() -> Result<()> {
     };
     let done = |result| tell(Word::Done(Reply::of(result)));
     let progress = |text: &str| {
-        // Whether anybody is still there matters when the device is usable.
+        // Whether the parent still listens matters only when the device is usable.
         let _ = tell(Word::Progress(text.to_owned()));
     };
     let mut told = false;
@@ -409,13 +409,13 @@ mod tests {
         assert!((0..5).any(|_| takes_longer_than(Duration::from_secs(1))));
     }
 
-    /// Whether one who says how far it is was listened to for longer than that.
+    /// Whether a child that reports its progress is listened to for longer than `patience`.
     fn takes_longer_than(patience: Duration) -> bool {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         let child = std::thread::spawn(move || {
             let tell = |word| {
                 let message = Envelope::new(word);
-                // Who listened may have given up.
+                // The listener may have given up.
                 let _ = send(&theirs, &message, Instant::now() + patience);
             };
             for i in 0..6 {

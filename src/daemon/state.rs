@@ -301,7 +301,8 @@ pub fn clean(lock: Lock, files: &VolumeFiles) -> Result<Vec<String>> {
     clean_all(lock, files, false)
 }
 
-/// The same, also where a device that waits for its daemon is held: who holds it gets errors.
+/// As [`clean`], but also removes a device that waits for its daemon and is held: its holders'
+/// requests fail.
 ///
 /// # Errors
 /// As [`clean`], for anything else.
@@ -348,7 +349,8 @@ fn remove_leftovers(
     // A device that waits and is not removed is taken up again, with all that uses it.
     let goes_on = leftovers.iter().any(|left| !which(left) && left.waits());
     let ended = if goes_on { Ok(()) } else { end_use(&state) };
-    // By force that is tried again below: who waits in a device can't end before he gets an error.
+    // With `force` this is tried again below: a process that waits for the device cannot exit
+    // before its request fails.
     if !force {
         ended?;
     }

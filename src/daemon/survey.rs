@@ -198,8 +198,8 @@ impl Survey {
         }
     }
 
-    /// Asks all, and waits at most `patience` for the answers together; not at all for those who
-    /// were silent before.
+    /// Asks all daemons, and waits at most `patience` for all answers together. It does not wait
+    /// for daemons that have left an earlier question unanswered.
     ///
     /// # Errors
     /// As [`Survey::ask`], or the system can't wait.
@@ -333,7 +333,7 @@ mod tests {
         opening::forget(&files);
         assert_eq!(state(), None);
         opening::note(&files, "reading");
-        // Who was killed meanwhile leaves nothing that anybody sees.
+        // A daemon that was killed meanwhile leaves nothing that the survey shows.
         drop(lock);
         assert_eq!(state(), None);
 

@@ -1,8 +1,8 @@
 //! A volume's device as swap, on request; and the end of a job that has it.
 //!
-//! Invariants: what is set on the machine is in the state file before it is set; a device that
-//! holds anything or is held by anybody is not made into swap unasked; swap is not ended while
-//! memory seems to lack the room for it, unless that was forced.
+//! Invariants: a setting of the machine is in the state file before it is set; a device that has
+//! holders is not made into swap, and a device that has content only by force; swap is not ended
+//! while memory seems to lack the room for it, unless that was forced.
 
 use super::log;
 use super::running::Running;
@@ -217,8 +217,8 @@ pub(super) struct Homes {
 }
 
 impl Homes {
-    /// Bytes of swap space that they can be expected to hold: who is told of more finds out only
-    /// when it is too late.
+    /// Bytes of swap space that they can be expected to hold. A kernel that is told of more finds
+    /// out only when it is too late.
     pub(super) fn announced(&self) -> u64 {
         let hold = (self.memory + self.below) / 100 * self.measured.unwrap_or(ASSUMED).max(100);
         self.size.min(hold.next_multiple_of(1 << 20))

@@ -671,7 +671,7 @@ mod tests {
         }
     }
 
-    /// Two writers of whom one came too late for the other's commit, which has just ended.
+    /// Two writers: the second is too late for the commit of the first, which has just ended.
     fn two() -> (Core, Ticket) {
         let mut core = core();
         sync(&mut core, 0);

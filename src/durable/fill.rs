@@ -33,8 +33,8 @@ struct Shared {
 // only as `Filling` and `Fill` say.
 unsafe impl Send for Shared {}
 // SAFETY: through a shared reference only disjoint parts of that memory are written, each by the
-// one holder of its `Fill`; the owner reads none of them before it has seen that holder go. The
-// owner alone, of whom there is one, touches `buffer`.
+// one holder of its `Fill`; the owner reads none of them before it has seen that holder go. Only
+// the owner touches `buffer`, and there is one owner.
 unsafe impl Sync for Shared {}
 
 /// The bytes of a chunk, as their owner has them.

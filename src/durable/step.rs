@@ -1,4 +1,4 @@
-//! How far the opening of a log is, for the user who waits for it.
+//! The progress of opening a log, for the user that waits for it.
 
 use std::fmt;
 

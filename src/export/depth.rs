@@ -1,15 +1,15 @@
-//! How much may be on its way to a device that carries swap.
+//! Limits the requests in flight to a device that carries swap.
 //!
-//! Programs that swap out faster than a device takes it would have all their memory on its way, and
-//! none that could be given back yet: a kernel that finds nothing to give back ends a program for
-//! want of memory, although there is swap (control groups of version 2 do not wait for what is on
-//! its way). With little on its way, who swaps out waits for the device.
+//! Programs that swap out faster than a device writes would have all their memory in flight, and
+//! none that could be reclaimed yet. A kernel that finds nothing to reclaim kills a program for
+//! lack of memory, although there is swap (control groups of version 2 do not wait for requests in
+//! flight). With few requests in flight, a process that swaps out waits for the device.
 
 use super::helper::{Helper, Task};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Requests on their way, in all queues of a device together.
+/// Requests in flight, in all queues of a device together.
 const REQUESTS: usize = 32;
 /// The least that the kernel takes for each queue.
 const REQUESTS_LEAST: usize = 4;
@@ -18,21 +18,22 @@ const LARGEST: &str = "256";
 /// What devices have by themselves: of each queue, and as a length that the kernel chooses.
 const USUAL: (&str, &str) = ("128", "0");
 
-/// Lets little be on its way. Best effort: without, swap works as long as memory is not very short.
+/// Sets these limits for `device`. Best effort: without them, swap works as long as memory is not
+/// very short.
 pub(super) fn narrow(device: &Path) {
     let Some(device) = sys_of(device) else { return };
     let queues = fs::read_dir(device.join("mq")).map_or(1, |queues| queues.count().max(1));
     set(&device, &(REQUESTS / queues).max(REQUESTS_LEAST).to_string(), LARGEST);
 }
 
-/// Lets as much be on its way as before.
+/// Puts the usual limits back.
 pub(super) fn widen(device: &Path) {
     if let Some(device) = sys_of(device) {
         set(&device, USUAL.0, USUAL.1);
     }
 }
 
-/// By a helper: the kernel waits for all requests on their way, which are this process's to answer.
+/// By a helper: the kernel waits for all requests in flight, which this process has to answer.
 fn set(device: &Path, requests: &str, largest: &str) {
     let value = |file: &str, value: &str| (device.join("queue").join(file), value.to_owned());
     let values = vec![value("nr_requests", requests), value("max_sectors_kb", largest)];

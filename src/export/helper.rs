@@ -67,7 +67,7 @@ pub(super) enum Task {
     },
 }
 
-/// Who does tasks.
+/// The process that runs tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Helper {
     /// A process of this program, `ztier`.

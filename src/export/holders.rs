@@ -1,4 +1,4 @@
-//! Who holds a block device or a file: mounts, swap, stacked devices, processes.
+//! The holders of a block device or a file: mounts, swap, stacked devices, processes.
 //!
 //! Invariant: only `/proc`, `/sys` and device nodes are looked at; files of any mounted file system
 //! are named by their links in `/proc/PID/fd` and never opened or asked for attributes, so that a

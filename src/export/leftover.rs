@@ -227,7 +227,7 @@ fn abort(point: &Path) {
     }
 }
 
-/// Unmounts as a user who is not root; with `lazy` also while files in it are open.
+/// Unmounts as a user other than root; with `lazy` also while files in it are open.
 pub(super) fn fusermount(point: &Path, lazy: bool) -> Result<()> {
     let status = Command::new("fusermount3")
         .args(if lazy { ["-u", "-q", "-z", "--"].as_slice() } else { &["-u", "-q", "--"] })

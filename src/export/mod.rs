@@ -36,7 +36,7 @@ pub trait Export: Send {
     /// What users open: `/dev/ztier/NAME`, or NBD URIs.
     fn endpoints(&self) -> Vec<String>;
 
-    /// Who holds the device now (`mounted on /mnt`, `swap`, `process 123 (fio)`, `2 NBD clients`).
+    /// The device's holders now (`mounted on /mnt`, `swap`, `process 123 (fio)`, `2 NBD clients`).
     fn holders(&self) -> Vec<String>;
 
     /// Refuses a new size before the volume has it, if the device can't follow.

@@ -85,10 +85,10 @@ fn lock_memory() -> bool {
     has(CapabilitySet::IPC_LOCK) && rustix::mm::mlockall(all).is_ok()
 }
 
-/// Of a thread's stack, what it may use at most, with room to spare: those who serve requests use
-/// 24 KiB, and who answers questions 80.
+/// The most that a thread uses of its stack, with room to spare: threads that serve requests use
+/// 24 KiB, threads that answer questions 80 KiB.
 const STACK: usize = 128 << 10;
-/// What guards a stack is no larger; what an allocator has reserved for later is.
+/// The guard of a stack is no larger; a range that an allocator has reserved is.
 const GUARD: usize = 64 << 10;
 /// Larger mappings are not made present: room for all requests that a kernel without `USER_COPY`
 /// could send at once.

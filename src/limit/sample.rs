@@ -38,7 +38,7 @@ impl Role {
 pub struct Shown {
     /// Its numbers, major and minor.
     pub numbers: (u32, u32),
-    /// Whether the machine swaps to it; else it has files, as far as anybody knows.
+    /// Whether the machine swaps to it; otherwise it is taken to have files.
     pub is_swap: bool,
 }
 

@@ -123,10 +123,10 @@ pub fn refuse(stream: &TcpStream, why: Refusal) -> io::Result<()> {
     answer(stream, &head, &body)
 }
 
-/// Says that too many others are here, without waiting for anybody to listen.
+/// Refuses a client because there are too many, without waiting for it to read.
 pub fn send_away(mut stream: TcpStream) {
     let (head, body) = refusal(Refusal::Busy);
-    // A client that does not hear it sees the connection end.
+    // A client that does not get the answer sees the connection end.
     let _ = stream
         .set_nonblocking(true)
         .and_then(|()| stream.write(&[head, body].concat().into_bytes()));

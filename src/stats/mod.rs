@@ -1,4 +1,4 @@
-//! What is counted, with the definitions of those who counted first.
+//! The counters, with the definitions of the programs that counted first.
 //!
 //! [`Stats`] is a snapshot: every number in it, with its unit in its name, is what `--json` prints.
 //! The historic layouts (`ramzswap`, `zramconfig`, `zram`) are only other ways to print it.

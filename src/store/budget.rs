@@ -5,7 +5,7 @@
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// Who asks for memory.
+/// What asks for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taker {
     /// A write: may not touch the reserve.

@@ -132,7 +132,7 @@ impl Store {
                     }
                 }
             }
-            // What has to be compressed anew takes longer than anybody should be pinned.
+            // To compress a cluster anew takes longer than a thread should stay pinned.
             for (header, at) in batch.iter().flatten().filter(|(_, at)| !alone(at)) {
                 let cluster = Cluster { header, at: *at, bytes, sequence };
                 if !self.relocate_cluster(session, &cluster, who, which) {
@@ -216,7 +216,7 @@ impl Store {
         true
     }
 
-    /// Opens a segment for who cleans. `false` when there is no room.
+    /// Opens a segment for the records that the caller moves. `false` when there is no room.
     pub(super) fn open_for(&self, who: Taker, len: u32) -> bool {
         self.open_segment(Taker::Ordinary, len)
             || who == Taker::Cleaner && self.open_segment(Taker::Cleaner, len)

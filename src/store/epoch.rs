@@ -117,8 +117,8 @@ impl Epochs {
         Stamp(oldest.unwrap_or(IDLE))
     }
 
-    /// Waits until everybody who is pinned now has unpinned. The caller is not pinned. Pins are
-    /// short, so this is too.
+    /// Waits until all threads that are pinned now have unpinned. The caller is not pinned. Pins
+    /// are short, so the wait is too.
     pub fn wait(&self) {
         let stamp = self.stamp();
         let mut round = 0;

@@ -125,8 +125,8 @@ impl Frames {
         if is_stocked { None } else { self.warm_up(budget, |bytes| budget.take(bytes, who)) }
     }
 
-    /// A frame beyond the limit, for a cleaner who has taken over so much that there is none to
-    /// begin with: the first segment that it empties pays it back.
+    /// A frame beyond the limit, for the cleaner of a store that was taken over so full that no
+    /// frame is left to begin with. The first segment that the cleaner empties pays the frame back.
     pub(super) fn lend(&self, budget: &Budget) -> Option<u32> {
         self.warm_up(budget, |bytes| {
             budget.add(bytes);
@@ -140,8 +140,8 @@ impl Frames {
         if self.ready() >= self.stock() {
             return false;
         }
-        // The first ones are the reserve, and paid for: beside them the budget need not keep it
-        // free once more. Who takes one leaves them alone.
+        // The first frames are the reserve, and paid for, so the budget need not keep the reserve
+        // free as well. An ordinary taker leaves them alone.
         let frame = self.warm_up(budget, |bytes| budget.take(bytes, Taker::Cleaner));
         frame.map(|frame| self.give(frame)).is_some()
     }
@@ -197,9 +197,9 @@ impl Frames {
         self.trim_to(budget, keep.max(self.stock()))
     }
 
-    /// The same, down to `keep` frames whatever is to be kept in stock: for what needs the budget
-    /// more than anybody needs frames. Those that are the cleaner's reserve stay, where the budget
-    /// has no room for it beside what is taken: nothing would fit without them either.
+    /// The same, down to `keep` frames even below the stock, for a caller that needs budget more
+    /// than frames. The frames of the cleaner's reserve stay if the budget has no room for the
+    /// reserve beside what is taken: nothing would fit without them either.
     pub fn trim_to(&self, budget: &Budget, keep: usize) -> usize {
         let size = self.frame_size as u64;
         let surplus = || {
@@ -209,7 +209,7 @@ impl Frames {
             let keep = if is_short { keep.max(RESERVE_SEGMENTS as usize) } else { keep };
             if free.ready.len() > keep { free.ready.pop() } else { None }
         };
-        // One by one: a list of them would have to be allocated by who is short of memory.
+        // One at a time: a list of them would need memory, which the caller is short of.
         let mut trimmed = 0;
         while let Some(frame) = surplus() {
             self.arena.remove(frame as usize * self.frame_size, self.frame_size);

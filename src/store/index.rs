@@ -2,8 +2,8 @@
 //! demand.
 //!
 //! The entries are one sparse array in a memory file, so a leaf is a page of it, found without a
-//! pointer. A directory word a leaf says whether the page may be touched; it also counts who has to
-//! find it there.
+//! pointer. Each leaf has a directory word, which says whether the page may be touched and counts
+//! what needs it there.
 //!
 //! A leaf is *absent* (all holes, or all zeros if it is in the zero map), *present*, or *leaving*
 //! (present no more, but late readers may still look at its zeroed page).
@@ -105,7 +105,8 @@ impl Index {
     /// [`NoMemory`]; then leaves are taken out as before.
     pub fn keep_all(&self, blocks: u64, budget: &Budget) -> std::result::Result<(), NoMemory> {
         {
-            // Who takes a leaf out holds this lock, and has either done so or sees the flag.
+            // A thread that takes leaves out holds this lock: it either has finished or sees the
+            // flag.
             let _rare = self.rare.lock();
             self.kept.store(true, Ordering::SeqCst);
         }

@@ -106,7 +106,7 @@ impl LogBuffer {
         (segment_of(old) != NO_SEGMENT).then(|| (segment_of(old), offset_of(old)))
     }
 
-    /// Lets everybody append to the open segment again.
+    /// Lets all threads append to the open segment again.
     pub fn share(&self) {
         self.head.fetch_and(!CLEANER_ONLY, Ordering::AcqRel);
     }

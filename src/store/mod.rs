@@ -3,8 +3,8 @@
 //!
 //! A write is *check, reserve, fill, publish* under its blocks' stripe lock, so the order of
 //! records in the log is the order of changes to the index, block by block. Compression happens
-//! before, and nothing in between waits for anybody. Reads take no lock: pin an epoch, load the
-//! entry, check and decode the record.
+//! before, and none of these steps waits for another thread. Reads take no lock: pin an epoch, load
+//! the entry, check and decode the record.
 //!
 //! The store never makes room. When there is none it says what is missing ([`Blocked`]), and the
 //! tier above opens a segment, cleans, or gives up.

@@ -38,7 +38,8 @@ pub enum Bug {
     /// A thread that frees what is dead in slots claims a segment as it is after looking at it,
     /// and not as it was before.
     ClaimLate = 14,
-    /// Who claims a segment too late, when there is another of its number, ends the claim on that.
+    /// A thread that claims a segment too late, when another one has its number, ends the claim on
+    /// that one.
     UnclaimWhatever = 15,
 }
 

@@ -13,7 +13,7 @@
 //!
 //! Invariants:
 //! - a thread is not pinned while it compresses;
-//! - a segment of clusters is filled by one [`Pack`], and sealed before anybody else touches it.
+//! - one [`Pack`] fills a segment of clusters, and seals it before another thread can claim it.
 
 use super::budget::Taker;
 use super::clean::{Records, Which};
@@ -210,7 +210,8 @@ impl Store {
         seals
     }
 
-    /// Seals it whatever is in it, for who needs its memory. `false` when there is none.
+    /// Seals that segment whatever is in it, for a caller that needs its memory. `false` when there
+    /// is none.
     pub fn end_pack(&self, pack: &mut Pack) -> bool {
         let was_open = pack.open.is_some();
         self.close(pack);
@@ -462,7 +463,9 @@ impl Store {
             let (live, hot) = self.live_parts(session, cluster);
             let owners = cluster.at.owners();
             let whole = live.count_ones() == owners;
-            // Few readers do not keep all of it, and who takes a segment down computes nothing.
+            // A cluster of a segment that goes down stays in memory only if it is whole and at
+            // least half of its blocks are hot: a thread that takes a segment down compresses
+            // nothing.
             let goes_down = which == Which::Hot && (!whole || hot.count_ones() * 2 < owners);
             if live == 0 || goes_down {
                 return true;

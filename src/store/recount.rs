@@ -66,7 +66,7 @@ impl Store {
             let Live { bytes, records, .. } = live[segment as usize];
             (bytes, records)
         };
-        // Only who may be spilled needs to know.
+        // Only segments that may be spilled need the number of their records.
         let spills = self.slots.count() > 0;
         let all = |segment: u32| match self.segments.sealed(segment).filter(|_| spills) {
             Some(sealed) => self.records(sealed).len() as u32,

@@ -270,8 +270,8 @@ impl Segments {
         self.word(r.segment, FILLED).fetch_add(u64::from(r.len), Ordering::Release);
     }
 
-    /// Notes that a record of `len` bytes is not pointed to any more. Who sees that nothing in the
-    /// segment is, and lets it go, comes after all who took it from the index.
+    /// Notes that a record of `len` bytes is not pointed to any more. A thread that sees the
+    /// segment empty and frees it is ordered after all threads that removed index entries.
     pub fn dead(&self, segment: u32, len: u32) {
         let one = 1 << COUNT_SHIFT | u64::from(len);
         let before = self.word(segment, DEAD).fetch_add(one, Ordering::Release) as u32;
@@ -283,8 +283,8 @@ impl Segments {
         self.word(segment, END).store(u64::from(end), Ordering::Release);
     }
 
-    /// Makes the caller the only one who cleans this segment, if it is still the one of `sequence`,
-    /// and sealed and settled; says what is in it by now.
+    /// Claims the segment, which only the caller may clean then, if it is still the one of
+    /// `sequence`, sealed and settled. Returns what it holds now.
     pub fn claim(&self, segment: u32, sequence: u64) -> Option<Sealed> {
         if !self.set_claim(segment, generation(sequence)) {
             return None;

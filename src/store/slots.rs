@@ -85,7 +85,7 @@ impl Slots {
         let visits = &self.visits[slot as usize];
         let (last, before) = halves(visits.load(Ordering::Relaxed));
         let before = if last == now { before } else { last };
-        // Of two who come at once one is forgotten, which is as good.
+        // Two concurrent calls may count as one, which is good enough.
         visits.store(u32::from(now) << 16 | u32::from(before), Ordering::Relaxed);
         before == 0 || now.wrapping_sub(before) & !ROUND <= SOON
     }

@@ -15,8 +15,8 @@
 //! Coming back: live records are appended to the log like new ones, one by one when they are read a
 //! second time, or all of a slot when it is mostly garbage.
 //!
-//! Invariant: no epoch is pinned while a device is waited for, and no lock is held but that of the
-//! window that waits, past which everybody else looks.
+//! Invariant: a thread that waits for a device has no epoch pinned, and holds no lock but that of
+//! the window it fills, past which all other readers look.
 
 use super::budget::Taker;
 use super::clean::{Cleaned, Records, Which};

@@ -45,7 +45,7 @@ const _: () = assert!(CLUSTER_MAX + 2 * ALIGN <= 2 * LEAST as usize);
 pub(super) struct Windows {
     /// The largest first; those beyond what there is memory for have none.
     windows: Box<[Shared]>,
-    /// Bytes that all of them have room for; locked by who changes that.
+    /// Bytes that all of them have room for; locked while that changes.
     room: Mutex<usize>,
     /// The most that one of them is of use for.
     most: usize,
@@ -119,9 +119,9 @@ impl Windows {
         Self { windows, room, most, largest, clock: AtomicU64::new(1) }
     }
 
-    /// Makes them what a `limit` asks for, if they are twice as large as that or half, and `take`
-    /// has the bytes for those that become larger. What was brought is gone then. Waits for who
-    /// reads. Says how many bytes there are less.
+    /// Resizes the windows to what a `limit` asks for, if they are at least twice or at most half
+    /// as large, and `take` has the bytes for those that grow. They lose their contents then. Waits
+    /// for threads that hold a window. Says by how many bytes they shrank.
     pub(super) fn fit(&self, limit: u64, take: impl Fn(u64) -> bool) -> u64 {
         let sizes = sizes((limit / PART) as usize, 2 * LEAST as usize..self.most);
         let mut room = self.room.lock();
@@ -200,7 +200,7 @@ impl Windows {
             if let Some(found) = self.choose((range.end - range.start) as usize, wish, round) {
                 break found;
             }
-            // More threads than windows: those who have one wait for the device only.
+            // More threads than windows: the threads that hold one wait for the device only.
             crate::sync::rest(round);
             round = round.saturating_add(1);
         };

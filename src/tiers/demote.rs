@@ -1,5 +1,5 @@
-//! Going down into the slots of a spill device, and coming up again: which segments, when, and who
-//! waits for it.
+//! Going down into the slots of a spill device, and coming up again: which segments, when, and
+//! which thread waits for it.
 //!
 //! A clock's hand goes over the segments in memory by their age. What it comes to goes down, unless
 //! half of it was read since the hand was there before; what was read of the others is appended

@@ -1,9 +1,9 @@
 //! Whether what goes down would better have stayed: what was overwritten or given up there, before
 //! memory was turned over once, was written for nothing.
 //!
-//! Who goes over more than memory holds, again and again, changes next what is oldest: of all
-//! choices that is the worst, and the younger ones are better. Only looking back tells that from
-//! data that is cold, so some of what went down is looked at later.
+//! A workload that goes over more data than memory holds, again and again, changes the oldest data
+//! next: taking that down is the worst of all choices, and younger data is better. Only looking
+//! back tells this from cold data, so some of what went down is looked at later.
 //!
 //! Invariant: a segment is known by its sequence, which never comes back.
 

@@ -165,7 +165,7 @@ impl<'a> Keeper<'a> {
             let out = self.blocks[..count].as_flattened_mut();
             match self.logged.backing().read_noting(at, out) {
                 Ok(more) => asked |= more,
-                // Who reads it will be told.
+                // A request that reads these blocks gets the error.
                 Err(_) => return (asked, rest),
             }
             for (n, block) in self.blocks[..count].iter().enumerate() {

@@ -398,7 +398,8 @@ impl Logged {
         self.locate(hand, first, out.len());
         while hand.found.contains(&Found::Filling) {
             self.release(hand);
-            // Its writer holds the stripe until it is there; longer, if he then waits for room.
+            // The writer holds the stripe until it has filled the block in; longer, if it then
+            // waits for room.
             let _stripe = lock_within(self.stripe(first), FILL);
             self.locate(hand, first, out.len());
         }
@@ -650,7 +651,8 @@ impl Logged {
             if *done == blocks.len() {
                 taken = Taken::All(core.backlog());
             }
-            // Who waits for room must not keep others waiting for what he fills.
+            // A writer fills what it has reserved before it waits for room: other threads wait for
+            // that.
             let waits = matches!(taken, Taken::Refused(Refused::Full)) && *done == from;
             (!waits).then(|| (taken, core.chunks() > chunks))
         })?;
@@ -665,7 +667,7 @@ impl Logged {
         Ok(taken)
     }
 
-    /// Reads a block, changes it and writes it, as one step for everybody else.
+    /// Reads a block, changes it and writes it, atomically for all other requests.
     ///
     /// # Errors
     /// As [`Self::read`] and [`Self::write`].

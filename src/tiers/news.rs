@@ -21,7 +21,7 @@ impl News {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Everybody who waits goes on.
+    /// Wakes all waiters.
     pub(super) fn tell(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {

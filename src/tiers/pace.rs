@@ -60,7 +60,7 @@ impl Pace {
         self.most.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Whether who writes waits, when so many segments of so many are in use.
+    /// Whether a writer waits, when so many segments of so many are in use.
     pub(super) fn holds(&self, (used, segments): (u64, u64)) -> bool {
         used * 100 >= segments * FROM_PERCENT && used > self.most.load(Ordering::Relaxed)
     }

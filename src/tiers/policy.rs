@@ -31,8 +31,8 @@ const TOGETHER_PART: usize = 8;
 
 /// Whether it is worth trying to compress neighbouring blocks together: `backlog` bytes of a log
 /// wait for its drive, and `most` may be in memory. Zstd takes longer than LZ4, so it pays while
-/// the drive is what everybody waits for. Where the drive keeps up, hardly anything waits; where it
-/// does not, memory is full, and at most half of it waits for a flush alone.
+/// the drive is the bottleneck. Where the drive keeps up, hardly anything waits; where it does not,
+/// memory is full, and at most half of it waits for a flush alone.
 pub fn tries_together(algorithm: Algorithm, (backlog, most): (u64, u64)) -> bool {
     match algorithm {
         Algorithm::Zstd => true,

@@ -243,7 +243,7 @@ impl Ram {
         (budget.limit() + ready).saturating_sub(budget.used() + budget.reserve())
     }
 
-    /// Counts the caller among those who make room, while `work` lasts.
+    /// Counts the caller among the threads that make room, while `work` lasts.
     pub(super) fn assist<T>(&self, work: impl FnOnce() -> T) -> T {
         self.assisting.fetch_add(1, Ordering::AcqRel);
         let result = work();
@@ -476,7 +476,7 @@ impl Ram {
         let before = self.store.budget().limit();
         self.store.budget().set_limit(bytes);
         self.fit_stock();
-        // Who swaps out lives on the stock, so that goes only if nothing else helps.
+        // Swapping depends on the stock, so the stock goes only if nothing else helps.
         let fits = |keep: usize| {
             let mut fits = |store: &Store| {
                 store.frames().trim_to(store.budget(), keep);

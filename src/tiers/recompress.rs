@@ -107,7 +107,8 @@ pub enum Pressed {
 
 impl Ram {
     /// Recompresses by itself from now on, or not. `false` when there is no memory for what that
-    /// takes; then nothing changes. Only who may be short of memory later needs it at once.
+    /// takes; then nothing changes. Only a volume that may be short of memory later takes it at
+    /// once.
     pub fn recompress_by_itself(&self, on: bool) -> bool {
         let at_once = self.lower().is_some() || self.is_stocked();
         if on && at_once && !self.can_recompress() {

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_while_he_reads_keeps_nothing_in_the_log() {
+    fn a_reader_that_ends_early_keeps_nothing_in_the_log() {
         let dir = tempfile::tempdir().unwrap();
         let drive = |name, bytes| {
             let path = dir.path().join(name);

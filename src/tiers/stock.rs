@@ -1,14 +1,14 @@
 //! Memory in stock, for a volume that carries swap.
 //!
-//! Who swaps out is short of memory, and waits for this volume to take the page. If that in turn
-//! needs memory from the machine, each waits for the other: so the way of a write takes what is
-//! there. A thread of the volume's own ([`Ram::restock`]) is the only one to ask the machine for
-//! frames, and unlike those who serve requests it may have pages swapped out for that, to this
-//! same volume, because the others go on meanwhile.
+//! A process that swaps out is short of memory, and waits for this volume to take the page. If that
+//! write in turn needs memory from the machine, each waits for the other: so the write path uses
+//! only memory that the volume already has. One thread of the volume ([`Ram::restock`]) is the only
+//! one to ask the machine for frames. Unlike the threads that serve requests, it may cause pages to
+//! be swapped out for that, to this same volume, because the others go on meanwhile.
 //!
 //! When the stock is used up all the same, a write waits a moment, and then is refused. The machine
-//! keeps that page where it was, as with a full device; what waited longer would also hold up who
-//! gives memory back.
+//! keeps that page where it was, as with a full device; a longer wait would also hold up threads
+//! that could free memory.
 
 use super::policy;
 use super::ram::Ram;

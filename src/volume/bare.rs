@@ -116,7 +116,8 @@ impl BareVolume {
         stats.with_cache(self.cache.as_ref().map(|cache| cache.stats()))
     }
 
-    /// Shares the blocks of a range, at least one byte, with others who write whole blocks.
+    /// Locks the blocks of a range, at least one byte, in shared mode, as all writers of whole
+    /// blocks do.
     fn share(&self, bytes: &Range<u64>) -> Vec<RwLockReadGuard<'_, ()>> {
         let all = bytes.start / STRIPE..=(bytes.end - 1) / STRIPE;
         let mut stripes: Vec<usize> =

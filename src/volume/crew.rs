@@ -265,8 +265,8 @@ impl Drop for Crew {
     }
 }
 
-/// A request that helpers see. Dropping it takes it away and waits for those who are inside, also
-/// when its thread panics: what they work on is then about to go.
+/// A request that helpers see. Dropping it removes the request and waits for the helpers inside,
+/// also when its thread panics: the memory they work on is about to go.
 struct Shown<'a>(&'a Shared);
 
 impl<'a> Shown<'a> {

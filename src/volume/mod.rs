@@ -156,7 +156,7 @@ impl Volume {
         Ok(volume)
     }
 
-    /// A volume without a thread of its own: memory is cleaned only by those who write.
+    /// A volume without a thread of its own: only writers clean memory.
     ///
     /// # Errors
     /// As [`Volume::create`].
@@ -483,7 +483,7 @@ impl Volume {
         self.ram.store().audit_order()
     }
 
-    /// Ends the volume's own threads. Requests after this still work; only those who write clean.
+    /// Ends the volume's own threads. Requests still work after this; only writers clean then.
     pub fn close(&self) {
         // They end without the lock, which others may want meanwhile.
         let workers = std::mem::take(&mut *self.workers.lock());

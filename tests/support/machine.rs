@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Swap and its settings are the whole machine's: one test at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Who may swap; dropped, it puts the settings back.
+/// The right to use swap and change its settings; dropped, it puts the settings back.
 pub struct Turn {
     before: [(&'static str, u64); 2],
     _turn: MutexGuard<'static, ()>,

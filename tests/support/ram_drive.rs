@@ -57,7 +57,7 @@ impl RamDrive {
         self.bytes.lock().unwrap().clone()
     }
 
-    /// Changes a byte behind everybody's back.
+    /// Flips a bit of a byte without a write request.
     pub fn damage(&self, at: u64) {
         self.bytes.lock().unwrap()[at as usize] ^= 0x40;
     }

@@ -194,7 +194,7 @@ impl Sandbox {
     }
 }
 
-/// Who listens on a Unix socket.
+/// The process that listens on a Unix socket.
 fn listener(path: &Path) -> Option<Pid> {
     let sockets = fs::read_to_string("/proc/net/unix").unwrap();
     let line = sockets.lines().find(|line| line.ends_with(path.to_str().unwrap()))?;

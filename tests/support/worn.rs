@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 /// Runs a command that brings a volume up whose daemon outlives such writes.
 pub fn up(sandbox: &Sandbox, args: &[&str]) {
     let ztier = sandbox.command(args);
-    // Who writes too far is told by a signal first, which ends a process that heeds it.
+    // A write beyond the limit raises SIGXFSZ first, which ends a process that does not ignore it.
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(ztier.get_program());
     shell.args(ztier.get_args()).stdin(Stdio::null());

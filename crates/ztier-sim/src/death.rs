@@ -51,7 +51,7 @@ impl World<'_> {
         self.judge_kept(&seen, &unanswered)
     }
 
-    /// Everything ends at once; the blocks of writers who were not answered.
+    /// Everything ends at once. Returns the blocks of writers that were not acknowledged.
     pub(crate) fn die(&mut self, rng: &mut Rng) -> Vec<u32> {
         self.stats.kills += 1;
         let mut unanswered = Vec::new();

@@ -205,7 +205,7 @@ impl SimDrive {
     }
 
     /// Begins an operation that [`SimDrive::finish`] ends. A write that overlaps one which has not
-    /// ended is a mistake of the caller's: which of them is last is anybody's guess.
+    /// ended is an error of the caller: the order of the two is undefined.
     pub fn begin(&self, id: u64, request: Request) {
         let mut state = self.state.lock();
         if let Some(why) = self.misuse(&state, &request) {
@@ -374,8 +374,8 @@ impl SimDrive {
 }
 
 impl State {
-    /// Ends an operation, as the faults have it. When the power does not last until then, a write
-    /// may have done anything, and a flush has done nothing that anybody knows of.
+    /// Ends an operation, as the faults have it. If the power fails before that, any part of a
+    /// write may have reached the drive, and a flush guarantees nothing.
     fn carry_out(&mut self, flight: Flight, lasts: bool) -> Result<Vec<u8>, DriveError> {
         let Flight { request, covers } = flight;
         if !lasts {

@@ -92,7 +92,7 @@ impl World<'_> {
         }
     }
 
-    /// The keeper gives the log what he has read some time ago.
+    /// The keeper gives the log a block that it read some time ago.
     fn store(&mut self, choice: u32) {
         if self.copies.is_empty() {
             return;

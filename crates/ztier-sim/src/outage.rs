@@ -84,8 +84,8 @@ impl World<'_> {
         self.backing.cut(rng, &self.setup.backing_tearing);
     }
 
-    /// Opens a log that misses durable chunks, as a user does who accepts that: what is found then
-    /// is old, or reported lost, and never anything that was not written.
+    /// Opens a log that misses durable chunks, as if the user accepted the loss: then each block is
+    /// old, or reported lost, and never holds anything that was not written.
     pub(crate) fn salvage(&mut self) -> Result<(), Trouble> {
         self.log.repair();
         let mut volume =
@@ -225,7 +225,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// However closing went: who closes a log asks nothing more of it.
+    /// Cuts the power after a close, whatever its outcome: nothing uses a log after its close.
     pub(crate) fn cut_closed(&mut self) -> Result<(), Trouble> {
         let seed = self.choices.fork().bits();
         self.cut(&Cut { seed, nested: Vec::new(), again: false })

@@ -136,11 +136,12 @@ pub struct Cut {
 /// One step of one actor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A writer reserves a place for a block; he or another one fills his, if there are too many.
+    /// A writer reserves a place for a block. If too many have reserved one, one of them fills its
+    /// place.
     Write(u32, Flavour),
     /// The writer appends the cluster that begins with a block: each of its blocks is different.
     Cluster(u32, Flavour),
-    /// A writer fills his place: this choice of those that have reserved one.
+    /// A writer fills its place: this choice of those that have reserved one.
     Fill(u32),
     /// The discarder appends a range: first block, blocks.
     Discard(u32, u32),
@@ -162,9 +163,9 @@ pub enum Step {
     Window(u32),
     /// The log is closed in order and opened again.
     Close,
-    /// The keeper reads a block of which he would like a copy in the log.
+    /// The keeper reads a block of which it would like a copy in the log.
     Copy(u32),
-    /// The keeper gives the log a copy: this choice of those that he has.
+    /// The keeper gives the log a copy: this choice of those that it has.
     Store(u32),
     /// The keeper lets copies leave the log.
     Leave,

@@ -19,7 +19,7 @@ use ztier::media::Memory;
 use ztier::store::codec::{Codec, Encoded};
 use ztier::store::format::Coding;
 
-/// Who has given a command.
+/// The source of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The core.
@@ -183,8 +183,8 @@ impl Volume {
         fills.finish();
     }
 
-    /// The process dies while a writer fills his place: it holds the first `part` of 256 parts of
-    /// what it should.
+    /// The process dies while a writer fills its place: the place holds the first `part` of 256
+    /// parts of what it should.
     pub fn fill_partly(&mut self, reserved: Reserved, part: u8) {
         let Reserved { mut fills, mut payload } = reserved;
         let from = payload.len() * usize::from(part) / 256;
@@ -311,8 +311,7 @@ impl Volume {
         self.writeback.is_none() && self.core.is_quiet()
     }
 
-    /// What each block holds, through the eyes of a reader who is alone, and reads a cluster at a
-    /// time.
+    /// What each block holds for a lone reader that reads a cluster at a time.
     pub fn look(&mut self, blocks: u32, log: &SimDrive, backing: &SimDrive) -> Vec<Seen> {
         let (log, backing) = (log.current(), backing.current());
         let mut payloads: [Vec<u8>; CLUSTER] = Default::default();

@@ -106,7 +106,7 @@ pub struct World<'p> {
     /// What outlives the process, but no loss of power.
     pub(crate) memory: Memory,
     pub(crate) history: History,
-    /// Those who have reserved a place and not filled it.
+    /// Writers that have reserved a place and not filled it yet.
     pub(crate) writers: Vec<Writer>,
     pub(crate) readers: Vec<Reader>,
     /// What the keeper has read and not stored: a block, when, and its content.

@@ -15,7 +15,7 @@ use crate::world::World;
 use std::ops::Range;
 use ztier::durable::format::CLUSTER;
 
-/// A writer who has reserved a place and not filled it.
+/// A writer that has reserved a place and not filled it yet.
 pub(crate) struct Writer {
     pub(crate) blocks: Range<u32>,
     pub(crate) reserved: Reserved,
@@ -100,7 +100,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// One of the writers fills the place that he has reserved: this choice of them.
+    /// One of the writers fills the place that it has reserved: this choice of them.
     pub(crate) fn fill(&mut self, choice: u32) {
         if !self.writers.is_empty() {
             self.fill_one(choice as usize % self.writers.len());

@@ -167,7 +167,7 @@ impl Teller<'_> {
             ("discard", &rates.discard),
             ("zeroes", &rates.write_zeroes),
         ];
-        // Reads and writes are what everybody looks for.
+        // Reads and writes are always shown.
         let shown = kinds.iter().enumerate().filter(|(at, (_, flow))| *at < 2 || !quiet(flow));
         let of = |flow: &Flow| {
             if quiet(flow) {

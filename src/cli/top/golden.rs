@@ -272,7 +272,7 @@ fn orders_keep_the_choice() {
     assert_eq!(state.selected(), 5);
     state.go(isize::MIN);
     assert_eq!(state.selected(), 0);
-    // Who is chosen and goes leaves the choice to the first.
+    // When the selected volume goes away, the first one is selected.
     let began = Instant::now();
     let mut left = volumes(3, began);
     left.remove("archive");

@@ -75,15 +75,15 @@ pub struct Row {
     at: Option<Instant>,
 }
 
-/// By what volumes are put in order.
+/// The sort order of volumes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
     /// By name.
     #[default]
     Name,
-    /// Who has most requests comes first.
+    /// Volumes with the most requests come first.
     Requests,
-    /// Who takes most memory comes first.
+    /// Volumes that use the most memory come first.
     Memory,
 }
 

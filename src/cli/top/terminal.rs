@@ -111,10 +111,11 @@ impl Terminal {
         put(&out)
     }
 
-    /// Gives it back, stops as the user wants, and takes it over again when he goes on.
+    /// Gives the terminal back, stops the process, and takes the terminal over again when the
+    /// process continues.
     ///
     /// # Errors
-    /// When it is gone meanwhile.
+    /// When the terminal is gone meanwhile.
     pub fn pause(&mut self) -> io::Result<()> {
         leave();
         low_level::emulate_default_handler(SIGTSTP)?;

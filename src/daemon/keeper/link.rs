@@ -1,4 +1,4 @@
-//! The daemon's side: who keeps its memory, and what was kept for it.
+//! The daemon's side: the link to the keeper of its memory, and what was kept for it.
 
 use super::wire::{bound, receive, send, unbound};
 use super::{Answer, Manifest, Say};
@@ -216,14 +216,15 @@ impl Watch {
         }
     }
 
-    /// Has another keeper take the place of one whose socket was removed.
+    /// Replaces a keeper whose socket was removed.
     fn renew(&self) -> Result<()> {
         let mut now = self.now.lock();
         if Kept::is_there(&self.socket) {
             return Ok(());
         }
         let Some(link) = now.as_mut() else { return Ok(()) };
-        // First the new one: until then the old one keeps the memory, if not for everybody.
+        // The new keeper starts first: until then the old one keeps the memory, although no other
+        // process can find it.
         let new = self.launch()?;
         unbound(&new.socket)?;
         std::mem::replace(link, new).end();

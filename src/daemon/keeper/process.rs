@@ -268,7 +268,7 @@ impl Drop for Locked {
     }
 }
 
-/// Refuses everybody but the owner and root.
+/// Refuses all users but the owner and root.
 fn admit(peer: &OwnedFd) -> Result<()> {
     let uid = socket_peercred(peer).context("cannot see who asks")?.uid;
     if uid.is_root() || uid == rustix::process::geteuid() {

@@ -45,7 +45,7 @@ pub struct Options {
     pub block_device: bool,
     /// The logical sector of the block device.
     pub sector: Sector,
-    /// Who works on the loop device.
+    /// The process that runs tasks on the loop device.
     pub helper: Helper,
 }
 

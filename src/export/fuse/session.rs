@@ -15,7 +15,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long an unmount waits for those who only look (`df`, indexers).
+/// How long an unmount waits for processes that only look (`df`, indexers).
 const UNMOUNT_WAIT: Duration = Duration::from_secs(2);
 
 /// How long the serving threads may take to end after the unmount.

@@ -30,13 +30,13 @@ const LOOP_SET_STATUS64: Opcode = 0x4C04;
 
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 
-/// How long a detach waits for those who only look (udev, blkid) before they count as holders.
+/// How long a detach waits for processes that only look (udev, blkid); then they count as holders.
 const PROBE_WAIT: Duration = Duration::from_secs(1);
 
 /// How long the kernel may take to detach once it was told to.
 const DETACH_WAIT: Duration = Duration::from_secs(5);
 
-/// What a loop device reads ahead before anybody sets it, in KiB (Linux: `VM_READAHEAD_PAGES`).
+/// The default readahead of a loop device, in KiB (Linux: `VM_READAHEAD_PAGES`).
 const USUAL_READ_AHEAD: &str = "128";
 
 /// Opens a device to control it.
@@ -59,8 +59,8 @@ fn require_backing(device: &Path, file: &Path) -> Result<()> {
     }
 }
 
-/// Takes `device` off its file, waiting a little for those who only look at it (udev, blkid). What
-/// is dirty in the page cache is written first.
+/// Detaches `device` from its file, after a short wait for processes that only look at it (udev,
+/// blkid). Dirty pages of the page cache are written first.
 ///
 /// # Errors
 /// The device shows another file, or is held (then it stays attached): the text names a holder.

@@ -1,4 +1,4 @@
-//! The clients of a server: who is connected, and the thread that serves each.
+//! The connected clients of a server, and the thread that serves each.
 //!
 //! Invariant: a connection is in the table from before its thread starts until after that thread
 //! has let go of the device; a closed table has no device.
@@ -198,7 +198,7 @@ impl Entry {
     }
 }
 
-/// Who is at the other end: a process (Unix sockets) or an address.
+/// The peer: a process (Unix sockets) or an address.
 fn peer(socket: &OwnedFd) -> Option<String> {
     let address = rustix::net::getpeername(socket).ok().flatten();
     if let Some(Ok(address)) = address.map(SocketAddr::try_from) {

@@ -1,8 +1,8 @@
 //! Where clients find the server: Unix sockets, TCP, sockets handed over by a service manager.
 //!
-//! Invariants: a Unix socket is never connectable by anybody but its owner, not even for a moment;
-//! only sockets that no process serves are replaced; only the socket that we made is removed; what
-//! was handed over stays with the process, also when that becomes another program.
+//! Invariants: only its owner can connect to a Unix socket, from the first moment on; only sockets
+//! that no process serves are replaced; only the socket that we made is removed; a socket that was
+//! handed over stays with the process, also when that becomes another program.
 
 use super::uri;
 use crate::error::{Context, Error, Result};

@@ -8,8 +8,8 @@
 //!   connection, and one share for the large requests of all.
 //! - A client that has not finished its handshake is cut off after [`Limits::handshake`]; one that
 //!   stands still within a large request, after [`Limits::stall`] if others wait for the memory.
-//! - A client enters transmission under the lock under which [`Server::stop`] looks for clients, so
-//!   a refused or granted stop is true for everybody.
+//! - A client enters transmission under the lock under which [`Server::stop`] looks for clients:
+//!   after a granted stop no client enters, and a refused stop changes nothing for any client.
 //! - When `stop` has returned, no thread of the server touches the device any more, but for one
 //!   that was cut off within a request that takes longer than [`Limits::closing`]: it ends with
 //!   the process, and does not tell the client that the request was carried out.

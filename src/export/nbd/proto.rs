@@ -115,9 +115,9 @@ pub const TRANSMISSION_FLAGS: u16 = 1 << 0 // HAS_FLAGS
     | 1 << 10 // SEND_CACHE
     | SEND_FAST_ZERO;
 
-/// Of those, what is left out for a client who has not asked for structured replies.
+/// Of those, left out for a client that has not asked for structured replies.
 pub const SEND_DF: u16 = 1 << 7;
-/// Of those, what a device leaves out that takes no discards.
+/// Of those, left out for a device that takes no discards.
 pub const SEND_TRIM: u16 = 1 << 5;
 /// The same: it takes none because it has to write zeros, which is as slow as any write.
 pub const SEND_FAST_ZERO: u16 = 1 << 11;

@@ -119,7 +119,7 @@ impl Board {
             };
             let mut done = self.done.lock();
             done.push(Answer { tag, result });
-            // Who collects takes all at once.
+            // `Desk::collect` takes all answers at once: only the first needs a signal.
             let first = done.len() == 1;
             drop(done);
             if first {

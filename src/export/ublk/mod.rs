@@ -270,9 +270,9 @@ impl Ublk {
         Ok(crew)
     }
 
-    /// Waits a little for processes that only look, then refuses because of the first holder. What
-    /// it returns keeps everybody else from using the device exclusively; `None` where there is
-    /// nothing to use any more, because the kernel has done by now what it was late with.
+    /// Waits a little for processes that only look, then refuses because of the first holder. The
+    /// descriptor that it returns keeps other processes from opening the device exclusively; `None`
+    /// where the device is gone, because the kernel has completed a stop that was late.
     fn claim(&self) -> Result<Option<OwnedFd>> {
         let deadline = Instant::now() + LOOKERS_WAIT;
         let (shown, device) = (self.options.link(), self.block_device());

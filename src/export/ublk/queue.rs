@@ -199,7 +199,7 @@ impl Queue {
     fn serve_batch(&mut self) {
         let arrived = Instant::now();
         let mut served = 0;
-        // Who asks for one thing at a time is served sooner without a hand-over.
+        // A client with one request at a time is served sooner without a hand-over.
         let alone = self.at_desk == 0 && self.batch.len() == 1;
         for at in 0..self.batch.len() {
             let tag = self.batch[at];

@@ -38,8 +38,8 @@ pub(super) fn find_with(control: &mut Control, mark: u64) -> Option<(u32, Device
         .find(|(_, info)| info.server_flags == mark)
 }
 
-/// Removes the device that has `mark`. Requests that wait in it fail. `force`: also when it is
-/// held; who holds it gets errors from then on.
+/// Removes the device that has `mark`. Its waiting requests fail. `force`: also when it is held;
+/// requests of its holders fail from then on.
 ///
 /// # Errors
 /// It is held, and the text says by what; or something else serves it.
@@ -47,10 +47,10 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
     let mut control = Control::open().map_err(|e| doctor::refusal(&e))?;
     let Some((id, info)) = find_with(&mut control, mark) else { return Ok(()) };
     let shown = node::block(id);
-    // A process in the middle of a request could not let go before that fails.
+    // A process in the middle of a request cannot release the device before that request fails.
     let held = holders::of_block_device(&shown);
     if let Some(holder) = held.iter().find(|h| !force && !h.starts_with("process")) {
-        // Who waits for a daemon that never comes can't let go of it either.
+        // A holder that waits for a daemon that never comes cannot release it either.
         return Err(loopdev::in_use(&shown, holder).mend(remedy::HELD_UNSERVED));
     }
     if is_served(&info) {

@@ -109,7 +109,7 @@ impl Cache {
         names.sort_by_key(age);
         let old = names.len().saturating_sub(keep);
         for name in &names[..old] {
-            // Who can't be removed today can tomorrow.
+            // What can't be removed now, a later call tries again.
             let _ = fs::remove_file(self.path(name));
         }
     }

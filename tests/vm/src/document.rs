@@ -1,9 +1,10 @@
 //! Commands in documents, as readers paste them, and whether they do what the document shows.
 //!
-//! A block fenced as `console` has commands behind `# ` (for root) or `$ ` (for anybody), and below
-//! each what it prints. `…` stands for anything, alone on a line for any number of lines; numbers,
-//! units of size and widths of gaps may differ; a command that shows nothing may print anything.
-//! One whose output has a line of an error of ztier's has to fail, each other has to succeed.
+//! A block fenced as `console` has commands behind `# ` (for root) or `$ ` (for any user), and
+//! below each what it prints. `…` stands for anything, alone on a line for any number of lines;
+//! numbers, units of size and widths of gaps may differ; a command that shows nothing may print
+//! anything. A command that shows an error of ztier's has to fail, each other command has to
+//! succeed.
 //!
 //! Invariant: all commands of a document for one kind of user run one after the other in one shell.
 

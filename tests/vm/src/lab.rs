@@ -29,7 +29,7 @@ impl From<Error> for Trouble {
 }
 
 impl Trouble {
-    /// What to tell who cannot do without.
+    /// The error for a caller that cannot do without a laboratory.
     pub fn into_error(self) -> Error {
         match self {
             Self::Absent(why) => Error::failure(why).mend("CONTRIBUTING.md says what is needed"),

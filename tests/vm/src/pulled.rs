@@ -184,7 +184,7 @@ struct Round<'a> {
 
 impl Round<'_> {
     fn run(&self, seed: u64, tally: &mut Tally) -> Result<()> {
-        // Others who wait for their turn look again and again.
+        // Other processes poll for their turn; the pause lets them have it.
         std::thread::sleep(LOOK);
         let _turn = self.lab.turn(Duration::from_secs(3600))?;
         let (slow, fast) = (Drive::new(SLOW, seed)?, Drive::new(FAST, seed + 1)?);

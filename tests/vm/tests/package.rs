@@ -64,7 +64,7 @@ fn documents() -> Vec<(String, String)> {
     names.filter(|name| name.ends_with(".md")).map(read).collect()
 }
 
-/// The commands of a document for root, or for anybody.
+/// The commands of a document for root, or for any user.
 fn steps(name: &str, text: &str, root: bool) -> Vec<Step> {
     let steps = document::steps(text).unwrap_or_else(|e| panic!("{name}: {e}"));
     steps.into_iter().filter(|step| step.root == root).collect()
@@ -157,7 +157,7 @@ fn content(file: &Path) -> Vec<u8> {
     done.stdout
 }
 
-/// What people who know Debian's rules well would mind.
+/// Checks a package against Debian's rules.
 fn lint(file: &Path) {
     if find("lintian").is_none() {
         println!("skipped: there is no lintian");
@@ -345,7 +345,7 @@ fn removed(machine: &Machine) {
 
 /// As a user other than root, where this test is root's.
 #[test]
-fn commands_for_anybody_do_what_documents_show() {
+fn commands_of_all_users_do_what_documents_show() {
     let place = tempfile::tempdir().unwrap();
     let bin = place.path().join("bin");
     fs::create_dir(&bin).unwrap();
@@ -394,7 +394,7 @@ fn every_block_of_a_document_says_what_it_is() {
             let at = format!("{name}:{}", block.line);
             match block.kind.as_str() {
                 "console" => assert!(!block.lines.is_empty(), "{at}"),
-                // From a checkout: what the project's own tests and people who work on it run.
+                // From a checkout: the commands of the project's tests and developers.
                 "sh" => {
                     for line in block.lines.iter().filter(|line| !line.starts_with([' ', '#'])) {
                         let known = CHECKOUT.iter().any(|begin| line.starts_with(begin));

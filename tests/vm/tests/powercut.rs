@@ -11,10 +11,10 @@ use std::time::Duration;
 use support::{SOON, lab, ok, setup, times};
 use ztier_vm::{Drive, Machine, Setup};
 
-/// What is in the file `$1/$2`: something that says whose it is, of a length of its own.
+/// The content of the file `$1/$2`: its writer and number, repeated; the number gives the length.
 const CONTENT: &str = r#"content() { yes "$1 $2" | head -c $(( $2 * 7919 % 61 * 1024 + $2 )); }"#;
 
-/// Two who write files and say which are durable, and one who only writes.
+/// Two writers print which of their files are durable; a third process only writes.
 const WRITER: &str = r#"
 n=$FROM
 while :; do
@@ -34,7 +34,7 @@ struct Place {
     setup: Setup,
     log: Arc<Drive>,
     backing: Arc<Drive>,
-    /// Who has written what that is durable.
+    /// The durable files: writer and number.
     durable: Vec<(String, u32)>,
     /// Blocks that drives did not keep.
     forgotten: u64,
@@ -65,7 +65,7 @@ impl Place {
         machine.ok(&script, SOON).map_err(|e| e.to_string()).map(drop)
     }
 
-    /// Lets them write for a while, and cuts the power.
+    /// Lets the writers run for a while, and cuts the power.
     fn write_until_cut(&mut self, machine: Machine, round: u32) {
         let last = |who| self.durable.iter().filter(|d| d.0 == who).map(|d| d.1).max();
         let noise = machine.begin(NOISE).unwrap();

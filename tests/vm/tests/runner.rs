@@ -106,7 +106,7 @@ fn status_and_signals(machine: &Machine) {
     let task = machine.begin(&format!("echo run $$; exec {run} sh -c \"{program}\"")).unwrap();
     task.wait_for("ready", SOON).unwrap();
     let pid = runner(&task);
-    // Its daemon is this run's alone: who watches it would take one that leaves for one that died.
+    // No restart: `ztier run` watches its daemon, and would take one that leaves for one that died.
     let refused = machine.run("ztier restart job", SOON).unwrap();
     assert!(refused.status == 4 && refused.text.contains("ztier run"), "{refused:?}");
     ok(machine, &format!("kill -USR1 {pid}"));

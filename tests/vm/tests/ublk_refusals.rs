@@ -44,7 +44,7 @@ fn what_is_in_the_way_is_named_and_nothing_changes() {
 
     a_partition_is_as_good(&machine);
 
-    // Who waits in a device that will never be served again is let go, with an error.
+    // A process that waits for a device that is never served again gets an error.
     ok(&machine, "ztier up u --size 64M --export ublk");
     ok(&machine, KILL);
     let reader = machine.begin("dd if=/dev/ztier/u of=/dev/null bs=64k iflag=direct").unwrap();
@@ -57,7 +57,7 @@ fn what_is_in_the_way_is_named_and_nothing_changes() {
     assert!(done.status != 0 && done.text.contains("error"), "{done:?}");
     nothing_left(&machine);
 
-    // Taken away by force under a user, who gets errors; the device goes with him.
+    // Removed by force under a process: its requests fail, and the device goes when it is closed.
     ok(&machine, "ztier up u --size 64M --export ublk");
     let held = "exec 3</dev/ztier/u; echo open; while [ ! -e /tmp/enough ]; do sleep 0.2; done";
     let holder = machine.begin(held).unwrap();
@@ -112,7 +112,7 @@ fn by_force_a_dead_daemon_s_device_goes_whatever_holds_it() {
     let mounted = "ztier up u --size 64M --export ublk && mkfs.ext4 -q /dev/ztier/u && \
                    mount /dev/ztier/u /mnt && head -c 9000000 /dev/urandom >/mnt/a";
 
-    // What is kept is given up only by who says so, and then the device with it.
+    // Kept data is given up only with --discard, and the device with it.
     ok(&machine, mounted);
     ok(&machine, KILL);
     refused(&machine, "ztier down u --force", "--discard");

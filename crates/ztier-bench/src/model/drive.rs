@@ -141,7 +141,7 @@ struct State {
 /// What is known of a request.
 #[derive(Debug)]
 enum Fate {
-    /// Nothing; whom to wake.
+    /// Nothing yet; the thread to wake when its end is decided.
     Undecided(Thread),
     /// When it completes.
     Decided(Nanos),

@@ -46,7 +46,7 @@ fn sleep(at: Nanos) {
     }
     let (seconds, rest) = (at / 1_000_000_000, at % 1_000_000_000);
     let time = Timespec { tv_sec: seconds.cast_signed(), tv_nsec: rest.cast_signed() };
-    // A signal ends it; who waits then spins the rest, or comes back to sleep.
+    // A signal interrupts the sleep; then the thread sleeps again.
     while now() < at && clock_nanosleep_absolute(ClockId::Monotonic, &time).is_err() {}
 }
 

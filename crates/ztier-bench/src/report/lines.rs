@@ -66,8 +66,9 @@ const FAR: f64 = 30.0;
 const POINTS: usize = 40;
 /// Lines across a scale that begins at 0.
 const TICKS: u32 = 4;
-/// Colours on white: of systems, then of sources. Of like lightness, and apart for most who see
-/// colours differently (after Okabe and Ito); pages have others for the dark.
+/// Colours on white: of systems, then of sources. They have similar lightness, and most users with
+/// colour vision deficiency can tell them apart (after Okabe and Ito); pages have others for the
+/// dark.
 pub const PALETTE: [&str; 8] =
     ["#0072b2", "#c04f00", "#007f5c", "#a8477e", "#8a6a00", "#2b83ba", "#5b6770", "#7b3fa0"];
 const SOURCES: usize = 6;

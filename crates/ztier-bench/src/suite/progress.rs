@@ -42,7 +42,7 @@ impl Progress {
 }
 
 fn put(text: &str) {
-    // Who can't see the progress still gets the report.
+    // A failed write loses progress, not the report.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 

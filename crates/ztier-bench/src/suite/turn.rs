@@ -22,7 +22,7 @@ const PATH: &str = "/run/lock/ztier-bench.lock";
 const PLACE: &str = "ZTIER_BENCH_LOCK";
 /// How often to try.
 const LOOK: Duration = Duration::from_millis(200);
-/// The most that is read of who has it.
+/// The most that is read of the holder's note, in bytes.
 const NOTE_MAX: u64 = 200;
 
 /// The right to measure, until it is dropped.
@@ -68,7 +68,7 @@ impl Turn {
             progress.show(&format!("waiting for {who}"), &been);
             interrupt::sleep(LOOK)?;
         }
-        // Who waits is told; that the file of another user takes no note is no reason to fail.
+        // Runs that wait print this note. The file of another user may refuse it: that is no error.
         let typed: Vec<String> = std::env::args().skip(1).collect();
         let note = format!("process {} (ztier-bench {})\n", std::process::id(), typed.join(" "));
         let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| write!(file, "{note}"));
@@ -113,10 +113,10 @@ fn is_locked(file: &File) -> Result<bool> {
     }
 }
 
-/// Who has it, as far as is known.
+/// The run that holds the lock, as far as its note tells.
 fn holder(file: &mut File) -> String {
     let mut text = String::new();
-    // What is no text, or not there yet, says nothing.
+    // A note that is not text, or not written yet, tells nothing.
     let _ = file.rewind().and_then(|()| file.take(NOTE_MAX).read_to_string(&mut text));
     let line: String = text.lines().next().unwrap_or_default().replace(char::is_control, " ");
     if line.is_empty() { "another ztier-bench".to_owned() } else { line }

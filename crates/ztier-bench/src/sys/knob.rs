@@ -141,7 +141,7 @@ mod tests {
         killed.unwrap();
         let names = || std::fs::read_dir(notes(dir.path())).unwrap().count();
         assert_eq!((read(&knob(dir.path())).unwrap().as_str(), names()), ("0", 3));
-        // Who lives has it for as long as it is wanted.
+        // A live process keeps its change until it drops the knob.
         let own = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(own.path(), "a").unwrap();
         let kept = Knob::set_at(&notes(dir.path()), own.path(), "b").unwrap();

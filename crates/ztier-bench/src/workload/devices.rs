@@ -94,9 +94,9 @@ fn state(context: &mut Context, contenders: &[Contender]) {
     }
 }
 
-/// Where the clock goes on by a nanosecond with each instruction, requests a second are a thousand
-/// million instructions divided by those of a request, those of the kernel and of the one who asks
-/// among them.
+/// Where the clock advances by a nanosecond with each instruction, 10^9 divided by the requests a
+/// second is the instructions of a request, including those of the kernel and of the program that
+/// sends it.
 fn count(context: &mut Context, contenders: &[Contender], medians: &[Vec<f64>]) {
     for (contender, medians) in contenders.iter().zip(medians) {
         for (iops, (case, ..)) in medians.iter().zip(CASES).skip(2) {

@@ -204,7 +204,7 @@ fn append(report: &mut Report, name: Name) -> Result<()> {
     Ok(())
 }
 
-/// How late this machine wakes up those who wait.
+/// How late this machine wakes threads that wait.
 fn waits(report: &mut Report) {
     for (case, precise) in [("alone", true), ("without spinning", false)] {
         for us in [20, 200, 4000] {

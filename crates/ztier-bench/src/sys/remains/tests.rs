@@ -74,7 +74,7 @@ fn mounts_and_devices_of_who_was_killed_go() {
     let (dir, made) = killed(test, || {
         let disk = RamDisk::new(BYTES).map_err(|e| e.to_string())?;
         let fs = Ext4::new(disk.path()).map_err(|e| e.to_string())?;
-        // A disk that this process serves itself: who uses it waits for a dead server.
+        // A disk that this process serves itself: its users wait for a dead server.
         let drive = crate::model::ModelDrive::real_time(crate::model::Name {
             size: BYTES,
             ..crate::model::Kind::SsdNull.into()

@@ -19,8 +19,8 @@ use ztier::durable::format::crc;
 use ztier::error::{Error, Result};
 use ztier::sync::Mutex;
 
-/// Bytes that a modelled log may get in a second and when the time is over, which its memory should
-/// be there for: to get it from the system while the time is taken stalls everybody.
+/// Memory that a modelled log's drive gets beforehand, for each second of the measurement and for
+/// what comes after its end: allocating it while the time is taken would stall all threads.
 const READY_PER_SECOND: f64 = 280e6;
 const READY_REST: u64 = 128 << 20;
 const SECTION: &str = "rows";

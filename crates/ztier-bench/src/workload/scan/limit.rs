@@ -1,7 +1,7 @@
 //! The limit on the load's memory: a control group of its own, by either version.
 //!
-//! Invariants: only those whom a workload puts there are ever in it; it is removed when its guard
-//! is dropped. What serves swap space stays outside, as the memory of a kernel's zram does.
+//! Invariants: the group holds only processes that a workload puts there; it is removed when its
+//! guard is dropped. What serves swap space stays outside, as the memory of a kernel's zram does.
 
 use crate::report::warn;
 use std::fs;

@@ -1,7 +1,7 @@
 //! Swap on a device, for as long as a run needs it.
 //!
 //! Invariants: other swap of the machine is left alone, and refused if it could be used before
-//! ours; swap is off again when the guard is dropped, and who made the device drops it later.
+//! ours; swap is off again when the guard is dropped, and the owner of the device drops that later.
 
 use crate::report::warn;
 use crate::sys::command::{run, undo};

@@ -27,7 +27,7 @@ const QUEUE: usize = 16;
 /// Memory that must be left for everything else while this process serves swap.
 const ROOM: u64 = 2 << 30;
 
-/// Who takes the pages.
+/// The system that takes the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum System {
     /// Ours, by `ztier up … --export auto`, all in memory.

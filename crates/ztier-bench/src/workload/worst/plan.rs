@@ -37,7 +37,7 @@ pub struct Plan {
     pub passes: u32,
     /// Rounds.
     pub runs: u32,
-    /// Who takes turns.
+    /// Systems that take turns.
     pub systems: Vec<System>,
 }
 

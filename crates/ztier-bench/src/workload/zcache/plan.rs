@@ -88,7 +88,7 @@ pub struct Plan {
     pub real: Slow,
     /// What is measured.
     pub sections: Vec<Section>,
-    /// Who takes turns in the main section, besides the one without ours.
+    /// Systems that take turns in the main section, besides the one without ztier.
     pub systems: Vec<System>,
     /// Its data.
     pub data: Vec<Kind>,
@@ -176,7 +176,7 @@ impl Plan {
         if kind == Kind::Iozone { &self.records } else { &self.other_records }
     }
 
-    /// Who takes turns with data of a kind. Behind a log, the limits of a cache show nowhere.
+    /// Systems that take turns with data of a kind. Behind a log, the limits of a cache don't show.
     pub fn turns(&self, kind: Kind) -> Vec<System> {
         let wanted = |system: &&System| kind == Kind::Iozone || **system != System::Log;
         let ours = self.systems.iter().filter(|system| **system != System::Bare).filter(wanted);

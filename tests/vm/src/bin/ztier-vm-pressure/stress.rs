@@ -165,7 +165,7 @@ impl Stress {
         down
     }
 
-    /// Starts the one beside the load.
+    /// Starts the probe beside the load.
     fn probe(&self, sender: &Sender<(Who, String)>) -> Result<Child> {
         let mut command = Command::new(current_program()?);
         command.arg("probe").arg(&self.file).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -254,7 +254,7 @@ fn current_program() -> Result<PathBuf> {
     std::env::current_exe().context("cannot find this program")
 }
 
-/// Whose words they are.
+/// The process that printed a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     Load,
@@ -284,7 +284,7 @@ fn listen(out: Option<impl Read + Send + 'static>, who: Who, sender: &Sender<(Wh
     std::thread::spawn(read);
 }
 
-/// Ends the one beside the load, which says a last word.
+/// Ends the probe, which prints a last line.
 fn end_probe(probe: &mut Child, seen: &mut Seen) {
     drop(probe.stdin.take());
     let deadline = Instant::now() + GRACE;
