@@ -6,7 +6,6 @@
 
 use super::format::{CLUSTER, Coding};
 use crate::BLOCK_SIZE;
-use crate::media::Buffer;
 use serde::{Deserialize, Serialize};
 use std::ffi::{c_char, c_int, c_void};
 
@@ -47,8 +46,8 @@ unsafe extern "C" {
 /// The compressor and decompressor of one thread.
 pub struct Codec {
     algorithm: Algorithm,
-    /// Aligned, as the library wants it, and zeroed, which is its initial state.
-    lz4: Buffer,
+    /// 8-byte aligned, as the library wants it, and zeroed, which is its initial state.
+    lz4: Vec<u64>,
     zstd: Option<Box<Zstd>>,
 }
 
@@ -72,7 +71,7 @@ impl Codec {
         // SAFETY: a pure function of the library.
         let bytes = unsafe { LZ4_sizeofState() }.max(0) as usize;
         let zstd = (algorithm == Algorithm::Zstd).then(|| Box::new(Zstd::new(ZSTD_LEVEL)));
-        let mut codec = Self { algorithm, lz4: Buffer::new(bytes), zstd };
+        let mut codec = Self { algorithm, lz4: vec![0; bytes.div_ceil(8)], zstd };
         if algorithm == Algorithm::Zstd {
             // Contexts take their memory at their first use: let that be now, when it is counted.
             let block = std::array::from_fn(|i| (i * i / 7) as u8);
@@ -88,7 +87,7 @@ impl Codec {
     /// takes; without any, it never compresses.
     pub fn for_clusters(levels: &[i32]) -> Self {
         let zstd = Some(Box::new(Zstd::new(ZSTD_LEVEL)));
-        let mut codec = Self { algorithm: Algorithm::None, lz4: Buffer::new(0), zstd };
+        let mut codec = Self { algorithm: Algorithm::None, lz4: Vec::new(), zstd };
         for level in levels {
             codec.set_level(*level);
             let blocks = vec![std::array::from_fn(|i| (i * i / 7) as u8); CLUSTER];
@@ -107,7 +106,7 @@ impl Codec {
     /// Memory that this state takes, in bytes.
     pub fn memory(&self) -> usize {
         let zstd = self.zstd.as_ref().map_or(0, |z| z.compress.sizeof() + z.decompress.sizeof());
-        self.lz4.len() + zstd
+        self.lz4.len() * 8 + zstd
     }
 
     /// Encodes `block` into `out`, which must have room for a whole block.

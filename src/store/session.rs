@@ -1,6 +1,5 @@
 //! What one thread needs to use a store: its place in the epochs, its codec, its scratch memory,
-//! its tally. Nothing is allocated after it was made. Its memory is in pages of its own, because
-//! two threads that write to one cache line slow each other down.
+//! its tally. Nothing is allocated after it was made.
 
 use super::codec::Codec;
 use super::epoch::Participant;
@@ -9,7 +8,6 @@ use super::tally::{Counts, Tally};
 use super::write::{GROUP, Staged};
 use super::{Store, Version};
 use crate::BLOCK_SIZE;
-use crate::media::Buffer;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +16,7 @@ pub struct Session {
     participant: Participant,
     pub(super) codec: Codec,
     /// Room for a group of blocks that did not shrink.
-    pub(super) scratch: Buffer,
+    pub(super) scratch: Box<[u8]>,
     pub(super) staged: [Staged; GROUP],
     pub(super) staged_count: usize,
     pub(super) tally: Arc<Tally>,
@@ -73,7 +71,7 @@ impl Session {
     pub(super) fn new(store: &Store) -> Option<Self> {
         let participant = store.epochs.join()?;
         let codec = Codec::new(store.shape.algorithm);
-        let scratch = Buffer::new(GROUP * RECORD_MAX);
+        let scratch = vec![0; GROUP * RECORD_MAX].into_boxed_slice();
         let memory = codec.memory() + scratch.len() + size_of::<Self>() + size_of::<Tally>();
         let memory = memory as u64;
         store.budget.add(memory);
