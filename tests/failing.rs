@@ -13,6 +13,7 @@ mod support {
 use fuser::Errno;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 use support::disk::Disk;
 use support::fault_fs::{Fault, FaultFs, Op};
 use support::place::{BLOCK, content};
@@ -200,6 +201,32 @@ fn a_restart_in_an_outage_keeps_what_is_not_durable() {
     let mut disk = connect(&sandbox);
     assert_eq!(disk.read(0, BLOCK as usize), content(0, 1));
     assert_eq!(disk.read(BLOCK, BLOCK as usize), content(1, 1));
+    drop(disk);
+    sandbox.ztier(&["down", "vol", "--drain"]).ok();
+}
+
+/// The log's drive is away for longer than anything waits for it, and then the daemon is killed.
+#[test]
+fn memory_outlives_a_daemon_killed_in_a_long_outage() {
+    let Some((sandbox, drives)) = rig(&[("log", 16 * MIB), ("backing", 8 * MIB)]) else { return };
+    up(&sandbox, &drives);
+    let mut disk = connect(&sandbox);
+    disk.write(0, &content(0, 1));
+    disk.flush();
+    for op in [Op::Read, Op::Write, Op::Flush] {
+        drives.fail("log", op, Fault::Always(Errno::EIO));
+    }
+    disk.write(BLOCK, &content(1, 1));
+    assert_ne!(disk.flush_error(), 0);
+    std::thread::sleep(Duration::from_secs(22));
+    sandbox.kill("vol");
+    drives.heal();
+    sandbox.ztier(&["restart", "vol"]).ok();
+    let mut disk = connect(&sandbox);
+    disk.flush();
+    for block in 0..2 {
+        assert!(disk.read(block * BLOCK, BLOCK as usize) == content(block, 1), "block {block}");
+    }
     drop(disk);
     sandbox.ztier(&["down", "vol", "--drain"]).ok();
 }
