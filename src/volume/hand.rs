@@ -3,11 +3,12 @@
 //! Invariant: a hand belongs to one thread at a time, and owns all memory that it needs.
 
 use super::device::{Freight, Way};
-use super::split::{Piece, each, each_mut, pieces};
+use super::split::{Piece, Zeroed, each, each_mut};
 use super::{IoError, Ram};
 use crate::BLOCK_SIZE;
 use crate::store::index::LEAF;
 use crate::store::{GROUP, Session};
+use std::ops::Range;
 
 /// A session, and the block of a read-modify-write.
 pub(super) struct Hand {
@@ -91,7 +92,9 @@ impl Hand {
         }
     }
 
-    /// Makes a range read as zeros: holes, or with `keep` written zeros.
+    /// Makes a range read as zeros: holes, or with `keep` written zeros. Whole blocks go first: a
+    /// block of which a part stays is written anew, and a full volume has room for it in what they
+    /// give back.
     pub(super) fn zero(
         &mut self,
         ram: &Ram,
@@ -99,22 +102,27 @@ impl Hand {
         len: u64,
         keep: bool,
     ) -> Result<(), IoError> {
-        let end = offset + len;
-        let mut at = offset;
-        while at < end {
-            at = match self.zero_leaves(ram, at, end, keep) {
+        let zeroed = Zeroed::new(offset, len);
+        let mut at = zeroed.blocks.start;
+        while at < zeroed.blocks.end {
+            at = match self.zero_leaves(ram, at..zeroed.blocks.end, keep) {
                 Some(next) => next,
-                None => self.zero_within_leaf(ram, at, end, keep)?,
+                None => self.zero_within_leaf(ram, at..zeroed.blocks.end, keep),
             };
+        }
+        for (block, bytes) in zeroed.parts.into_iter().flatten() {
+            if !ram.store().entry(&self.session, block).is_hole() {
+                self.modify(ram, block, |b| b[bytes.clone()].fill(0))?;
+            }
         }
         Ok(())
     }
 
-    /// Zeroes the whole leaves from `at` on. `None` when `at` begins none.
-    fn zero_leaves(&mut self, ram: &Ram, at: u64, end: u64, keep: bool) -> Option<u64> {
-        const LEAF_BYTES: u64 = LEAF * BLOCK_SIZE as u64;
-        let leaves = at / LEAF_BYTES..end / LEAF_BYTES;
-        if !at.is_multiple_of(LEAF_BYTES) || leaves.is_empty() {
+    /// Zeroes the whole leaves at the start of `blocks`, and says where it ended. `None` when they
+    /// begin none.
+    fn zero_leaves(&mut self, ram: &Ram, blocks: Range<u64>, keep: bool) -> Option<u64> {
+        let leaves = blocks.start / LEAF..blocks.end / LEAF;
+        if !blocks.start.is_multiple_of(LEAF) || leaves.is_empty() {
             return None;
         }
         let store = ram.store();
@@ -131,33 +139,18 @@ impl Hand {
         } else {
             store.index().unzero(leaves.clone(), store.budget());
         }
-        Some(leaves.end * LEAF_BYTES)
+        Some(leaves.end * LEAF)
     }
 
-    /// Zeroes up to the end of the leaf of `at`, or to `end`.
-    fn zero_within_leaf(
-        &mut self,
-        ram: &Ram,
-        at: u64,
-        end: u64,
-        keep: bool,
-    ) -> Result<u64, IoError> {
-        const LEAF_BYTES: u64 = LEAF * BLOCK_SIZE as u64;
-        let stop = end.min((at / LEAF_BYTES + 1) * LEAF_BYTES);
-        for piece in pieces(at, stop - at) {
-            match piece {
-                Piece::Blocks { first, count } => {
-                    let store = ram.store();
-                    store.clear(&mut self.session, first, count, keep);
-                }
-                Piece::Part { block, from, len } => {
-                    let session = &self.session;
-                    if !ram.store().entry(session, block).is_hole() {
-                        self.modify(ram, block, |b| b[from..from + len].fill(0))?;
-                    }
-                }
-            }
+    /// Zeroes `blocks` up to the end of the leaf of the first, and says where it ended.
+    fn zero_within_leaf(&mut self, ram: &Ram, blocks: Range<u64>, keep: bool) -> u64 {
+        let end = blocks.end.min((blocks.start / LEAF + 1) * LEAF);
+        let mut at = blocks.start;
+        while at < end {
+            let stop = end.min((at / GROUP as u64 + 1) * GROUP as u64);
+            ram.store().clear(&mut self.session, at, (stop - at) as usize, keep);
+            at = stop;
         }
-        Ok(stop)
+        end
     }
 }

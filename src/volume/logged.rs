@@ -7,7 +7,7 @@
 use super::counters::{Accounts, Counters, Kind, Outcome};
 use super::drives::{self, Alarm};
 use super::record::{Book, Record, common};
-use super::split::{Piece, each, each_mut};
+use super::split::{Piece, Zeroed, each, each_mut};
 use super::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
 use crate::BLOCK_SIZE;
 use crate::cache::Cached;
@@ -489,23 +489,14 @@ impl LogChannel {
 
     fn zero(&mut self, offset: u64, len: u64) -> std::result::Result<(), Fault> {
         let logged = &self.volume.logged;
-        let end = offset + len;
-        let (first, last) = (offset.next_multiple_of(BLOCK), end / BLOCK * BLOCK);
-        let mut part = |from: u64, to: u64| {
-            let (block, within) = (from / BLOCK, (from % BLOCK) as usize);
-            let len = (to - from) as usize;
-            logged.modify(&mut self.hand, block, |b| b[within..within + len].fill(0))
-        };
-        if first > last {
-            return part(offset, end);
+        let zeroed = Zeroed::new(offset, len);
+        for (block, bytes) in zeroed.parts.into_iter().flatten() {
+            logged.modify(&mut self.hand, block, |b| b[bytes.clone()].fill(0))?;
         }
-        if offset < first {
-            part(offset, first)?;
+        match zeroed.blocks {
+            blocks if blocks.is_empty() => Ok(()),
+            blocks => logged.discard(blocks.start, blocks.end - blocks.start),
         }
-        if last < end {
-            part(last, end)?;
-        }
-        if first < last { logged.discard(first / BLOCK, (last - first) / BLOCK) } else { Ok(()) }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::BLOCK_SIZE;
 use crate::store::GROUP;
+use std::ops::Range;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -58,6 +59,33 @@ pub fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
+/// A range that is to be zeroed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Zeroed {
+    /// The blocks that are in it whole.
+    pub blocks: Range<u64>,
+    /// Of the blocks at its ends that are not: the block, and its bytes in the range.
+    pub parts: [Option<(u64, Range<usize>)>; 2],
+}
+
+impl Zeroed {
+    /// The `len` bytes from `offset` on.
+    pub fn new(offset: u64, len: u64) -> Self {
+        let end = offset + len;
+        let (first, last) = (offset.div_ceil(BLOCK), end / BLOCK);
+        let part = |from: u64, to: u64| {
+            let block = from / BLOCK;
+            let within = |at: u64| (at - block * BLOCK) as usize;
+            (from < to).then(|| (block, within(from)..within(to)))
+        };
+        if first > last {
+            return Self { blocks: 0..0, parts: [part(offset, end), None] };
+        }
+        let parts = [part(offset, first * BLOCK), part(last * BLOCK, end)];
+        Self { blocks: first..last, parts }
+    }
+}
+
 /// Gives each piece of a range its part of `buf`, in order, until one fails.
 pub fn each_mut<E>(
     offset: u64,
@@ -110,6 +138,25 @@ mod tests {
                     }
                 }
                 at += piece.bytes() as u64;
+            }
+            prop_assert_eq!(at, offset + len);
+        }
+
+        #[test]
+        fn what_is_zeroed_is_the_range(offset in 0u64..1 << 20, len in 0u64..1 << 15) {
+            let zeroed = Zeroed::new(offset, len);
+            let whole = zeroed.blocks.start * BLOCK..zeroed.blocks.end * BLOCK;
+            let mut ranges = vec![whole];
+            for (block, bytes) in zeroed.parts.into_iter().flatten() {
+                prop_assert!(!bytes.is_empty() && bytes.len() < BLOCK_SIZE && bytes.end <= BLOCK_SIZE);
+                ranges.push(block * BLOCK + bytes.start as u64..block * BLOCK + bytes.end as u64);
+            }
+            ranges.retain(|range| !range.is_empty());
+            ranges.sort_by_key(|range| range.start);
+            let mut at = offset;
+            for range in ranges {
+                prop_assert_eq!(range.start, at);
+                at = range.end;
             }
             prop_assert_eq!(at, offset + len);
         }
