@@ -4,26 +4,19 @@ use super::metric::{Group, Metric};
 use super::table::GROUPS;
 use std::fmt::Write;
 
-/// All metrics, a table a group.
+/// All metrics, a table a group. A name shows its labels but for `volume`, and its type: `_total`
+/// for counters; the meaning of histograms and summaries says that they are.
 pub fn describe() -> String {
     let mut out = String::new();
     for Group { title, metrics } in GROUPS {
         // Writing to a string can't fail.
-        let _ = write!(
-            out,
-            "\n### {title}\n\n| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n"
-        );
-        let own: &[&str] = if title.contains("exporter") { &[] } else { &["volume"] };
-        for Metric { name, kind, help, labels, .. } in *metrics {
-            let labels: Vec<String> =
-                own.iter().chain(*labels).map(|label| format!("`{label}`")).collect();
-            let _ = writeln!(
-                out,
-                "| `{name}` | {} | {} | {} |",
-                kind.name(),
-                labels.join(", "),
-                help.replace('|', "\\|")
-            );
+        let _ = write!(out, "\n### {title}\n\n| Metric | Meaning |\n|---|---|\n");
+        for Metric { name, help, labels, .. } in *metrics {
+            let labels = match labels.join(", ") {
+                none if none.is_empty() => none,
+                some => format!("{{{some}}}"),
+            };
+            let _ = writeln!(out, "| `{name}{labels}` | {} |", help.replace('|', "\\|"));
         }
     }
     out

@@ -12,22 +12,22 @@ pub(super) const LOG: &[Metric] = &[
     gauge("ztier_log_segments", "Segments of the log.", Source::Log(|l| l.segments.into())),
     gauge(
         "ztier_log_used_segments",
-        "Segments that are not written back.",
+        "Segments not written back.",
         Source::Log(|l| l.segments_used.into()),
     ),
     gauge(
         "ztier_log_clean_segments",
-        "Segments that are written back and still serve reads.",
+        "Segments written back that serve reads.",
         Source::Log(|l| l.segments_clean.into()),
     ),
     gauge(
         "ztier_log_dirty_bytes",
-        "Data that the backing store lacks.",
+        "Data in the log that the backing store lacks.",
         Source::Log(|l| blocks(l.blocks_dirty)),
     ),
     gauge(
         "ztier_log_clean_bytes",
-        "Data that the log has and the backing store, too.",
+        "Clean data in the log: the backing store has it, too.",
         Source::Log(|l| blocks(l.blocks_clean)),
     ),
     gauge(
@@ -37,7 +37,7 @@ pub(super) const LOG: &[Metric] = &[
     ),
     counter(
         "ztier_log_read_blocks_total",
-        "Blocks read, by where they were: memory, log, zeros (known as such), backing.",
+        "Blocks read, by source: memory, log, zeros, backing.",
         Source::Sample(|sample, volume, f| {
             let Some(log) = &sample.stats.log else { return };
             for (source, count) in [
@@ -53,12 +53,12 @@ pub(super) const LOG: &[Metric] = &[
     .by(&["source"]),
     counter(
         "ztier_log_clean_read_blocks_total",
-        "Blocks read from the log that the backing store has, too.",
+        "Clean blocks read from the log.",
         Source::Log(|l| l.reads_clean.into()),
     ),
     counter(
         "ztier_log_written_blocks_total",
-        "Blocks written, by what the log had of them: memory, log, or new.",
+        "Blocks written, by what they replaced in the log: memory, log, new (none).",
         Source::Sample(|sample, volume, f| {
             let Some(log) = &sample.stats.log else { return };
             for (over, count) in [
@@ -73,7 +73,7 @@ pub(super) const LOG: &[Metric] = &[
     .by(&["over"]),
     counter(
         "ztier_log_asked_bytes_total",
-        "Bytes of the blocks that were appended, before compression.",
+        "Appended data before compression.",
         Source::Log(|l| l.asked_bytes.into()),
     ),
     counter(
@@ -83,7 +83,7 @@ pub(super) const LOG: &[Metric] = &[
     ),
     counter(
         "ztier_log_checkpoint_bytes_total",
-        "Bytes of checkpoints among those.",
+        "Bytes of checkpoints written to the log's drive.",
         Source::Log(|l| l.checkpoint_bytes.into()),
     ),
     counter(
@@ -93,18 +93,18 @@ pub(super) const LOG: &[Metric] = &[
     ),
     gauge(
         "ztier_log_since_checkpoint_bytes",
-        "Bytes closed since the last checkpoint began: what opening the log has to read.",
+        "Bytes since the last checkpoint began: opening the log reads them.",
         Source::Log(|l| l.since_checkpoint_bytes.into()),
     ),
     counter("ztier_log_chunks_total", "Chunks closed.", Source::Log(|l| l.chunks.into())),
     counter(
         "ztier_log_partial_chunks_total",
-        "Chunks closed with room left, because a flush or synced write waited, or no write came.",
+        "Chunks closed not full: a flush or synced write waited, or no write came.",
         Source::Log(|l| l.chunks_partial.into()),
     ),
     counter(
         "ztier_log_clustered_blocks_total",
-        "Blocks that were compressed together with their neighbours.",
+        "Blocks compressed with their neighbours.",
         Source::Log(|l| l.blocks_clustered.into()),
     ),
     counter(
@@ -119,7 +119,7 @@ pub(super) const LOG: &[Metric] = &[
     ),
     gauge(
         "ztier_log_commit_duration_seconds",
-        "How long commits took that flushes or synced writes waited for, since the daemon began.",
+        "Summary: commits that flushes or synced writes waited for, since the daemon began.",
         Source::Sample(|sample, volume, f| {
             let Some(log) = &sample.stats.log else { return };
             let took = &log.commits;
@@ -134,53 +134,53 @@ pub(super) const LOG: &[Metric] = &[
     .of_kind(Kind::Summary),
     counter(
         "ztier_log_kept_copies_total",
-        "Blocks of the backing store that were appended because they were read again and again.",
+        "Blocks of the backing store appended: read repeatedly.",
         Source::Log(|l| l.copies_kept.into()),
     ),
     counter(
         "ztier_log_kept_again_copies_total",
-        "Blocks that were appended again before their segment was freed, because they were read.",
+        "Copies appended again, because read, before their segment was freed.",
         Source::Log(|l| l.copies_kept_again.into()),
     ),
     counter(
         "ztier_log_released_copies_total",
-        "Blocks that the backing store has, too, and whose segment was freed.",
+        "Clean blocks freed with their segment.",
         Source::Log(|l| l.copies_released.into()),
     ),
     counter(
         "ztier_log_damaged_copies_total",
-        "Blocks that could not be read from the log, and were from the backing store.",
+        "Blocks unreadable in the log, read from the backing store.",
         Source::Log(|l| l.copies_damaged.into()),
     ),
     counter(
         "ztier_writeback_bytes_total",
-        "Bytes that writeback wrote to the backing store.",
+        "Bytes written back.",
         Source::Log(|l| l.written_back_bytes.into()),
     ),
     counter(
         "ztier_writeback_windows_total",
-        "Windows of writeback that ended well.",
+        "Writeback windows that succeeded.",
         Source::Log(|l| l.windows.into()),
     ),
     counter(
         "ztier_writeback_failed_windows_total",
-        "Windows of writeback that failed and are tried again.",
+        "Writeback windows that failed; they are retried.",
         Source::Log(|l| l.windows_failed.into()),
     ),
     gauge(
         "ztier_backing_mixture_since_seconds",
-        "Since when the backing store alone may be a mixture of states, in seconds since 1970; \
-         absent while it is a state that the volume had.",
+        "Unix time since when the backing store alone may be a mixture of states; absent while it \
+         is one state that the volume had.",
         Source::Log(|l| Some(l.mixture_since_unix_s).filter(|s| *s > 0).into()),
     ),
     gauge(
         "ztier_log_clean",
-        "Whether the backing store alone is the volume.",
+        "Whether the backing store alone is the volume, but for lost blocks.",
         Source::Log(|l| l.clean.into()),
     ),
     counter(
         "ztier_log_errors_total",
-        "Actions of the log's drive that failed.",
+        "Requests to the log's drive that failed.",
         Source::Log(|l| l.errors.into()),
     ),
     gauge(
@@ -190,12 +190,12 @@ pub(super) const LOG: &[Metric] = &[
     ),
     gauge(
         "ztier_log_rescuing",
-        "Whether it failed, and what it holds is being brought to the backing store.",
+        "Whether the log's drive failed and its data is moving to the backing store.",
         Source::Log(|l| l.rescuing.into()),
     ),
     gauge(
         "ztier_log_lost_blocks",
-        "Blocks that were damaged in the log before they reached the backing store.",
+        "Blocks damaged in the log before writeback.",
         Source::Sample(|sample, volume, f| {
             let lost = sample.stats.lost_blocks();
             f.sample(&[("volume", volume)], sample.stats.log.map(|_| lost));
@@ -203,7 +203,7 @@ pub(super) const LOG: &[Metric] = &[
     ),
     gauge(
         "ztier_log_loss_noted",
-        "Whether a user has taken note of all of those (`ztier accept-loss`).",
+        "Whether a user has noted all lost blocks (`ztier accept-loss`).",
         Source::Sample(|sample, volume, f| {
             let noted = sample.stats.log_loss_noted;
             f.sample(&[("volume", volume)], sample.stats.log.map(|_| noted));

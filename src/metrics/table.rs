@@ -28,13 +28,13 @@ pub static GROUPS: &[Group] = &[
 const EXPORTER: &[Metric] = &[
     gauge(
         "ztier_build_info",
-        "1; the label has the version of the exporter.",
+        "1; the exporter's version.",
         Source::Exporter(|_, f| f.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1u64)),
     )
     .by(&["version"]),
     gauge(
         "ztier_scrape_duration_seconds",
-        "How long it took to ask all volumes.",
+        "Time to ask all volumes.",
         Source::Exporter(|scrape, f| f.sample(&[], scrape.took.as_secs_f64())),
     ),
 ];
@@ -44,12 +44,12 @@ const STATES: [&str; 4] = ["up", "starting", "busy", "dead"];
 const VOLUME: &[Metric] = &[
     gauge(
         "ztier_volume_up",
-        "Whether the volume's daemon answered (1) or not (0).",
+        "1 if the daemon answered, 0 if not.",
         Source::Seen(|seen, volume, f| f.sample(&[("volume", volume)], seen.sample().is_some())),
     ),
     gauge(
         "ztier_volume_state",
-        "1 for the state that the volume is in: up, starting, busy (lives, does not answer), dead.",
+        "1 for the state: up, starting, busy (lives, does not answer), dead.",
         Source::Seen(|seen, volume, f| {
             for state in STATES {
                 f.sample(&[("volume", volume), ("state", state)], seen.state() == state);
@@ -59,7 +59,7 @@ const VOLUME: &[Metric] = &[
     .by(&["state"]),
     gauge(
         "ztier_volume_memory_kept",
-        "Whether what a dead daemon had in memory is kept for the next one.",
+        "Whether a dead daemon's memory is kept for the next one.",
         Source::Seen(|seen, volume, f| {
             if let Seen::Dead { kept, .. } = seen {
                 f.sample(&[("volume", volume)], *kept);
@@ -96,13 +96,14 @@ const UP: &[Metric] = &[
         .by(&["role", "export", "algorithm", "endpoint", "log", "backing", "spill", "version"]),
     gauge(
         "ztier_volume_start_time_seconds",
-        "When the volume's daemon became ready, in seconds since 1970.",
+        "Unix time when the daemon became ready.",
         Source::Number(|s| s.started_unix_s.into()),
     ),
     gauge(
         "ztier_volume_health",
-        "1 for how the volume is: ok, filling (little room is left), degraded (something below does not work, or did not within \
-         the last hour), failed (takes nothing more), lost (data that no user has taken note of).",
+        "1 for the health: ok, filling (little room is left), degraded (a part fails, or \
+         did within the last hour), failed (takes nothing more), lost (lost data that no user \
+         noted).",
         Source::Sample(|sample, volume, f| {
             for health in Health::ALL {
                 let labels = [("volume", volume), ("health", health.name())];
@@ -113,8 +114,7 @@ const UP: &[Metric] = &[
     .by(&["health"]),
     counter(
         "ztier_drive_errors_total",
-        "Requests that a drive below has failed, by what the drive is to the volume (log, backing, \
-         spill), what was asked, and the errno.",
+        "Requests that a drive below (log, backing, spill) failed, by operation and errno.",
         Source::Sample(|sample, volume, f| {
             for drive in &sample.stats.drives {
                 for failure in &drive.failures {
@@ -132,7 +132,7 @@ const UP: &[Metric] = &[
     .by(&["drive", "operation", "errno"]),
     gauge(
         "ztier_drive_last_error_timestamp_seconds",
-        "When a drive below failed a request last, in seconds since 1970.",
+        "Unix time of the last request that a drive failed.",
         Source::Sample(|sample, volume, f| {
             for drive in &sample.stats.drives {
                 let labels = [("volume", volume), ("drive", drive.role.name())];
@@ -143,7 +143,7 @@ const UP: &[Metric] = &[
     .by(&["drive"]),
     counter(
         "ztier_volume_restarts_total",
-        "Daemons that have gone on with what an earlier one had in memory.",
+        "Daemons that took over an earlier one's memory.",
         Source::Number(|s| s.restarts.into()),
     ),
     gauge(
@@ -153,9 +153,8 @@ const UP: &[Metric] = &[
     ),
     gauge(
         "ztier_home_bytes",
-        "Data, before compression, that a home holds. A block may be in several: ram are copies \
-         where there is a backing store, log what is there (also what the backing store has, too), \
-         backing what is there as it is now.",
+        "Data before compression in each home: ram (with a backing store: copies), spill, log \
+         (clean, too), backing (what is current). A block may be in several.",
         Source::Sample(|sample, volume, f| {
             let homes = sample.homes();
             let backed = matches!(sample.role(), Role::Cache | Role::Log);
@@ -173,18 +172,18 @@ const UP: &[Metric] = &[
     .by(&["home"]),
     gauge(
         "ztier_compression_ratio",
-        "Bytes of data for each byte that they take compressed; absent while there are none.",
+        "Bytes of data per compressed byte; absent without data.",
         Source::Number(|s| s.compression().into()),
     ),
     gauge(
         "ztier_memory_limit_bytes",
-        "The limit on all memory of the volume; with a backing store, on that for copies.",
+        "Limit on all memory; with a backing store, on copies.",
         Source::Number(|s| s.stats.ram_limit_bytes.into()),
     ),
     gauge(
         "ztier_room_bytes",
-        "Bytes of data that a volume in memory has room for yet, as what is stored compresses; \
-         absent while too little is stored to tell.",
+        "Data that still fits in memory at the present compression; absent while too little is \
+         stored.",
         Source::Sample(|sample, volume, f| {
             if let Some(room) = sample.stats.room_bytes {
                 f.sample(&[("volume", volume)], room);
@@ -193,7 +192,7 @@ const UP: &[Metric] = &[
     ),
     gauge(
         "ztier_memory_used_bytes",
-        "All memory of the volume; with a backing store, that for copies.",
+        "All memory used; with a backing store, by copies.",
         Source::Number(|s| s.stats.mem_used_bytes.into()),
     ),
 ];
@@ -201,7 +200,7 @@ const UP: &[Metric] = &[
 const REQUESTS: &[Metric] = &[
     counter(
         "ztier_requests_total",
-        "Requests that ended, well or badly.",
+        "Requests ended, with or without error.",
         Source::Sample(|sample, volume, f| {
             for (operation, kind) in sample.stats.kinds() {
                 f.sample(&[("volume", volume), ("operation", operation)], kind.requests);
@@ -211,7 +210,7 @@ const REQUESTS: &[Metric] = &[
     .by(&["operation"]),
     counter(
         "ztier_request_bytes_total",
-        "Bytes that requests asked for.",
+        "Bytes asked for.",
         Source::Sample(|sample, volume, f| {
             for (operation, kind) in sample.stats.kinds() {
                 f.sample(&[("volume", volume), ("operation", operation)], kind.bytes);
@@ -221,7 +220,7 @@ const REQUESTS: &[Metric] = &[
     .by(&["operation"]),
     counter(
         "ztier_request_failures_total",
-        "Requests that ended with an error.",
+        "Requests ended with an error.",
         Source::Sample(|sample, volume, f| {
             for (operation, kind) in sample.stats.kinds() {
                 f.sample(&[("volume", volume), ("operation", operation)], kind.failed);
@@ -231,12 +230,12 @@ const REQUESTS: &[Metric] = &[
     .by(&["operation"]),
     counter(
         "ztier_invalid_requests_total",
-        "Requests that lay outside the device.",
+        "Requests outside the device.",
         Source::Number(|s| s.stats.invalid_io.into()),
     ),
     gauge(
         "ztier_request_service_duration_seconds",
-        "How long requests were served.",
+        "Histogram: time in service.",
         Source::Sample(|sample, volume, f| {
             for (operation, spent) in sample.latencies.kinds() {
                 f.histogram(&[("volume", volume), ("operation", operation)], &spent.serving, 1);
@@ -247,7 +246,7 @@ const REQUESTS: &[Metric] = &[
     .by(&["operation"]),
     gauge(
         "ztier_request_wait_duration_seconds",
-        "How long requests waited before they were served, stalls for want of memory included.",
+        "Histogram: wait before service, memory stalls included.",
         Source::Sample(|sample, volume, f| {
             for (operation, spent) in sample.latencies.kinds() {
                 let labels = [("volume", volume), ("operation", operation)];
@@ -263,52 +262,52 @@ const REQUESTS: &[Metric] = &[
 const MEMORY: &[Metric] = &[
     gauge(
         "ztier_memory_used_peak_bytes",
-        "The most memory that was ever used.",
+        "Most memory ever used.",
         Source::Memory(|s| s.mem_used_max_bytes.into()),
     ),
     gauge(
         "ztier_memory_frames_bytes",
-        "Part of the memory used: frames that hold segments or are kept ready to.",
+        "Memory of frames, used or ready.",
         Source::Memory(|s| s.frames_bytes.into()),
     ),
     gauge(
         "ztier_memory_metadata_bytes",
-        "Part of the memory used: index and tables.",
+        "Memory of index and tables.",
         Source::Memory(|s| s.metadata_bytes.into()),
     ),
     gauge(
         "ztier_memory_buffers_bytes",
-        "Part of the memory used: state and scratch memory of threads.",
+        "Memory of threads: state and scratch.",
         Source::Memory(|s| s.buffers_bytes.into()),
     ),
     gauge(
         "ztier_record_headers_bytes",
-        "Part of the frames: headers of live records.",
+        "Headers of live records, part of the frames.",
         Source::Memory(|s| s.record_headers_bytes.into()),
     ),
     gauge(
         "ztier_data_bytes",
-        "Stored data before compression, same-filled blocks left out.",
+        "Stored data before compression, without same-filled blocks.",
         Source::Memory(|s| s.orig_data_bytes.into()),
     ),
     gauge(
         "ztier_compressed_bytes",
-        "What stored data takes after compression, without headers.",
+        "Stored data after compression, without headers.",
         Source::Memory(|s| s.compr_data_bytes.into()),
     ),
     gauge(
         "ztier_stored_blocks",
-        "Blocks of 4096 bytes that are stored as records.",
+        "Blocks of 4096 bytes stored as records.",
         Source::Memory(|s| s.blocks_stored.into()),
     ),
     gauge(
         "ztier_same_filled_blocks",
-        "Blocks that are one repeated word and take no memory, zeros included.",
+        "Blocks of one repeated word, zeros included: no memory.",
         Source::Memory(|s| s.blocks_same.into()),
     ),
     gauge(
         "ztier_zero_blocks",
-        "Blocks of zeros that were written.",
+        "Written blocks of zeros.",
         Source::Memory(|s| s.blocks_zero.into()),
     ),
     gauge(
@@ -323,62 +322,58 @@ const MEMORY: &[Metric] = &[
     ),
     gauge(
         "ztier_raw_blocks",
-        "Blocks stored as they are because no codec made them smaller.",
+        "Stored blocks that no codec made smaller.",
         Source::Memory(|s| s.blocks_raw.into()),
     ),
     counter(
         "ztier_raw_blocks_written_total",
-        "Blocks that were ever stored as they are.",
+        "Blocks ever stored as they are.",
         Source::Memory(|s| s.blocks_raw_total.into()),
     ),
     counter(
         "ztier_discarded_blocks_total",
-        "Stored blocks that were freed by a discard or write-zeroes.",
+        "Stored blocks freed by discard or write-zeroes.",
         Source::Memory(|s| s.blocks_discarded.into()),
     ),
-    gauge(
-        "ztier_segments",
-        "Segments that hold live records.",
-        Source::Memory(|s| s.segments.into()),
-    ),
+    gauge("ztier_segments", "Segments with live records.", Source::Memory(|s| s.segments.into())),
     counter(
         "ztier_cleaned_segments_total",
-        "Segments that the cleaner emptied.",
+        "Segments the cleaner emptied.",
         Source::Memory(|s| s.segments_cleaned.into()),
     ),
     counter(
         "ztier_cleaner_moved_blocks_total",
-        "Blocks that the cleaner moved.",
+        "Blocks the cleaner moved.",
         Source::Memory(|s| s.blocks_moved.into()),
     ),
     counter(
         "ztier_cleaner_moved_bytes_total",
-        "Bytes that the cleaner moved.",
+        "Bytes the cleaner moved.",
         Source::Memory(|s| s.bytes_moved.into()),
     ),
     counter(
         "ztier_write_stalls_total",
-        "Writes that had to wait for room or for memory in stock.",
+        "Writes that waited for room or memory.",
         Source::Memory(|s| s.stalls.into()),
     ),
     counter(
         "ztier_no_space_writes_total",
-        "Writes that were refused because nothing more fits.",
+        "Writes refused for lack of space.",
         Source::Memory(|s| s.no_space.into()),
     ),
     counter(
         "ztier_corrupt_records_total",
-        "Records whose checksum did not hold when they were read.",
+        "Records read with a wrong checksum.",
         Source::Number(|s| s.stats.corrupt_records.into()),
     ),
     gauge(
         "ztier_clustered_blocks",
-        "Blocks that are compressed together with their neighbours.",
+        "Blocks compressed with their neighbours.",
         Source::Memory(|s| s.blocks_clustered.into()),
     ),
     gauge(
         "ztier_clusters_bytes",
-        "What those take, headers included.",
+        "Bytes of clusters, headers included.",
         Source::Memory(|s| s.cluster_bytes.into()),
     ),
     counter(
@@ -388,22 +383,22 @@ const MEMORY: &[Metric] = &[
     ),
     counter(
         "ztier_recompression_saved_bytes_total",
-        "Bytes that recompressed blocks took less afterwards.",
+        "Bytes saved by recompression.",
         Source::Memory(|s| s.recompress_saved_bytes.into()),
     ),
     counter(
         "ztier_recompression_abandoned_groups_total",
-        "Groups of neighbours left as they were because too little would have been saved.",
+        "Groups not recompressed: too little to save.",
         Source::Memory(|s| s.recompress_in_vain.into()),
     ),
     counter(
         "ztier_recompression_promoted_blocks_total",
-        "Blocks that left their clusters because they were read again.",
+        "Blocks that left their clusters: read again.",
         Source::Memory(|s| s.recompress_promoted_blocks.into()),
     ),
     counter(
         "ztier_recompression_seconds_total",
-        "Time spent on recompressing.",
+        "Time spent recompressing.",
         Source::Memory(|s| (s.recompress_ms as f64 / 1e3).into()),
     ),
 ];
@@ -411,22 +406,22 @@ const MEMORY: &[Metric] = &[
 const SPILL: &[Metric] = &[
     counter(
         "ztier_spill_reads_total",
-        "Read requests to the spill device.",
+        "Reads of the spill device.",
         Source::Spill(|s| s.spill_device_reads.into()),
     ),
     counter(
         "ztier_spill_writes_total",
-        "Write requests to the spill device.",
+        "Writes to the spill device.",
         Source::Spill(|s| s.spill_device_writes.into()),
     ),
     counter(
         "ztier_spill_read_seconds_total",
-        "Time that reads of the spill device took together.",
+        "Time in those reads.",
         Source::Spill(|s| seconds(s.spill_reading_ns).into()),
     ),
     counter(
         "ztier_spill_write_seconds_total",
-        "Time that writes to the spill device took together.",
+        "Time in those writes.",
         Source::Spill(|s| seconds(s.spill_writing_ns).into()),
     ),
     counter(
@@ -441,48 +436,43 @@ const SPILL: &[Metric] = &[
     ),
     gauge(
         "ztier_spill_allowance_bytes",
-        "Bytes that the daily limit still lets through; absent without one.",
+        "Bytes left of the daily limit; absent without one.",
         Source::Spill(|s| s.spill_allowed_bytes.into()),
     ),
     gauge(
         "ztier_spill_slots",
-        "Slots on the spill device, of a segment each.",
+        "Slots of the spill device, a segment each.",
         Source::Spill(|s| s.spill_slots.into()),
     ),
-    gauge(
-        "ztier_spill_used_slots",
-        "Slots that hold something.",
-        Source::Spill(|s| s.spill_slots_used.into()),
-    ),
+    gauge("ztier_spill_used_slots", "Slots in use.", Source::Spill(|s| s.spill_slots_used.into())),
     counter(
         "ztier_spilled_segments_total",
-        "Segments that went down to the spill device.",
+        "Segments spilled.",
         Source::Spill(|s| s.spilled_segments.into()),
     ),
     gauge(
         "ztier_spilled_blocks",
-        "Blocks that are on the spill device and not in memory.",
+        "Blocks only on the spill device.",
         Source::Spill(|s| s.spilled_blocks.into()),
     ),
     gauge(
         "ztier_spilled_bytes",
-        "Bytes of their records.",
+        "Bytes of spilled blocks' records.",
         Source::Spill(|s| s.spilled_bytes.into()),
     ),
     counter(
         "ztier_spill_promoted_blocks_total",
-        "Blocks that came back into memory because they were read again.",
+        "Blocks back in memory: read again.",
         Source::Spill(|s| s.spill_promoted_blocks.into()),
     ),
     counter(
         "ztier_spill_errors_total",
-        "Requests to the spill device that failed.",
+        "Failed requests to the spill device.",
         Source::Spill(|s| s.spill_errors.into()),
     ),
     gauge(
         "ztier_spill_failed",
-        "Whether the spill device failed to take what it was given last; it is tried again in at most \
-         a minute.",
+        "Whether the last write to the spill device failed; retried within a minute.",
         Source::Spill(|s| s.spill_failed.into()),
     ),
 ];
@@ -490,17 +480,17 @@ const SPILL: &[Metric] = &[
 const CACHE: &[Metric] = &[
     gauge(
         "ztier_cache_index_bytes",
-        "Part of the memory used: index, ghosts and tables.",
+        "Memory of index, ghosts and tables.",
         Source::Cache(|c| c.index_bytes.into()),
     ),
     gauge(
         "ztier_cache_copies_bytes",
-        "Data that there are copies of, before compression.",
+        "Copied data before compression.",
         Source::Cache(|c| c.original_bytes.into()),
     ),
     gauge(
         "ztier_cache_stored_bytes",
-        "What the copies take, headers included.",
+        "Bytes of copies, headers included.",
         Source::Cache(|c| c.stored_bytes.into()),
     ),
     counter(
@@ -515,62 +505,62 @@ const CACHE: &[Metric] = &[
     ),
     counter(
         "ztier_cache_miss_seconds_total",
-        "Time that the backing store took to give them.",
+        "Time the backing store took for misses.",
         Source::Cache(|c| seconds(c.missed_ns).into()),
     ),
     counter(
         "ztier_cache_mixed_reads_total",
-        "Reads of which some blocks had a copy and others had none.",
+        "Reads with hits and misses.",
         Source::Cache(|c| c.requests_mixed.into()),
     ),
     counter(
         "ztier_cache_bypassed_reads_total",
-        "Reads that went past the cache, because too many were under way.",
+        "Reads past the cache: too many under way.",
         Source::Cache(|c| c.requests_bypassed.into()),
     ),
     counter(
         "ztier_cache_kept_blocks_total",
-        "Copies that were made.",
+        "Copies made.",
         Source::Cache(|c| c.kept_blocks.into()),
     ),
     counter(
         "ztier_cache_evicted_blocks_total",
-        "Copies that left to make room.",
+        "Copies evicted to make room.",
         Source::Cache(|c| c.evicted_blocks.into()),
     ),
     counter(
         "ztier_cache_ghost_hit_blocks_total",
-        "Blocks missed that had left not long before: a larger cache would have had them.",
+        "Misses of recently evicted blocks: a larger cache would hit.",
         Source::Cache(|c| c.ghosts_hit_blocks.into()),
     ),
     counter(
         "ztier_cache_overtaken_blocks_total",
-        "Blocks that were not kept because they were written meanwhile.",
+        "Blocks not kept: written meanwhile.",
         Source::Cache(|c| c.lost_blocks.into()),
     ),
     counter(
         "ztier_cache_readahead_blocks_total",
-        "Blocks that were read ahead and kept.",
+        "Blocks read ahead and kept.",
         Source::Cache(|c| c.ahead_blocks.into()),
     ),
     counter(
         "ztier_cache_readahead_used_blocks_total",
-        "Of those, the ones that a request asked for.",
+        "Blocks read ahead, then requested.",
         Source::Cache(|c| c.ahead_used_blocks.into()),
     ),
     counter(
         "ztier_cache_readahead_useless_blocks_total",
-        "Of those, the ones that left before a request asked for them.",
+        "Blocks read ahead, evicted before requested.",
         Source::Cache(|c| c.ahead_useless_blocks.into()),
     ),
     counter(
         "ztier_cache_damaged_copies_total",
-        "Copies whose check word did not hold; they were read again from the backing store.",
+        "Damaged copies, read again from the backing store.",
         Source::Cache(|c| c.damaged_copies.into()),
     ),
     counter(
         "ztier_backing_errors_total",
-        "Requests to the backing store that failed.",
+        "Failed requests to the backing store.",
         Source::Cache(|c| c.backing_errors.into()),
     ),
 ];
@@ -578,28 +568,32 @@ const CACHE: &[Metric] = &[
 const LIMIT: &[Metric] = &[
     gauge(
         "ztier_limit_min_bytes",
-        "The lowest that the limit on memory may be.",
+        "Lowest possible memory limit.",
         Source::Limit(|r| r.bounds.min_bytes.into()),
     ),
-    gauge("ztier_limit_max_bytes", "The highest.", Source::Limit(|r| r.bounds.max_bytes.into())),
+    gauge(
+        "ztier_limit_max_bytes",
+        "Highest possible memory limit.",
+        Source::Limit(|r| r.bounds.max_bytes.into()),
+    ),
     counter(
         "ztier_limit_changes_total",
-        "How often it was changed.",
+        "Changes of the limit.",
         Source::Limit(|r| r.changes.into()),
     ),
     counter(
         "ztier_limit_turns_total",
-        "Changes that went the other way than the one before.",
+        "Changes in the other direction than the one before.",
         Source::Limit(|r| r.turns.into()),
     ),
     gauge(
         "ztier_limit_last_change_timestamp_seconds",
-        "When it was changed last, in seconds since 1970; absent before the first change.",
+        "Unix time of the last change; absent before the first.",
         Source::Limit(|r| r.last_change.map(|change| change.unix_s).into()),
     ),
     gauge(
         "ztier_limit_reason",
-        "1 for the reason why it is what it is (docs/limit.md).",
+        "1 for the reason of the present limit (docs/limit.md).",
         Source::Sample(|sample, volume, f| {
             if let Some(report) = &sample.adapting {
                 f.sample(&[("volume", volume), ("reason", report.reason.kind())], 1u64);
@@ -609,9 +603,8 @@ const LIMIT: &[Metric] = &[
     .by(&["reason"]),
     gauge(
         "ztier_limit_wait_ratio",
-        "Part of the time that is waited: for files that the machine had to drop (files), for data \
-         of the volume that had to go (missed), for its coldest data if that went, at most \
-         (coldest).",
+        "Part of time waited: for dropped files (files), evicted data (missed), the coldest data \
+         if evicted, at most (coldest).",
         Source::Sample(|sample, volume, f| {
             let Some(report) = &sample.adapting else { return };
             let waits = report.waits;
@@ -625,17 +618,17 @@ const LIMIT: &[Metric] = &[
     .by(&["cause"]),
     gauge(
         "ztier_limit_available_bytes",
-        "Memory that others could have; absent where the machine does not tell.",
+        "Memory available to others; absent if unknown.",
         Source::Limit(|r| r.available_bytes.into()),
     ),
     gauge(
         "ztier_limit_floor_bytes",
-        "How much of that is to stay.",
+        "Memory to leave to others.",
         Source::Limit(|r| r.floor_bytes.into()),
     ),
     gauge(
         "ztier_limit_stalled_ratio",
-        "Part of the time that a process waits for memory; absent where the machine does not tell.",
+        "Part of time that a process waits for memory; absent if unknown.",
         Source::Limit(|r| r.stalled.into()),
     ),
 ];
