@@ -17,6 +17,9 @@ use std::collections::BinaryHeap;
 /// Bytes of a checkpoint that are read at once.
 const LOAD: u64 = 32 << 20;
 
+/// Sheets that a thread is worth: verifying fewer takes less time than starting it.
+const SHARE_MIN: usize = 8;
+
 /// The index of a log, as far as a checkpoint has it.
 pub(super) struct Loaded {
     pub map: Map,
@@ -127,8 +130,13 @@ impl<'a> Loading<'a> {
 
     /// Verifies sheets, as many at once as there are processors.
     fn verify_all(&self, first: u32, sheets: &[(u64, Buffer)]) -> Option<Vec<Sheet>> {
-        let workers = std::thread::available_parallelism().map_or(1, usize::from);
-        let share = sheets.len().div_ceil(workers).max(1);
+        let share = match sheets.len() {
+            few if few <= SHARE_MIN => SHARE_MIN,
+            many => {
+                let workers = std::thread::available_parallelism().map_or(1, usize::from);
+                many.div_ceil(workers).max(SHARE_MIN)
+            }
+        };
         let verify = |(first, sheets): (u32, &[(u64, Buffer)])| -> Option<Vec<Sheet>> {
             (first..).zip(sheets).map(|(index, (_, sheet))| self.verify(index, sheet)).collect()
         };

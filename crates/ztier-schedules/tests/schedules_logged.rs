@@ -2,26 +2,22 @@
 //! The waits are those of the product, and a failure of a drive is an event like any other. A cycle
 //! of waits shows as a schedule that never ends. Bugs of that kind are planted and must be found.
 //!
-//! Built only with `RUSTFLAGS="--cfg shuttle"`; a failure prints the schedule that replays it.
+//! Built only with `scripts/rustc-shuttle`; a failure prints the schedule that replays it.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used)]
-
-mod support {
-    pub mod schedules;
-}
 
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicU8, Ordering};
 use shuttle::thread;
 use std::sync::Arc;
 use std::time::Instant;
-use support::schedules::hold_and_find;
 use ztier::durable;
 use ztier::durable::format::{DATA_MIN, IDENTITY};
 use ztier::media::{Action, Drive, DriveError};
 use ztier::tiers::Policy;
 use ztier::tiers::planted::{Bug, plant};
 use ztier::volume::{Algorithm, Channel, Device, IoError, LogOptions, LogVolume, Request};
+use ztier_schedules::hold_and_find;
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 64;

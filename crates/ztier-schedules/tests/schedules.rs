@@ -2,20 +2,15 @@
 //! under thousands of thread interleavings, and bugs planted on purpose, each of which must be
 //! found.
 //!
-//! Built only with `RUSTFLAGS="--cfg shuttle"`; a failure prints the schedule that replays it.
+//! Built only with `scripts/rustc-shuttle`; a failure prints the schedule that replays it.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used)]
-
-mod support {
-    pub mod schedules;
-}
 
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
 use std::sync::Arc;
 use std::time::Instant;
-use support::schedules::hold_and_find;
 use ztier::media::{Drive, DriveError, Memory};
 use ztier::store::log::Reservation;
 use ztier::store::planted::{Bug, plant};
@@ -23,6 +18,7 @@ use ztier::store::segment::Segments;
 use ztier::volume::{
     Algorithm, Channel, Device, IoError, Options, Recompress, Request, SpillTo, Volume,
 };
+use ztier_schedules::hold_and_find;
 
 const SEGMENT: u32 = 32 << 10;
 /// Blocks of noise, which are not compressed: seven fill a segment.

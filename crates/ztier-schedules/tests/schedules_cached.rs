@@ -1,22 +1,18 @@
 //! Schedules of the read cache: readers that miss, writers, eviction and zeroes of one block in
 //! thousands of orders, and bugs planted on purpose, each of which must be found.
 //!
-//! Built only with `RUSTFLAGS="--cfg shuttle"`; a failure prints the schedule that replays it.
+//! Built only with `scripts/rustc-shuttle`; a failure prints the schedule that replays it.
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used)]
-
-mod support {
-    pub mod schedules;
-}
 
 use shuttle::sync::Mutex;
 use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
 use std::sync::Arc;
-use support::schedules::hold_and_find;
 use ztier::cache::Cached;
 use ztier::cache::planted::{Bug, plant};
 use ztier::media::{Action, Drive, DriveError};
+use ztier_schedules::hold_and_find;
 
 const BLOCK: usize = 4096;
 /// As small as it gets with room for several requests at once.

@@ -1,4 +1,7 @@
 //! Exploring the orders in which threads can run, and the bugs that this must find.
+//!
+//! All of it is empty without `--cfg shuttle` (`scripts/rustc-shuttle`).
+#![cfg(shuttle)]
 #![allow(clippy::unwrap_used)]
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
