@@ -16,13 +16,13 @@ use shuttle::thread;
 use std::sync::Arc;
 use std::time::Instant;
 use support::schedules::hold_and_find;
-use ztier::media::{Drive, DriveError, Memory};
-use ztier::store::log::Reservation;
-use ztier::store::planted::{Bug, plant};
-use ztier::store::segment::Segments;
-use ztier::volume::{
+use ztier::device::{
     Algorithm, Channel, Device, IoError, Options, Recompress, Request, SpillTo, Volume,
 };
+use ztier::media::{Drive, DriveError, Memory};
+use ztier::ram::store::log::Reservation;
+use ztier::ram::store::planted::{Bug, plant};
+use ztier::ram::store::segment::Segments;
 
 const SEGMENT: u32 = 32 << 10;
 /// Blocks of noise, which are not compressed: seven fill a segment.
