@@ -1,7 +1,8 @@
 //! ztier: more fast storage than the machine has, in user space.
 //!
-//! The modules stand in the order in which a request passes them; a layer uses only those below it
-//! (`tests/tidy.rs` fails otherwise). `ARCHITECTURE.md` has the map and the reasons.
+//! The modules stand in the order in which a request passes them; a layer uses only those below
+//! it, and the engines `cache`, `log` and `ram` use none of each other (`tests/tidy.rs` fails
+//! otherwise). `ARCHITECTURE.md` has the map and the reasons.
 
 pub mod cli;
 

@@ -7,10 +7,11 @@
 
 use super::below;
 use super::claimed::{Claimed, holds_data};
+use super::drives::{failed, random};
 use super::logged::{LogOptions, LogVolume};
 use super::record::{Book, Record, Seen, moment, state};
 use crate::BLOCK_SIZE;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::log::disk::format::Superblock;
 use crate::log::{self, Accepted, Inspection, Kept, OpenError, Step};
 use crate::media::{
@@ -626,11 +627,6 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
-/// A drive that failed, named.
-pub(super) fn failed(path: &Path, e: &crate::media::DriveError) -> Error {
-    Error::failure(format!("{}: {e}", path.display())).mend("look into the kernel's log")
-}
-
 /// A log that can't be made or opened, with what to do about it.
 pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
     let text = format!("{} can't be used as log: {e}", path.display());
@@ -658,15 +654,4 @@ pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
         OpenError::Unread(_) => error.mend(remedy::LOG_UNREAD),
         OpenError::Lost { .. } => error.mend(remedy::LOG_DAMAGED),
     }
-}
-
-/// Random bytes.
-pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let mut at = 0;
-    while at < N {
-        let flags = rustix::rand::GetRandomFlags::empty();
-        at += rustix::rand::getrandom(&mut bytes[at..], flags).context("no random numbers")?;
-    }
-    Ok(bytes)
 }

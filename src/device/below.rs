@@ -3,8 +3,7 @@
 //! Invariants: nothing is written before every check has passed; what is in the slots has a meaning
 //! only together with the memory that the label was made with, which has a copy of it.
 
-use super::attach::{failed, random};
-use super::volume::min_ram_limit;
+use super::drives::{failed, random};
 use crate::error::{Context, Error, Result};
 use crate::log::{self, OpenError};
 use crate::media::{ALIGN, Buffer, Drive, FileDrive, Memory, Signature, Words};
@@ -37,11 +36,6 @@ pub struct SpillDevice {
     pub daily: u64,
     /// Whatever is on the device may be overwritten, unless it is a log with data.
     pub wipe: bool,
-}
-
-/// The least limit, in bytes, under which a device of `size` bytes works above a spill device.
-pub fn min_ram_limit_above(size: u64, segment: u32) -> u64 {
-    min_ram_limit(size, segment) + u64::from(segment)
 }
 
 /// The first 4096 bytes of a spill device.

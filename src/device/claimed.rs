@@ -4,7 +4,7 @@
 //!
 //! Invariant: this module writes nothing.
 
-use super::attach::failed;
+use super::drives::failed;
 use super::record::{Book, Record, Seen};
 use crate::error::Result;
 use crate::log::disk::format::Superblock;

@@ -12,7 +12,6 @@ mod spiller;
 mod stocker;
 mod tender;
 
-use super::below::min_ram_limit_above;
 use super::contract::no_log;
 use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Serving, Tuning};
 use super::counters::{Accounts, Counters};
@@ -93,6 +92,11 @@ pub struct Volume {
 pub fn min_ram_limit(size: u64, segment: u32) -> u64 {
     let directory = (size.div_ceil(LEAF * BLOCK_SIZE as u64) * 8).next_multiple_of(4096);
     directory + (RESERVE_SEGMENTS + 4) * u64::from(segment) + (4 << 20)
+}
+
+/// The least limit, in bytes, under which a device of `size` bytes works above a spill device.
+pub fn min_ram_limit_above(size: u64, segment: u32) -> u64 {
+    min_ram_limit(size, segment) + u64::from(segment)
 }
 
 impl Volume {

@@ -5,11 +5,12 @@
 
 mod load;
 mod recover;
+mod report;
 mod step;
 mod walk;
 
 pub use recover::{
-    Accepted, Inspection, Report, format, inspect, inspect_telling, inspect_warm, least_size, open,
-    read_superblock,
+    Inspection, format, inspect, inspect_telling, inspect_warm, least_size, open, read_superblock,
 };
+pub use report::{Accepted, Report};
 pub use step::Step;

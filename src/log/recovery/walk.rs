@@ -4,7 +4,7 @@
 //! epoch); one that was not durable for certain also has to have all its payloads. Nothing is
 //! written. Reading ahead and summaries change how fast an answer comes, never what it is.
 
-use super::recover::Report;
+use super::report::Report;
 use crate::log::core::chunk::{CHUNK_MIN, read_table};
 use crate::log::core::commit::{JOINED, REWRITES};
 use crate::log::core::state::{MEMORY_MAX, Segment};
