@@ -3,7 +3,7 @@
 //! Invariant: the text of an [`Error`] has no line break and no control character, whatever paths
 //! and names are in it, so it can be printed anywhere (a terminal, a log, a control reply) and is
 //! one line. Errors of single requests are
-//! [`crate::volume::IoError`]; they carry an errno and no text.
+//! [`crate::device::IoError`]; they carry an errno and no text.
 
 use crate::escape::escape;
 use rustix::io::Errno;

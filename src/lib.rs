@@ -1,7 +1,8 @@
 //! ztier: more fast storage than the machine has, in user space.
 //!
-//! The modules stand in the order in which a request passes them; a layer uses only those below it
-//! (`tests/tidy.rs` fails otherwise). `ARCHITECTURE.md` has the map and the reasons.
+//! The modules stand in the order in which a request passes them; a layer uses only those below
+//! it, and the engines `cache`, `log` and `ram` use none of each other (`tests/tidy.rs` fails
+//! otherwise). `ARCHITECTURE.md` has the map and the reasons.
 
 pub mod cli;
 
@@ -15,20 +16,21 @@ pub mod limit;
 
 pub mod export;
 
-pub mod volume;
+pub mod system;
 
-pub mod tiers;
-
-pub mod durable;
+pub mod device;
 
 pub mod cache;
+pub mod log;
+pub mod ram;
 
-pub mod store;
+pub mod codec;
 
 pub mod media;
 
 pub mod error;
 pub mod escape;
+pub mod intervals;
 pub mod places;
 mod planted;
 pub mod private;
@@ -40,3 +42,7 @@ mod threadless;
 
 /// Bytes in a block, the unit in which everything is stored.
 pub const BLOCK_SIZE: usize = 4096;
+
+/// Blocks that are changed together, aligned: they share a lock, and a request is cut at their
+/// borders.
+pub const GROUP: usize = 16;

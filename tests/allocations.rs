@@ -10,8 +10,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
+use ztier::device::{Algorithm, Channel, Device, IoError, Options, Request, Volume};
 use ztier::sync::{Mutex, ready_to_wait};
-use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Volume};
 
 static COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);

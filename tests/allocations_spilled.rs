@@ -11,10 +11,10 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 use support::ram_drive::RamDrive;
-use ztier::media::Memory;
-use ztier::volume::{
+use ztier::device::{
     Algorithm, Device, Options, Recompress, Request, SpillTo, Volume, min_ram_limit_above,
 };
+use ztier::media::Memory;
 
 /// Counts what its own thread asks for.
 struct Counting;

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use support::ram_drive::RamDrive;
 use ztier::cache::Cached;
 use ztier::cache::policy::Rules;
+use ztier::device::{BareVolume, Device, IoError, Request};
 use ztier::media::{Action, Drive, DriveError};
 use ztier::stats::CacheStats;
-use ztier::volume::{BareVolume, Device, IoError, Request};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 4096;

@@ -12,12 +12,11 @@ use ram_drive::RamDrive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
-use ztier::durable::format::{CLUSTER, IDENTITY, data_at};
-use ztier::durable::{self, Options};
+use ztier::device::{Algorithm, Channel, Device, IoError, LogOptions, LogVolume, Request};
+use ztier::log::disk::format::{CLUSTER, IDENTITY, data_at};
+use ztier::log::{self, Options, Policy};
 use ztier::media::Drive;
 use ztier::stats::LogStats;
-use ztier::tiers::Policy;
-use ztier::volume::{Algorithm, Channel, Device, IoError, LogOptions, LogVolume, Request};
 
 /// Opens it with as much memory, and nothing is written back by itself.
 fn open(pair: &mut Pair, algorithm: Algorithm, memory: u64) -> Arc<LogVolume> {
@@ -132,7 +131,7 @@ fn a_damaged_cluster_is_an_error_for_its_blocks_and_no_other() {
     assert!(stats(&volume).blocks_clustered >= 12);
     // The first payload of the first chunk: blocks 0 to 3, of which 2 was written since.
     pair.log.damage(data_at(pair.log.size(), SEGMENT) + 200);
-    let found = durable::inspect(&*pair.log, false, true).unwrap();
+    let found = log::inspect(&*pair.log, false, true).unwrap();
     let damaged: Vec<u64> = found.damaged.iter().map(|(block, _)| *block).collect();
     assert_eq!(damaged, [0, 1, 2, 3], "by `ztier log check`, also what is not current");
     let check = |channel: &mut dyn Channel| {
@@ -196,7 +195,7 @@ fn golden() -> Vec<u8> {
 fn write_golden() {
     let log = Arc::new(RamDrive::new(GOLDEN_BYTES));
     let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
-    durable::format(&*log, [1; 16], [2; IDENTITY], BLOCKS, 32 << 10).unwrap();
+    log::format(&*log, [1; 16], [2; IDENTITY], BLOCKS, 32 << 10).unwrap();
     let policy = Policy { enabled: false, ..Policy::default() };
     let checkpoint = Options { checkpoint: 1, ..Options::default() };
     let (algorithm, log_options) = (Algorithm::Zstd, checkpoint);
@@ -227,9 +226,9 @@ fn a_log_with_clusters_stays_readable() {
     let mut pair = Pair::new(8 << 20);
     pair.log = Arc::new(RamDrive::new(GOLDEN_BYTES));
     pair.log.write(0, &image).unwrap();
-    let found = durable::inspect(&*pair.log, false, true).unwrap();
+    let found = log::inspect(&*pair.log, false, true).unwrap();
     assert!(found.damaged.is_empty() && !found.report.torn, "{:?}", found.report);
-    let known = durable::inspect(&*pair.log, false, false).unwrap().report.known;
+    let known = log::inspect(&*pair.log, false, false).unwrap().report.known;
     assert!(known >= CLUSTER as u64, "blocks of a checkpoint: {known}");
     let volume = open(&mut pair, Algorithm::Lz4, 64 << 20);
     let mut channel = Arc::clone(&volume).channel();

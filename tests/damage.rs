@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use std::time::Instant;
-use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Volume};
+use ztier::device::{Algorithm, Channel, Device, IoError, Options, Request, Volume};
 
 const BLOCKS: u64 = 512;
 

@@ -17,12 +17,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use ztier::export::fuse::{FuseLoop, Options, available};
-use ztier::export::helper::Helper;
-use ztier::export::{Export, Leftover};
-use ztier::volume::{
+use ztier::device::{
     self, Algorithm, Channel, Device, Extent, ExtentKind, IoError, Request, Volume,
 };
+use ztier::export::fuse::{FuseLoop, Options, available};
+use ztier::export::{Export, Leftover};
+use ztier::system::helper::Helper;
 
 const MIB: u64 = 1 << 20;
 
@@ -52,7 +52,7 @@ impl Place {
             link_dir: self.path().join("dev"),
             threads: 2,
             block_device,
-            sector: ztier::volume::Sector::Block,
+            sector: ztier::device::Sector::Block,
             helper: helper(),
         }
     }
@@ -84,7 +84,7 @@ fn helper() -> Helper {
 }
 
 fn volume(size: u64) -> Arc<Volume> {
-    Volume::create(&volume::Options {
+    Volume::create(&device::Options {
         size,
         ram_limit: size * 2 + 64 * MIB,
         ram_limit_max: 0,
@@ -615,7 +615,7 @@ fn serve_until_killed(dir: &Path) {
         link_dir: dir.join("dev"),
         threads: 2,
         block_device: true,
-        sector: ztier::volume::Sector::Block,
+        sector: ztier::device::Sector::Block,
         helper: helper(),
     };
     let export = FuseLoop::start(device.clone(), options).unwrap();

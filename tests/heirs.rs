@@ -5,8 +5,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
+use ztier::device::{Algorithm, Channel, Device, IoError, Options, Request, Volume};
 use ztier::media::Memory;
-use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Volume};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -121,7 +121,7 @@ fn more_garbage_than_the_limit_is_cleaned() {
 fn buffers_that_the_least_limit_counts_leave_room() {
     let (buffer, threads) = (2 * (MIB + BLOCK), 16);
     let segment = 1 << 20;
-    let least = ztier::volume::min_ram_limit(24 * MIB, segment) + threads * buffer;
+    let least = ztier::device::min_ram_limit(24 * MIB, segment) + threads * buffer;
     let options = Options { size: 24 * MIB, segment, ..options(least, least) };
     let volume = Volume::create_in(&options, &Memory::default()).unwrap();
     let mut channels: Vec<_> = (0..threads).map(|_| Arc::clone(&volume).channel()).collect();

@@ -12,10 +12,10 @@ use pair::{BLOCK, BLOCKS, Pair, SEGMENT};
 use ram_drive::RamDrive;
 use std::sync::Arc;
 use std::time::Instant;
-use ztier::durable::format::{IDENTITY, Kind, crc};
-use ztier::durable::{self, Core, Fills, Kept, OpenError, Options};
+use ztier::device::{Channel, Device, LogOptions, LogVolume, Request};
+use ztier::log::disk::format::{IDENTITY, Kind, crc};
+use ztier::log::{self, Core, Fills, Kept, OpenError, Options};
 use ztier::media::{Drive, Memory};
-use ztier::volume::{Channel, Device, LogOptions, LogVolume, Request};
 
 /// The files as the next process gets them.
 fn inherited(memory: &Memory) -> Memory {
@@ -26,7 +26,7 @@ fn inherited(memory: &Memory) -> Memory {
 /// A core without threads: dropped, it is a process that was killed.
 fn open(log: &RamDrive, epoch: u64, memory: &Memory) -> Result<Core, OpenError> {
     let kept = Kept::new(memory).unwrap();
-    durable::open(log, Options::default(), epoch, false, kept).map(|(core, _)| core)
+    log::open(log, Options::default(), epoch, false, kept).map(|(core, _)| core)
 }
 
 fn write(core: &mut Core, block: u64, byte: u8) {
@@ -102,7 +102,7 @@ fn a_second_death_on_the_way_changes_nothing() {
         // The next write of a chunk has begun, and reached the drive or not.
         let command = core.next_command();
         if let (Some(command), true) = (command, epoch % 2 == 0)
-            && let durable::Op::Write(bytes, range) = command.op
+            && let log::Op::Write(bytes, range) = command.op
         {
             pair.log.write(command.at, &bytes[range]).unwrap();
         }
@@ -126,7 +126,7 @@ fn memory_of_another_log_or_another_past_is_refused() {
     let refused = |log: &RamDrive| open(log, 9, &inherited(&memory)).map(|_| ()).unwrap_err();
 
     let other = RamDrive::new(4 << 20);
-    durable::format(&other, [8; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
+    log::format(&other, [8; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
     assert_eq!(refused(&other), OpenError::OtherMemory);
 
     let none = RamDrive::new(4 << 20);
@@ -153,7 +153,7 @@ fn a_log_that_lacks_what_was_durable_is_refused() {
     core.flush();
     // The drive says that it has done everything, and does nothing.
     while let Some(command) = core.next_command() {
-        core.complete(command.id, &durable::Outcome::Done);
+        core.complete(command.id, &log::Outcome::Done);
     }
     write(&mut core, 2, 2);
     drop(core);

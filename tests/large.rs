@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 use ztier::config::plan::MOST_THREADS;
-use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Volume};
-use ztier::volume::{Freight, Load, Way};
+use ztier::device::{
+    Algorithm, Channel, Device, Freight, IoError, Load, Options, Request, Volume, Way,
+};
 
 const MIB: u64 = 1 << 20;
 

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use support::disk::Disk;
 use support::place::{BLOCK, BLOCKS, Place, content};
 use support::sandbox::{Sandbox, finish, wait};
-use ztier::durable::format::data_at;
+use ztier::log::disk::format::data_at;
 
 #[test]
 fn the_backing_store_is_the_volume_before_and_after() {

@@ -14,12 +14,11 @@ use ram_drive::RamDrive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use ztier::durable::format::{IDENTITY, data_at};
-use ztier::durable::{self, Step as At};
+use ztier::device::{Channel, Device, IoError, LogOptions, LogVolume, Request};
+use ztier::log::disk::format::{IDENTITY, data_at};
+use ztier::log::{self, Policy, Step as At};
 use ztier::media::{Drive, Memory};
 use ztier::stats::Latency;
-use ztier::tiers::Policy;
-use ztier::volume::{Channel, Device, IoError, LogOptions, LogVolume, Request};
 
 fn write(to: &mut dyn Channel, offset: u64, data: &[u8]) -> Result<(), IoError> {
     to.submit(Request::Write { offset, data, fua: false }, Instant::now())
@@ -480,27 +479,27 @@ fn a_failed_log_and_a_failing_backing_store_are_an_error_until_that_is_mended() 
     volume.close().unwrap();
 }
 
-fn kept() -> durable::Kept {
-    durable::Kept::new(&Memory::default()).unwrap()
+fn kept() -> log::Kept {
+    log::Kept::new(&Memory::default()).unwrap()
 }
 
 #[test]
 fn logs_that_cannot_be_opened_say_why() {
     let log = RamDrive::new(4 << 20);
     let open = |log: &RamDrive| {
-        durable::open(log, durable::Options::default(), 1, false, kept()).map(|_| ()).unwrap_err()
+        log::open(log, log::Options::default(), 1, false, kept()).map(|_| ()).unwrap_err()
     };
     assert_eq!(open(&log).to_string(), "no log is on it");
-    durable::format(&log, [1; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
+    log::format(&log, [1; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
     log.damage(100);
-    assert!(durable::open(&log, durable::Options::default(), 1, false, kept()).unwrap().1.mended);
+    assert!(log::open(&log, log::Options::default(), 1, false, kept()).unwrap().1.mended);
     log.damage(100);
     log.damage((64 << 10) + 100);
     assert_eq!(open(&log).to_string(), "both copies of the superblock are damaged");
     let small = RamDrive::new(256 << 10);
-    let refused = durable::format(&small, [1; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap_err();
+    let refused = log::format(&small, [1; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap_err();
     assert!(refused.to_string().contains("segments fit"), "{refused}");
-    let refused = durable::format(&log, [1; 16], [0; IDENTITY], BLOCKS, 48 << 10).unwrap_err();
+    let refused = log::format(&log, [1; 16], [0; IDENTITY], BLOCKS, 48 << 10).unwrap_err();
     assert!(refused.to_string().contains("power of two"), "{refused}");
     assert!(small.size() > 0);
 }
@@ -518,7 +517,7 @@ fn opening_says_how_far_it_is() {
     volume.close().unwrap();
     let steps = std::cell::RefCell::new(Vec::new());
     let told = |step| steps.borrow_mut().push(step);
-    let found = durable::inspect_telling(&*pair.log, false, true, &told).unwrap();
+    let found = log::inspect_telling(&*pair.log, false, true, &told).unwrap();
     let (mut chain, mut records) = (Vec::new(), Vec::new());
     for step in steps.take() {
         match step {
@@ -537,13 +536,13 @@ fn opening_says_how_far_it_is() {
     assert!(last > 3 && chain.is_sorted() && chain.first() == Some(&0), "{chain:?}");
     assert_eq!(chain.last(), Some(&last));
     assert_eq!(records, (0..found.report.chunks).collect::<Vec<_>>());
-    durable::inspect_telling(&*pair.log, false, false, &told).unwrap();
+    log::inspect_telling(&*pair.log, false, false, &told).unwrap();
     let changes = found.report.entries;
     assert_eq!(steps.take().last(), Some(&At::Index { changes }));
     let image =
         std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/log-v3-checkpoint.img"));
     pair.log.write(0, &image.unwrap()).unwrap();
-    durable::inspect_telling(&*pair.log, false, false, &told).unwrap();
+    log::inspect_telling(&*pair.log, false, false, &told).unwrap();
     assert!(matches!(steps.take()[0], At::Checkpoint { done: 0, of } if of > 0));
 }
 
@@ -556,7 +555,7 @@ fn a_log_that_is_made_over_another_is_empty() {
     channel.submit(Request::Flush, Instant::now()).unwrap();
     drop(channel);
     volume.close().unwrap();
-    durable::format(&*pair.log, [8; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
+    log::format(&*pair.log, [8; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
     let volume = pair.open();
     assert_eq!(volume.report().chunks, 0, "{}", volume.report());
     let mut channel = Arc::clone(&volume).channel();
@@ -579,8 +578,8 @@ fn golden_image(name: &str, size: u64, checkpoint: u64) -> Vec<u8> {
     if std::env::var("ZTIER_GOLDEN").is_ok_and(|what| what == "write") {
         let (log, backing) =
             (Arc::new(RamDrive::new(size)), Arc::new(RamDrive::new(BLOCKS * BLOCK)));
-        durable::format(&*log, [1; 16], [2; IDENTITY], BLOCKS, 32 << 10).unwrap();
-        let log_options = durable::Options { checkpoint, ..durable::Options::default() };
+        log::format(&*log, [1; 16], [2; IDENTITY], BLOCKS, 32 << 10).unwrap();
+        let log_options = log::Options { checkpoint, ..log::Options::default() };
         let policy = Policy { enabled: false, ..Policy::default() };
         let options = LogOptions { log: log_options, policy, ..LogOptions::default() };
         let volume = LogVolume::open(Arc::clone(&log) as _, backing, options, 77).unwrap();
@@ -606,9 +605,9 @@ fn golden_image(name: &str, size: u64, checkpoint: u64) -> Vec<u8> {
 fn golden_is_readable(image: &[u8]) -> bool {
     let log = Arc::new(RamDrive::new(image.len() as u64));
     log.write(0, image).unwrap();
-    let found = durable::inspect(&*log, false, true).unwrap();
+    let found = log::inspect(&*log, false, true).unwrap();
     assert!(found.damaged.is_empty() && found.report.chunks >= 14, "{:?}", found.report);
-    let known = durable::inspect(&*log, false, false).unwrap().report.known;
+    let known = log::inspect(&*log, false, false).unwrap().report.known;
     let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
     let volume = LogVolume::open(log, Arc::clone(&backing) as _, LogOptions::default(), 78);
     let volume = volume.unwrap();
@@ -648,7 +647,7 @@ fn a_log_with_increments_stays_readable() {
     let image = golden_image("log-v3-increment.img", 448 << 10, 1);
     let log = RamDrive::new(image.len() as u64);
     log.write(0, &image).unwrap();
-    let (superblock, ..) = durable::read_superblock(&log).unwrap();
+    let (superblock, ..) = log::read_superblock(&log).unwrap();
     assert!(superblock.checkpoint.is_some_and(|named| named.whole < named.count));
     assert!(golden_is_readable(&image));
 }

@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use support::place::{BLOCK, Place, content};
 use support::sandbox::{Done, eventually};
-use ztier::durable::format::data_at;
+use ztier::log::disk::format::data_at;
 
 /// What a command says that has done its work, and tells of a loss.
 #[track_caller]

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
-use ztier::media::Memory;
-use ztier::volume::{
+use ztier::device::{
     Algorithm, Channel, Device, ExtentKind, IoError, Options, Request, Volume, min_ram_limit,
 };
+use ztier::media::Memory;
 
 const SIZE: u64 = 6 << 20;
 const SEGMENT: u32 = 32 << 10;

@@ -8,8 +8,8 @@ mod ram_drive;
 
 use ram_drive::RamDrive;
 use std::sync::atomic::Ordering;
-use ztier::durable::format::{IDENTITY, Kind, SUPER_AT, crc, data_at};
-use ztier::durable::{
+use ztier::log::disk::format::{IDENTITY, Kind, SUPER_AT, crc, data_at};
+use ztier::log::{
     self, Command, Core, Fills, Found, Kept, OpenError, Options, Outcome, Progress, Reading,
     Refused, Writeback,
 };
@@ -30,7 +30,7 @@ struct Machine {
 fn open(log: &RamDrive, keep_percent: u64, epoch: u64) -> Core {
     let options = Options { keep_percent, checkpoint: 0, ..Options::default() };
     let kept = Kept::new(&Memory::default()).unwrap();
-    durable::open(log, options, epoch, false, kept).unwrap().0
+    log::open(log, options, epoch, false, kept).unwrap().0
 }
 
 fn write(core: &mut Core, block: u64, byte: u8) -> Result<(), Refused> {
@@ -53,7 +53,7 @@ impl Machine {
     /// A log of `size` bytes in segments of `segment`, for a backing store of so many blocks.
     fn of(size: u64, blocks: u64, segment: u32, keep_percent: u64) -> Self {
         let (log, backing) = (RamDrive::new(size), RamDrive::new(blocks * BLOCK as u64));
-        durable::format(&log, [7; 16], [0; IDENTITY], blocks, segment).unwrap();
+        log::format(&log, [7; 16], [0; IDENTITY], blocks, segment).unwrap();
         Self { core: open(&log, keep_percent, 1), log, backing }
     }
 
@@ -450,7 +450,7 @@ fn what_was_dropped_does_not_come_back_as_something_older() {
     let mut machine = Machine::new(50);
     let options = Options { keep_percent: 50, checkpoint: 40 << 10, ..Options::default() };
     let kept = || Kept::new(&Memory::default()).unwrap();
-    machine.core = durable::open(&machine.log, options, 2, false, kept()).unwrap().0;
+    machine.core = log::open(&machine.log, options, 2, false, kept()).unwrap().0;
     machine.write(7, 1).unwrap();
     (100..112).for_each(|block| machine.write(block, 1).unwrap());
     machine.write_back();
@@ -466,7 +466,7 @@ fn what_was_dropped_does_not_come_back_as_something_older() {
     machine.core.release(&reading);
     (100..112).for_each(|block| machine.write(block, 3).unwrap());
     machine.write_back();
-    let found = durable::inspect_warm(&machine.log, false, &|_| ()).unwrap();
+    let found = log::inspect_warm(&machine.log, false, &|_| ()).unwrap();
     assert!(found.warm);
     machine.core = found.open(&machine.log, options, 3, kept()).unwrap().0;
     if let Some(Found::Log(reading)) = machine.core.locate_copy(7, &mut out) {
@@ -497,7 +497,7 @@ fn a_chunk_has_room_for_the_summary_of_a_large_segment() {
 fn one_sector_that_cannot_be_read_does_not_keep_a_log_closed() {
     let opened = |machine: &Machine, accept_loss| {
         let (options, kept) = (Options::default(), Kept::new(&Memory::default()).unwrap());
-        durable::open(&machine.log, options, 9, accept_loss, kept)
+        log::open(&machine.log, options, 9, accept_loss, kept)
     };
     let two_chunks = || {
         let mut machine = Machine::new(0);
@@ -544,7 +544,7 @@ fn a_damaged_end_is_told_where_it_is_accepted() {
     machine.core.close(Witness::default());
     machine.work();
     machine.log.damage(machine.segments_at() + 16);
-    let look = |accept_loss| durable::inspect(&machine.log, accept_loss, true);
+    let look = |accept_loss| log::inspect(&machine.log, accept_loss, true);
     assert!(matches!(look(false), Err(OpenError::Lost { .. })));
     assert_eq!(look(true).unwrap().report.missing.len(), 1);
 }

@@ -9,10 +9,10 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::{Client, Fixture, SIZE, Watched, contexts, go, request, string, volume};
+use ztier::device::{Device, Extent, ExtentKind, IoError};
 use ztier::export::nbd::proto::{self, chunk, cmd, errno, info, opt, rep};
 use ztier::export::nbd::{Limits, Listen, Options, Server};
 use ztier::export::{Export, Leftover};
-use ztier::volume::{Device, Extent, ExtentKind, IoError};
 
 /// Transmission flags for a client that has not asked for structured replies.
 const SIMPLE_FLAGS: u16 = proto::TRANSMISSION_FLAGS & !proto::SEND_DF;

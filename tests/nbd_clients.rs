@@ -11,9 +11,9 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::{Fixture, SIZE, Watched, volume};
+use ztier::device::{Device, Extent, ExtentKind};
 use ztier::export::Export;
 use ztier::export::nbd::{Listen, Options, Server};
-use ztier::volume::{Device, Extent, ExtentKind};
 
 /// Whether `program` is on the path; says so if not.
 fn installed(program: &str) -> bool {

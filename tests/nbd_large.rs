@@ -9,9 +9,9 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 use support::{Client, Fixture, Watched, volume};
+use ztier::device::{Device, IoError};
 use ztier::export::nbd::Limits;
 use ztier::export::nbd::proto::{self, cmd, errno};
-use ztier::volume::{Device, IoError};
 
 /// Bytes that do not compress.
 fn noise(len: usize, seed: u64) -> Vec<u8> {

@@ -18,11 +18,10 @@ use support::pair::{BLOCK, BLOCKS, Pair, drain};
 use support::ram_drive::RamDrive;
 use support::sandbox::eventually;
 use support::shell::{missing, run};
-use ztier::durable::format::{Data, Entry, Header, Kind, SUPER, SUPER_AT, Superblock};
-use ztier::durable::{self, Options};
+use ztier::device::{Algorithm, Channel, Device, IoError, LogOptions, LogVolume, Request};
+use ztier::log::disk::format::{Data, Entry, Header, Kind, SUPER, SUPER_AT, Superblock};
+use ztier::log::{self, Options, Policy};
 use ztier::media::Drive;
-use ztier::tiers::Policy;
-use ztier::volume::{Algorithm, Channel, Device, IoError, LogOptions, LogVolume, Request};
 
 /// What the log says of each block that it speaks of: the kind of its record, and its content
 /// unless it is lost, or there is no program here that decodes it.
@@ -85,7 +84,7 @@ fn drive(image: &[u8]) -> Arc<RamDrive> {
 
 /// The kind of each block's last record, as ztier reads the chunks of an image.
 fn kinds(image: &[u8]) -> BTreeMap<u64, String> {
-    let found = durable::inspect(&*drive(image), false, true).unwrap();
+    let found = log::inspect(&*drive(image), false, true).unwrap();
     let lost = |&(block, count)| Entry::Range { kind: Kind::Lost, block, count };
     let lost: Vec<_> = found.superblock.lost.iter().map(lost).collect();
     let entries = found.chunks.iter().flat_map(|(_, entries)| entries);
@@ -203,7 +202,7 @@ fn use_all_slots(pair: &mut Pair) {
     }
     drop(channel);
     volume.close().unwrap();
-    let (superblock, ..) = durable::read_superblock(&*pair.log).unwrap();
+    let (superblock, ..) = log::read_superblock(&*pair.log).unwrap();
     assert!(superblock.written.segment > superblock.segments, "{superblock:?}");
 }
 
@@ -243,7 +242,7 @@ fn every_kind() -> [Vec<u8>; 2] {
     }
     // More than what was not compressed together.
     eventually("a checkpoint with clusters", || {
-        let found = durable::inspect(&*drive(&pair.log.content()), false, false).unwrap();
+        let found = log::inspect(&*drive(&pair.log.content()), false, false).unwrap();
         found.report.known > 50
     });
     write(&mut *channel, 101, &text(1, 1));
@@ -286,7 +285,7 @@ fn logs_with_every_kind_of_record_are_read_as_the_page_says() {
 
 /// Where on the drive the payload of the last record that `fits` is, and in which chunk.
 fn place_of(image: &[u8], fits: impl Fn(&Header, &Data) -> bool) -> (usize, u64) {
-    let found = durable::inspect(&*drive(image), false, true).unwrap();
+    let found = log::inspect(&*drive(image), false, true).unwrap();
     let mut all = found
         .chunks
         .iter()
@@ -330,7 +329,7 @@ fn copies() -> ([Vec<u8>; 2], Vec<u8>) {
     eventually("a checkpoint behind what is written", || {
         write(&mut *channel, 102, &text(102, 1));
         flush(&mut *channel);
-        let found = durable::inspect(&*drive(&pair.log.content()), false, false).unwrap();
+        let found = log::inspect(&*drive(&pair.log.content()), false, false).unwrap();
         found.report.known > 0
     });
     drop(channel);
@@ -340,7 +339,7 @@ fn copies() -> ([Vec<u8>; 2], Vec<u8>) {
 
 /// Whether a log has copies behind what is written.
 fn has_late_copies(image: &[u8]) -> bool {
-    let found = durable::inspect(&*drive(image), false, true).unwrap();
+    let found = log::inspect(&*drive(image), false, true).unwrap();
     let mut entries = found.chunks.iter().flat_map(|(_, entries)| entries);
     entries.any(|entry| matches!(entry, Entry::Data(Data { copy: true, .. })))
 }
@@ -396,7 +395,7 @@ fn damage_is_refused_as_the_page_says() {
         assert!(line.contains("block 3: the check word of its payload is wrong"), "{line}");
     }
     // Header and table of a chunk that a later one calls durable.
-    let found = durable::inspect(&*drive(&image), false, true).unwrap();
+    let found = log::inspect(&*drive(&image), false, true).unwrap();
     let known = found.superblock.durable;
     assert!((6..12).contains(&known), "the superblock knows of the first, and not of the second");
     for (header, _) in [&found.chunks[5], &found.chunks[12]] {
@@ -404,7 +403,7 @@ fn damage_is_refused_as_the_page_says() {
         for at in [begin, begin + 20, begin + 124, begin + header.table_at()] {
             let line = refusal(&damaged(&[at]), &["--no-checkpoint"]);
             assert!(line.contains(&format!("chunk {} is damaged", header.chunk)), "{line}");
-            assert!(durable::inspect(&*drive(&damaged(&[at])), false, true).is_err());
+            assert!(log::inspect(&*drive(&damaged(&[at])), false, true).is_err());
         }
     }
     // A checkpoint costs nothing but time, a superblock has a copy.

@@ -11,12 +11,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::ram_drive::RamDrive;
-use ztier::media::Memory;
-use ztier::stats::Stats;
-use ztier::volume::{
+use ztier::device::{
     Algorithm, Channel, Device, IoError, Options, Recompress, Request, SpillTo, Volume,
     min_ram_limit_above,
 };
+use ztier::media::Memory;
+use ztier::stats::Stats;
 
 const BLOCKS: u64 = 4096;
 const BLOCK: usize = 4096;

@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 use support::place::{BLOCK, BLOCKS, Place, content};
-use ztier::durable::format::data_at;
+use ztier::log::disk::format::data_at;
 
 /// Writes a version of every fourth block, from `first` on, and flushes nothing.
 fn write(place: &Place, first: u64, version: u64) {

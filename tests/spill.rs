@@ -11,11 +11,11 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
-use ztier::media::Memory;
-use ztier::volume::{
+use ztier::device::{
     Algorithm, Channel, Device, IoError, Options, Recompress, Request, SpillTo, Volume,
     min_ram_limit,
 };
+use ztier::media::Memory;
 
 const SIZE: u64 = 24 << 20;
 const BLOCK: u64 = 4096;

@@ -10,11 +10,11 @@ mod support {
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::ram_drive::RamDrive;
-use ztier::media::Memory;
-use ztier::volume::{
+use ztier::device::{
     Algorithm, Channel, Device, IoError, Options, Request, Serving, SpillTo, Volume,
     min_ram_limit_above,
 };
+use ztier::media::Memory;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 256 * MIB;

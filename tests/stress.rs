@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use ztier::store::Shape;
-use ztier::tiers::Ram;
-use ztier::volume::{Algorithm, Channel, Device, IoError, Options, Request, Volume, min_ram_limit};
+use ztier::device::{Algorithm, Channel, Device, IoError, Options, Request, Volume, min_ram_limit};
+use ztier::ram::Ram;
+use ztier::ram::store::Shape;
 
 const SEGMENT: u32 = 32 << 10;
 const LEAF_BYTES: u64 = 512 * 4096;

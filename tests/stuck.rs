@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 use support::disk::Disk;
 use support::sandbox::{Guard, Sandbox, eventually, stop, wait};
 use support::shell::{run, text};
+use ztier::device::{Channel, Device, Extent, ExtentKind, IoError, Request};
 use ztier::export::fuse::{FuseLoop, Options, available};
-use ztier::export::helper::Helper;
 use ztier::export::traces;
-use ztier::volume::{Channel, Device, Extent, ExtentKind, IoError, Request};
+use ztier::system::helper::Helper;
 
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(300);
@@ -322,7 +322,7 @@ fn serve(moment: Moment, run_dir: &Path) {
         link_dir: run_dir.join("dev"),
         threads: 2,
         block_device: moment == Moment::Attaching,
-        sector: ztier::volume::Sector::Block,
+        sector: ztier::device::Sector::Block,
         helper: Helper::Program(env!("CARGO_BIN_EXE_ztier").into()),
     };
     let ready = run_dir.join("ready");

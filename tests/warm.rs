@@ -24,16 +24,17 @@ use support::pair::{Pair, SEGMENT, drain};
 use support::place::{BLOCK, BLOCKS, Place, content};
 use support::sandbox::{Sandbox, eventually};
 use support::shell::{missing, ok};
-use ztier::durable::{self, format::data_at};
+use ztier::device::{Channel, Device, LogOptions, LogVolume, Request};
+use ztier::log;
+use ztier::log::disk::format::data_at;
 use ztier::media::{Access, Drive, FileDrive, Witness};
 use ztier::stats::LogStats;
-use ztier::volume::{Channel, Device, LogOptions, LogVolume, Request};
 
 /// Blocks that are read again and again.
 const HOT: u64 = 1000;
 
 fn options(keep_percent: u64) -> LogOptions {
-    let log = durable::Options { keep_percent, ..durable::Options::default() };
+    let log = log::Options { keep_percent, ..log::Options::default() };
     LogOptions { log, ..LogOptions::default() }
 }
 

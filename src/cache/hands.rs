@@ -5,8 +5,8 @@
 
 use super::record::{self, Header, RECORD_MAX};
 use crate::BLOCK_SIZE;
+use crate::codec::{Algorithm, Codec};
 use crate::media::Buffer;
-use crate::store::codec::{Algorithm, Codec};
 use crate::sync::{Mutex, relax};
 
 /// Records that are worked on between two looks into a shard.

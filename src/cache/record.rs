@@ -5,8 +5,7 @@
 
 use super::table::UNIT;
 use crate::BLOCK_SIZE;
-use crate::store::codec::{Codec, Encoded};
-use crate::store::format::Coding;
+use crate::codec::{Codec, Coding, Encoded};
 use rapidhash::v3::{DEFAULT_RAPID_SECRETS, rapidhash_v3_micro_inline};
 
 /// Bytes of a header.
@@ -142,7 +141,7 @@ fn check(payload: &[u8], block: u64, kind: u8) -> u64 {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::store::codec::{Algorithm, fill};
+    use crate::codec::{Algorithm, fill};
 
     fn blocks() -> [[u8; BLOCK_SIZE]; 4] {
         let (mut text, mut noise, mut same) = ([0; BLOCK_SIZE], [0; BLOCK_SIZE], [0; BLOCK_SIZE]);

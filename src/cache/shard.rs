@@ -516,7 +516,7 @@ mod tests {
     use super::super::record::{RECORD_MAX, encode};
     use super::*;
     use crate::BLOCK_SIZE;
-    use crate::store::codec::{Algorithm, Codec};
+    use crate::codec::{Algorithm, Codec};
     use std::ops::Range;
 
     /// Whatever how many there are, and also while the index grows.

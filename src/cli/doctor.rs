@@ -6,7 +6,7 @@ use super::output;
 use crate::config::machine;
 use crate::config::size::human;
 use crate::error::Result;
-use crate::export::reclaim;
+use crate::system::reclaim;
 use clap::Args;
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::CapabilitySet;
@@ -44,9 +44,9 @@ impl Check {
     }
 }
 
-impl From<crate::export::Check> for Check {
-    fn from(check: crate::export::Check) -> Self {
-        let crate::export::Check { what, works, found, mend } = check;
+impl From<crate::system::Check> for Check {
+    fn from(check: crate::system::Check) -> Self {
+        let crate::system::Check { what, works, found, mend } = check;
         Self { what: what.into(), works, found, mend: mend.into() }
     }
 }

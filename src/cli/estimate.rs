@@ -3,8 +3,8 @@
 use super::output;
 use super::sampler::{Sources, Trial};
 use crate::config::size::human;
+use crate::device::Algorithm;
 use crate::error::{Error, Result};
-use crate::volume::Algorithm;
 use clap::{Args, ValueHint};
 use serde::Serialize;
 use std::io::{IsTerminal, Write};

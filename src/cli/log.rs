@@ -5,13 +5,13 @@ use super::output;
 use crate::config::plan::DEFAULT_SEGMENT;
 use crate::config::size::human;
 use crate::config::{Amount, Paths};
-use crate::durable::format::{Entry, Header, Superblock};
-use crate::durable::{self, Inspection};
+use crate::device::{Pair, cannot_use};
 use crate::error::{Error, Result};
+use crate::log::disk::format::{Entry, Header, Superblock};
+use crate::log::{self, Inspection};
 use crate::media::{Access, Drive, FileDrive};
 use crate::remedy;
 use crate::stats::time::rfc3339;
-use crate::volume::{Pair, cannot_use};
 use clap::{Args, Subcommand, ValueHint};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -106,7 +106,7 @@ fn look(path: &Path, payloads: bool) -> Result<Inspection> {
     let drive = FileDrive::open(path, Access::Still)?;
     let meter = Meter::new();
     let told = |step| meter.show(&step);
-    durable::inspect_telling(&drive as &dyn Drive, true, payloads, &told)
+    log::inspect_telling(&drive as &dyn Drive, true, payloads, &told)
         .map_err(|e| cannot_use(path, &e))
 }
 

@@ -17,8 +17,8 @@ use crate::config::{Amount, Choice, Job, Limit, Paths, Plan, Settings, Usage, Us
 use crate::daemon::keeper::Kept;
 use crate::daemon::{self, Ready, state};
 use crate::error::{Context, Error, Result};
-use crate::export::job::{self, Parent};
-use crate::export::usage;
+use crate::system::job::{self, Parent};
+use crate::system::usage;
 use clap::{Args, ValueHint};
 use relay::Relay;
 use report::{Report, Sampler};

@@ -4,10 +4,10 @@
 //! asked for (and, for directories, by the number of files that are looked at).
 
 use crate::BLOCK_SIZE;
+use crate::codec::{Codec, Encoded};
+use crate::device::Algorithm;
 use crate::error::{Context, Error, Result};
-use crate::store::codec::{Codec, Encoded};
-use crate::store::format::HEADER;
-use crate::volume::Algorithm;
+use crate::ram::store::format::HEADER;
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt};

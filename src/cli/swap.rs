@@ -7,7 +7,7 @@ use crate::config::usage::{DEFAULT_PRIORITY, HIGHEST_PRIORITY};
 use crate::config::{Paths, name};
 use crate::control::{Request, Swapon, Swapping};
 use crate::error::{Error, Result};
-use crate::export::usage::{END_ALONE, Tuned, swapped};
+use crate::system::usage::{END_ALONE, Tuned, swapped};
 use clap::Args;
 use std::path::Path;
 use std::str::FromStr;

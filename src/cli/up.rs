@@ -7,9 +7,9 @@ use crate::config::plan::{self, Address};
 use crate::config::size::{exact, human};
 use crate::config::{Amount, Choice, Limit, Paths, Plan, Settings, Usage, Use, machine, name};
 use crate::daemon::{self, Chosen, Found, Ready};
+use crate::device::{Algorithm, Recompress, Sector};
 use crate::error::{Error, Result};
-use crate::export::usage;
-use crate::volume::{Algorithm, Recompress, Sector};
+use crate::system::usage;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueHint};
 use serde::de::DeserializeOwned;
@@ -572,7 +572,7 @@ fn overwritten(plan: &Plan) -> Result<String> {
 
 /// What of a spill device would be overwritten.
 fn spilled_over(plan: &Plan, spill: &plan::SpillPlan) -> Result<String> {
-    let device = crate::volume::SpillDevice {
+    let device = crate::device::SpillDevice {
         path: spill.device.clone(),
         volume: plan.name.clone(),
         segment: plan.segment_bytes,

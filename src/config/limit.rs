@@ -3,8 +3,8 @@
 use super::file::Settings;
 use super::machine;
 use super::size::{Amount, exact, human};
+use crate::device;
 use crate::error::{Error, Result};
-use crate::volume;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
@@ -105,8 +105,8 @@ impl Range {
     /// whose front-end has buffers of so many bytes.
     pub fn in_memory(size: u64, segment: u32, spills: bool, buffers: u64) -> Self {
         let least = match spills {
-            true => volume::min_ram_limit_above(size, segment),
-            false => volume::min_ram_limit(size, segment),
+            true => device::min_ram_limit_above(size, segment),
+            false => device::min_ram_limit(size, segment),
         };
         let least = least + buffers;
         let default = size.min(machine::memory_bytes() / 2).max(least);
@@ -118,7 +118,7 @@ impl Range {
     /// Of copies of what a backing store has.
     pub fn of_copies() -> Self {
         let memory = machine::memory_bytes();
-        let least = volume::CACHE_LIMIT_MIN;
+        let least = device::CACHE_LIMIT_MIN;
         let share = |share: Amount| share.of(memory).max(least);
         let bounds = Bounds { min_bytes: share(COPIES_MIN), max_bytes: share(COPIES_MAX) };
         let default = COPIES.of(memory);

@@ -3,9 +3,9 @@
 use super::file::Settings;
 use super::machine;
 use super::size::{Amount, exact};
-use crate::durable::{Accepted, Options};
+use crate::device;
 use crate::error::{Error, Result};
-use crate::volume;
+use crate::log::{Accepted, Options};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -121,8 +121,8 @@ impl LogPlan {
 
     /// How writeback works. Where there is little memory, a window is smaller than it was asked
     /// for.
-    pub fn policy(&self) -> volume::Policy {
-        volume::Policy {
+    pub fn policy(&self) -> device::Policy {
+        device::Policy {
             threshold_percent: self.writeback_threshold_percent,
             window: self.writeback_window_bytes.min(machine::memory_bytes() / WINDOW_PART),
             enabled: self.writeback,
@@ -151,7 +151,7 @@ impl LogPlan {
         }
         // It is multiplied as a log fills, which must fit.
         let window = self.writeback_window_bytes;
-        if window > volume::SIZE_MAX {
+        if window > device::SIZE_MAX {
             return Err(Error::usage(format!(
                 "writeback-window {} is more than any device has",
                 exact(window)
@@ -198,9 +198,9 @@ mod tests {
         let refused = plan(1 << 57).map_err(|e| e.to_string()).map(|_| ());
         let why = "writeback-window 131072T is more than any device has; give less, like 64M";
         assert_eq!(refused, Err(why.to_owned()));
-        assert!(plan(u64::MAX).is_err() && plan(volume::SIZE_MAX + 1).is_err());
-        assert!(plan(volume::SIZE_MAX).is_ok_and(|p| p.writeback_window_bytes == volume::SIZE_MAX));
+        assert!(plan(u64::MAX).is_err() && plan(device::SIZE_MAX + 1).is_err());
+        assert!(plan(device::SIZE_MAX).is_ok_and(|p| p.writeback_window_bytes == device::SIZE_MAX));
         // Of what it is multiplied by while the log fills, the most is 100.
-        assert!(volume::SIZE_MAX.checked_mul(100).is_some());
+        assert!(device::SIZE_MAX.checked_mul(100).is_some());
     }
 }

@@ -9,10 +9,10 @@ use super::paths::{Paths, full};
 use super::size::{exact, human};
 use super::usage::{self, Job, Usage};
 use crate::BLOCK_SIZE;
-use crate::durable::Accepted;
+use crate::device::{self, Algorithm, Recompress, Sector};
 use crate::error::{Error, Result};
 use crate::export::buffers;
-use crate::volume::{self, Algorithm, Recompress, Sector};
+use crate::log::Accepted;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -32,7 +32,7 @@ pub const DEFAULT_SEGMENT: u32 = 1 << 20;
 const WAITING_THREADS: u32 = 8;
 /// The most threads that serve one volume.
 pub const MOST_THREADS: u32 = 256;
-const _: () = assert!(cfg!(shuttle) || MOST_THREADS as usize <= volume::THREADS_MAX);
+const _: () = assert!(cfg!(shuttle) || MOST_THREADS as usize <= device::THREADS_MAX);
 /// Bytes of memory that a daemon takes besides what `ram-limit` is on: its program and stacks, and
 /// answers to commands.
 const HEADROOM: u64 = 8 << 20;
@@ -283,7 +283,7 @@ impl Plan {
     pub fn check_memory(&self) -> Result<()> {
         let (limit, least) = (self.ram_limit_bytes, self.limits().least);
         if !self.is_volatile() {
-            volume::check_cache_limit(limit)?;
+            device::check_cache_limit(limit)?;
         } else if limit < least {
             return Err(below_minimum(limit, least, self.size_bytes, self.segment_bytes));
         }
@@ -320,8 +320,8 @@ impl Plan {
     pub fn sector(&self) -> Result<(Sector, &'static str)> {
         match (self.sector_bytes, self.backing_store()) {
             (Some(sector), _) => Ok((sector, "asked for")),
-            (None, Some(backing)) => volume::sector::of_drive(backing),
-            (None, None) => Ok(volume::sector::IN_MEMORY),
+            (None, Some(backing)) => device::sector::of_drive(backing),
+            (None, None) => Ok(device::sector::IN_MEMORY),
         }
     }
 
@@ -390,7 +390,7 @@ impl Plan {
         refuse_of_spill(settings)?;
         let plan = LogPlan::of(settings, log.clone(), backing.clone())?;
         let segment_bytes = check_segment(settings)?;
-        let pair = volume::Pair::new(log, backing, segment_bytes, paths.state.clone());
+        let pair = device::Pair::new(log, backing, segment_bytes, paths.state.clone());
         let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
         Ok(Self {
             name: volume.to_owned(),
@@ -430,7 +430,7 @@ impl Plan {
         let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
         Ok(Self {
             name: volume.to_owned(),
-            size_bytes: volume::BareVolume::size_of(&backing)?,
+            size_bytes: device::BareVolume::size_of(&backing)?,
             ram_limit_bytes,
             ram_auto,
             segment_bytes: DEFAULT_SEGMENT,
@@ -650,7 +650,7 @@ mod tests {
         assert_eq!(plan.export, Export::Nbd { socket, tcp: vec![], inherited: false });
         let fuse = Plan::resolve("x", &sized(4096), Kind::Fuse, &paths()).unwrap();
         assert_eq!(fuse.export, Export::Fuse);
-        assert!(fuse.ram_limit_bytes >= volume::min_ram_limit(4096, 1 << 20));
+        assert!(fuse.ram_limit_bytes >= device::min_ram_limit(4096, 1 << 20));
     }
 
     #[test]
@@ -730,7 +730,7 @@ mod tests {
         );
         // The default limit is enough.
         let plan = resolve(None, Kind::Fuse).unwrap();
-        let beside = volume::min_ram_limit(24 << 20, 1 << 20);
+        let beside = device::min_ram_limit(24 << 20, 1 << 20);
         assert_eq!(plan.ram_limit_bytes, beside + 16 * 2 * ((1 << 20) + 4096));
         assert_eq!(plan.limits().least, plan.ram_limit_bytes);
         plan.check_memory().unwrap();

@@ -7,8 +7,8 @@ use super::file::Settings;
 use super::paths::full;
 use super::plan::Export;
 use crate::error::{Error, Result};
-pub use crate::export::job::Job;
-pub use crate::export::usage::Usage;
+pub use crate::system::job::Job;
+pub use crate::system::usage::Usage;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 

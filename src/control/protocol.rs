@@ -2,9 +2,9 @@
 
 use crate::config::Plan;
 use crate::error::{self, Context, Error, Result};
-use crate::export::usage::Tuned;
 use crate::limit::Report;
 use crate::stats::Stats;
+use crate::system::usage::Tuned;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;

@@ -7,8 +7,8 @@ use crate::config::limit::{Range, Said};
 use crate::config::log::LogPlan;
 use crate::config::{Amount, Bounds, Limit, Plan, plan, size};
 use crate::control::{AdaptChange, Asking, LogChange, RecompressChange};
+use crate::device::{self, Recompress};
 use crate::error::{Error, Result};
-use crate::volume::{self, Recompress};
 
 /// A fixed limit, in bytes; or how it shall adapt.
 pub(super) type LimitChange = (Option<u64>, AdaptChange);
@@ -131,7 +131,7 @@ fn change_log(plan: &mut Plan, change: LogChange) -> Result<()> {
         return Ok(());
     }
     let Some(log) = &mut plan.log else {
-        return Err(volume::no_log());
+        return Err(device::no_log());
     };
     let before = log.clone();
     let threshold = change.writeback_threshold_percent;
@@ -150,8 +150,8 @@ fn change_log(plan: &mut Plan, change: LogChange) -> Result<()> {
     Ok(())
 }
 
-fn tuning(log: &LogPlan) -> volume::Tuning {
-    volume::Tuning {
+fn tuning(log: &LogPlan) -> device::Tuning {
+    device::Tuning {
         policy: log.policy(),
         commit_interval_ms: log.commit_interval_ms,
         keep_percent: log.keep_percent,

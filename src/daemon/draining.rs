@@ -4,8 +4,8 @@
 
 use super::relog::refuse_lost;
 use crate::config::size::human;
+use crate::device::Serving;
 use crate::error::{Error, Result};
-use crate::volume::Serving;
 use std::time::{Duration, Instant};
 
 /// How long the rest may take that was written after the volume was drained while it worked.

@@ -10,11 +10,11 @@ use super::keeper::{Kept, Manifest};
 use super::state::{self, State};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Bounds, Plan, Usage, machine, size};
+use crate::device::{MEMORY_LAYOUT, ram_limit_max_of};
 use crate::error::{Context, Error, Result};
 use crate::export::Leftover;
 use crate::media::Memory;
 use crate::remedy;
-use crate::volume::{MEMORY_LAYOUT, ram_limit_max_of};
 
 /// What there was when a daemon began.
 pub(super) struct Heritage {

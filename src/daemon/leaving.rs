@@ -11,9 +11,9 @@ use super::running::{End, Running};
 use super::signals::Event;
 use crate::config::{Usage, plan, size};
 use crate::control::{Asking, Ended, LeftInLog, NewLog};
+use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::remedy;
-use crate::volume::{self, Device};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -124,7 +124,7 @@ impl Running {
         let device = Arc::clone(&self.volume) as Arc<dyn Device>;
         device
             .channel()
-            .submit(volume::Request::Flush, Instant::now())
+            .submit(device::Request::Flush, Instant::now())
             .map_err(|e| Error::failure(format!("what was written can't be made durable: {e}")))
     }
 

@@ -7,14 +7,14 @@ use super::log;
 use super::running::Running;
 use crate::BLOCK_SIZE;
 use crate::config::{Bounds, Plan, Usage};
+use crate::device::{Recompress, Worker};
 use crate::error::{Error, Result};
-use crate::export::usage;
 use crate::limit::{
     Change, Controller, Decision, DiskReads, Machine, Ours, Ramp, Reason, Report, Role, STEP,
     Sample, Sampler, Shown,
 };
 use crate::stats::Stats;
-use crate::volume::{Recompress, Worker};
+use crate::system::usage;
 use parking_lot::Mutex;
 use std::os::linux::fs::MetadataExt;
 use std::sync::atomic::Ordering;

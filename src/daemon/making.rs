@@ -7,10 +7,10 @@ use super::log;
 use super::opening::Opening;
 use crate::config::log::LogPlan;
 use crate::config::{Paths, Plan, Usage, machine, size};
-use crate::durable::{self, Accepted};
+use crate::device::{self, Sector, Serving, Volume};
 use crate::error::Result;
+use crate::log::Accepted;
 use crate::media::Memory;
-use crate::volume::{self, Sector, Serving, Volume};
 use std::sync::Arc;
 
 /// A volume, and what is to be said of it.
@@ -53,11 +53,11 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> 
     }
     if let Some(backing) = &plan.backing {
         let limits = (plan.ram_limit_bytes, machine::memory_bytes());
-        let volume = volume::BareVolume::open(backing, &kept.memory, &paths.state, limits)?;
+        let volume = device::BareVolume::open(backing, &kept.memory, &paths.state, limits)?;
         return Ok(Made::new(volume, Vec::new()));
     }
     let (memory, most) = (&kept.memory, kept.manifest.ram_limit_max_bytes);
-    let options = volume::Options {
+    let options = device::Options {
         size: plan.size_bytes,
         ram_limit: plan.ram_limit_bytes,
         ram_limit_max: most,
@@ -86,14 +86,14 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> 
 /// The backing store can't be opened.
 pub(super) fn sector(plan: &Plan, volume: &dyn Serving) -> Result<Sector> {
     match (plan.sector_bytes, &plan.log) {
-        (None, Some(log)) => Ok(volume::sector::of_volume(volume, &log.backing)?.0),
+        (None, Some(log)) => Ok(device::sector::of_volume(volume, &log.backing)?.0),
         _ => Ok(plan.sector()?.0),
     }
 }
 
-fn spill(plan: &Plan, memory: &Memory) -> Result<Option<volume::SpillTo>> {
+fn spill(plan: &Plan, memory: &Memory) -> Result<Option<device::SpillTo>> {
     let Some(spill) = &plan.spill else { return Ok(None) };
-    let device = volume::SpillDevice {
+    let device = device::SpillDevice {
         path: spill.device.clone(),
         volume: plan.name.clone(),
         segment: plan.segment_bytes,
@@ -105,7 +105,7 @@ fn spill(plan: &Plan, memory: &Memory) -> Result<Option<volume::SpillTo>> {
 
 /// What is to be said of a device that announces more than it can be expected to hold. Swap space
 /// says so by itself.
-fn too_large(plan: &Plan, below: Option<&volume::SpillTo>) -> Option<String> {
+fn too_large(plan: &Plan, below: Option<&device::SpillTo>) -> Option<String> {
     let most = plan.ram_auto.map_or(plan.ram_limit_bytes, |bounds| bounds.max_bytes);
     let slots = below.map_or(0, |below| u64::from(below.slots));
     let homes = most + slots * u64::from(plan.segment_bytes);
@@ -137,32 +137,32 @@ fn open_log(
     told: &dyn Fn(&str),
 ) -> Result<Made> {
     let (drives, state) = ((log.log.clone(), log.backing.clone()), paths.state.clone());
-    let pair = volume::Pair {
+    let pair = device::Pair {
         wipe: log.wipe,
         moved: log.moved,
         abandon: log.abandon,
         accept_changed: log.accept_changed,
         accept_older: log.accept_older,
         accepted: log.accepted.clone(),
-        ..volume::Pair::new(drives.0, drives.1, plan.segment_bytes, state)
+        ..device::Pair::new(drives.0, drives.1, plan.segment_bytes, state)
     };
-    let options = volume::LogOptions {
+    let options = device::LogOptions {
         algorithm: plan.algorithm,
         sync: log.sync,
         policy: log.policy(),
         accept_loss: log.accept_loss,
         ram_limit: plan.ram_limit_bytes,
         ram_limit_max: machine::memory_bytes(),
-        log: durable::Options {
+        log: crate::log::Options {
             memory: LogPlan::waiting_bytes(),
             idle_ms: log.commit_interval_ms,
             keep_percent: log.keep_percent,
-            ..durable::Options::default()
+            ..crate::log::Options::default()
         },
     };
     let opening = Opening::new(told);
     let told = |step| opening.at(step);
-    let volume::Opened { volume, notes } = pair.open(options, memory, &told)?;
+    let device::Opened { volume, notes } = pair.open(options, memory, &told)?;
     log::line(&volume.report().to_string());
     notes.iter().for_each(|note| log::line(note));
     let report = volume.report();

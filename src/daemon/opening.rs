@@ -3,7 +3,7 @@
 
 use super::notify;
 use crate::config::paths::VolumeFiles;
-use crate::durable::Step;
+use crate::log::Step;
 use crate::private;
 use std::cell::Cell;
 use std::fs;

@@ -5,9 +5,9 @@
 
 use crate::config::Plan;
 use crate::control::NewLog;
+use crate::device::{Pair, Serving};
 use crate::error::{Error, Result};
 use crate::remedy;
-use crate::volume::{Pair, Serving};
 use std::path::Path;
 
 /// The plan with that log, if it can be had. `records` is where this machine keeps what it knows of

@@ -4,10 +4,10 @@ use super::itself;
 use crate::config::paths::VolumeFiles;
 use crate::config::plan::Kind;
 use crate::config::{Choice, Paths, Plan, Settings, Usage, plan};
+use crate::device::{Device, Sector};
 use crate::error::{Error, Result};
 use crate::export::ublk::{self, Ublk};
 use crate::export::{self, Export, Leftover, nbd};
-use crate::volume::{Device, Sector};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -95,7 +95,7 @@ pub fn prepare(plan: &Plan) -> Result<Option<String>> {
     if !plan.export.is_block_device() {
         return Ok(None);
     }
-    let prepared = crate::export::reclaim::prepare_for_reclaim();
+    let prepared = crate::system::reclaim::prepare_for_reclaim();
     super::log::line(&format!("prepared for memory pressure: {prepared}"));
     if prepared.swap_safe() {
         return Ok(None);
@@ -172,7 +172,7 @@ fn nbd_options(plan: &Plan) -> nbd::Options {
 mod block {
     use super::{Arc, Device, Export, Leftover, Paths, Plan, Result};
     use crate::export::fuse::{self, FuseLoop, Options};
-    use crate::export::helper::Helper;
+    use crate::system::helper::Helper;
 
     pub fn available() -> std::result::Result<(), String> {
         fuse::available(true)

@@ -6,8 +6,8 @@
 
 use super::log;
 use super::signals::Event;
+use crate::device::Alarm;
 use crate::stats::{About, Stats, Trouble};
-use crate::volume::Alarm;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

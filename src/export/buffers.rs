@@ -1,7 +1,7 @@
 //! How much memory front-ends take for requests under way, so that a limit on all memory of a
 //! volume can be checked before there is one.
 //!
-//! Invariant: what a front-end then counts ([`crate::volume::Channel::count_buffers`]) is no more,
+//! Invariant: what a front-end then counts ([`crate::device::Channel::count_buffers`]) is no more,
 //! as long as requests are not larger than a block device gets them.
 
 use crate::BLOCK_SIZE;

@@ -7,12 +7,12 @@
 //! taken for dead: while it lives, its export must be stopped instead.
 
 use super::Leftover;
-use super::holders::{backing_file, of_block_device};
-use super::link::{device_of, is_device_of_ours};
-use super::loopdev;
-use super::mounts::{mounted_on, mounts, ours_on};
 use super::ublk;
 use crate::error::{Context, Error, Result};
+use crate::system::holders::{backing_file, of_block_device};
+use crate::system::link::{device_of, is_device_of_ours};
+use crate::system::loopdev;
+use crate::system::mounts::{mounted_on, mounts, ours_on};
 use rustix::mount::{UnmountFlags, unmount};
 use std::fs;
 use std::io::ErrorKind;
@@ -217,7 +217,9 @@ fn loops_in(point: &Path) -> Vec<(PathBuf, PathBuf)> {
 /// Ends the FUSE connection of our mount on `point`: every request in it, and every later one,
 /// fails at once, even if a process still has its descriptors. Other mounts are left alone.
 fn abort(point: &Path) {
-    let Some(m) = mounted_on(point).filter(super::mounts::MountEntry::is_ours) else { return };
+    let Some(m) = mounted_on(point).filter(crate::system::mounts::MountEntry::is_ours) else {
+        return;
+    };
     let connection = format!("/sys/fs/fuse/connections/{}/abort", m.device.1);
     if fs::write(connection, "1").is_err() {
         // No fusectl here. A forced unmount ends the connection too, and fails while a loop device

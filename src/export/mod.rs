@@ -1,29 +1,16 @@
-//! Front-ends: a protocol on one side, [`crate::volume::Request`]s on the other, nothing else.
+//! Front-ends: a protocol on one side, [`crate::device::Request`]s on the other, nothing else.
 //!
 //! Invariant: what a front-end leaves in the system (a mount, a loop device, a socket, a link) is
 //! named by [`Export::leftovers`] before it is made, so that another process can remove it after
 //! a kill -9.
 
 pub mod buffers;
-mod check;
-mod depth;
 #[cfg(feature = "fuse")]
 pub mod fuse;
-pub mod helper;
-mod holders;
-pub mod job;
 mod leftover;
-mod link;
-mod loopdev;
-mod mounts;
 pub mod nbd;
-pub mod reclaim;
-mod swaps;
-mod tuning;
 pub mod ublk;
-pub mod usage;
 
-pub use check::Check;
 pub use leftover::traces;
 
 use crate::error::Result;

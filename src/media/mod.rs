@@ -4,6 +4,7 @@
 //! process can map it again.
 
 mod arena;
+pub mod budget;
 mod buffer;
 mod claims;
 mod contents;

@@ -8,8 +8,8 @@ use super::of_log::LOG;
 use super::text::{Family, seconds};
 use crate::control::{Role, Sample};
 use crate::daemon::survey::Seen;
+use crate::device::Algorithm;
 use crate::stats::Health;
-use crate::volume::Algorithm;
 use std::path::Path;
 
 /// Every metric there is, in the order in which they are written.

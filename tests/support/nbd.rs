@@ -8,19 +8,19 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use ztier::device::{self, Channel, Device, Extent, ExtentKind, IoError, Request, Volume};
 use ztier::export::nbd::{Limits, Listen, Options, Server, proto};
-use ztier::volume::{self, Channel, Device, Extent, ExtentKind, IoError, Request, Volume};
 
 pub const SIZE: u64 = 64 << 20;
 
 /// A real volume of `size` bytes.
 pub fn volume(size: u64) -> Arc<Volume> {
-    Volume::create(&volume::Options {
+    Volume::create(&device::Options {
         size,
         ram_limit: 1 << 30,
         ram_limit_max: 0,
         segment: 1 << 20,
-        algorithm: volume::Algorithm::Lz4,
+        algorithm: device::Algorithm::Lz4,
         lock_memory: false,
     })
     .unwrap()

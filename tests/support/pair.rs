@@ -4,8 +4,9 @@
 use super::ram_drive::RamDrive;
 use std::sync::Arc;
 use std::time::Instant;
-use ztier::durable::{self, format::IDENTITY};
-use ztier::volume::{LogOptions, LogVolume};
+use ztier::device::{LogOptions, LogVolume};
+use ztier::log;
+use ztier::log::disk::format::IDENTITY;
 
 pub const BLOCK: u64 = 4096;
 pub const BLOCKS: u64 = 2048;
@@ -22,7 +23,7 @@ impl Pair {
     pub fn new(log_bytes: u64) -> Self {
         let log = Arc::new(RamDrive::new(log_bytes));
         let backing = Arc::new(RamDrive::new(BLOCKS * BLOCK));
-        durable::format(&*log, [7; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
+        log::format(&*log, [7; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
         Self { log, backing, opened: 0 }
     }
 

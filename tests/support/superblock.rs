@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use ztier::durable::format::{SUPER, SUPER_AT, Superblock};
+use ztier::log::disk::format::{SUPER, SUPER_AT, Superblock};
 use ztier::media::Identity;
 
 /// The newest superblock of a log.

@@ -25,8 +25,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use ztier::config::size;
-use ztier::durable::format::{SEGMENT_MAX, SEGMENT_MIN};
 use ztier::error::{Error, Result};
+use ztier::log::disk::format::{SEGMENT_MAX, SEGMENT_MIN};
 
 /// Reproduces the tables of the source documents: ours and its rivals, in turn, in one run.
 ///

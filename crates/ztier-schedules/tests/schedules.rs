@@ -11,13 +11,13 @@ use shuttle::sync::atomic::{AtomicU64, Ordering};
 use shuttle::thread;
 use std::sync::Arc;
 use std::time::Instant;
-use ztier::media::{Drive, DriveError, Memory};
-use ztier::store::log::Reservation;
-use ztier::store::planted::{Bug, plant};
-use ztier::store::segment::Segments;
-use ztier::volume::{
+use ztier::device::{
     Algorithm, Channel, Device, IoError, Options, Recompress, Request, SpillTo, Volume,
 };
+use ztier::media::{Drive, DriveError, Memory};
+use ztier::ram::store::log::Reservation;
+use ztier::ram::store::planted::{Bug, plant};
+use ztier::ram::store::segment::Segments;
 use ztier_schedules::hold_and_find;
 
 const SEGMENT: u32 = 32 << 10;

@@ -11,12 +11,12 @@ use shuttle::sync::atomic::{AtomicU8, Ordering};
 use shuttle::thread;
 use std::sync::Arc;
 use std::time::Instant;
-use ztier::durable;
-use ztier::durable::format::{DATA_MIN, IDENTITY};
+use ztier::device::{Algorithm, Channel, Device, IoError, LogOptions, LogVolume, Request};
+use ztier::log;
+use ztier::log::Policy;
+use ztier::log::disk::format::{DATA_MIN, IDENTITY};
+use ztier::log::run::planted::{Bug, plant};
 use ztier::media::{Action, Drive, DriveError};
-use ztier::tiers::Policy;
-use ztier::tiers::planted::{Bug, plant};
-use ztier::volume::{Algorithm, Channel, Device, IoError, LogOptions, LogVolume, Request};
 use ztier_schedules::hold_and_find;
 
 const BLOCK: usize = 4096;
@@ -94,7 +94,7 @@ impl Rig {
     fn new(enabled: bool) -> Self {
         let log = Faulty::new(DATA_MIN + SEGMENTS * u64::from(SEGMENT));
         let backing = Faulty::new(BLOCKS * BLOCK as u64);
-        durable::format(&*log, [7; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
+        log::format(&*log, [7; 16], [0; IDENTITY], BLOCKS, SEGMENT).unwrap();
         let volume = Self::open(&log, &backing, enabled);
         Self { log, backing, volume }
     }
@@ -103,7 +103,7 @@ impl Rig {
         let options = LogOptions {
             algorithm: Algorithm::None,
             policy: Policy { enabled, ..Policy::default() },
-            log: durable::Options { gather_part: 0, ..durable::Options::default() },
+            log: log::Options { gather_part: 0, ..log::Options::default() },
             ..LogOptions::default()
         };
         let (log, backing) = (Arc::clone(log) as Arc<dyn Drive>, Arc::clone(backing));

@@ -12,8 +12,8 @@ use crate::program::{Order, Side, Slow};
 use crate::rng::mix;
 use crate::trouble::{Kind, Trouble};
 use crate::world::{Flying, Reader, World, image_of};
-use ztier::durable::format::DATA_MIN;
-use ztier::durable::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
+use ztier::log::disk::format::DATA_MIN;
+use ztier::log::{Device, Found, Op, Outcome, Progress, Refused, Ticket, join};
 use ztier::media::Buffer;
 
 /// Events that an actor waits for at most, and times that nothing happens meanwhile.

@@ -14,7 +14,7 @@ use crate::trouble::{Kind, Trouble};
 use crate::volume::Volume;
 use crate::world::World;
 use std::os::fd::AsFd;
-use ztier::durable;
+use ztier::log;
 use ztier::media::{Drive, Memory};
 
 impl World<'_> {
@@ -74,7 +74,7 @@ impl World<'_> {
 
     /// A log that was spent does not say what went past it to the backing store.
     fn flush_spent(&self) {
-        if durable::read_superblock(&self.log).is_ok_and(|(sb, ..)| sb.spent)
+        if log::read_superblock(&self.log).is_ok_and(|(sb, ..)| sb.spent)
             && Drive::flush(&self.backing).is_err()
         {
             self.backing.repair();

@@ -17,8 +17,8 @@ use crate::world::{Stats, World};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use ztier::durable::format::data_at;
-use ztier::store::codec::Algorithm;
+use ztier::codec::Algorithm;
+use ztier::log::disk::format::data_at;
 
 /// Writes of which every subset is tried.
 const SUBSETS_OF: usize = 6;

@@ -5,7 +5,7 @@
 //! and may have stored something; lies report success.
 
 use std::fmt;
-use ztier::durable::format::DATA_MIN;
+use ztier::log::disk::format::DATA_MIN;
 use ztier::media::Action;
 
 /// Input/output error.

@@ -86,7 +86,7 @@ mod planted {
     use std::collections::BTreeSet;
     use std::fs;
     use std::sync::atomic::{AtomicU64, Ordering};
-    use ztier::durable::planted::{self, BUGS, Bug};
+    use ztier::log::planted::{self, BUGS, Bug};
 
     /// Plants a bug by its name.
     pub fn plant(name: &str) -> Result<(), String> {

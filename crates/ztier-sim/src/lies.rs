@@ -8,7 +8,7 @@ use crate::fault::{Fault, Kind};
 use crate::program::{CLOSE, Cut, Program, SECURE, Side, Step, Swarm};
 use crate::rng::{Rng, mix};
 use std::ops::Range;
-use ztier::durable::format::data_at;
+use ztier::log::disk::format::data_at;
 
 /// A program in which a bit flips, a write is lost or misdirected, or a payload does not decode; at
 /// its end, everything is durable when the power goes.

@@ -14,8 +14,8 @@ use crate::trouble::{Kind, Trouble};
 use crate::volume::{Opening, Volume};
 use crate::world::World;
 use std::sync::Arc;
-use ztier::durable::OpenError;
-use ztier::durable::format::{Header, SUPER_AT, Superblock};
+use ztier::log::OpenError;
+use ztier::log::disk::format::{Header, SUPER_AT, Superblock};
 use ztier::media::{Memory, Witness};
 
 impl World<'_> {

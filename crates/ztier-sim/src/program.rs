@@ -9,8 +9,8 @@ use crate::cut::Tearing;
 use crate::fault::{Fault, Kind};
 use crate::keeper::with_copies;
 use crate::rng::{Rng, mix};
-use ztier::durable::format::{CLUSTER, data_at};
-use ztier::store::codec::Algorithm;
+use ztier::codec::Algorithm;
+use ztier::log::disk::format::{CLUSTER, data_at};
 
 /// Which drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,15 +9,14 @@ use crate::drive::SimDrive;
 use crate::image::{Image, PAGE, Page};
 use crate::oracle::Seen;
 use crate::program::Setup;
-use ztier::durable::cluster::{self, Unpacked};
-use ztier::durable::format::{CLUSTER, IDENTITY, Kind, Stamp, crc};
-use ztier::durable::{
+use ztier::codec::{Codec, Coding, Encoded};
+use ztier::log::disk::cluster::{self, Unpacked};
+use ztier::log::disk::format::{CLUSTER, IDENTITY, Kind, Stamp, crc};
+use ztier::log::{
     self, Command, Core, Fills, Found, Kept, OpenError, Options, Outcome, Reading, Refused, Report,
     Token, Writeback,
 };
 use ztier::media::Memory;
-use ztier::store::codec::{Codec, Encoded};
-use ztier::store::format::Coding;
 
 /// The source of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +65,7 @@ impl Volume {
     /// Those of the product.
     pub fn create(setup: &Setup, log: &SimDrive, memory: &Memory) -> Result<Self, OpenError> {
         let uuid = *b"a simulated disk";
-        durable::format(log, uuid, [7; IDENTITY], u64::from(setup.blocks), setup.segment)?;
+        log::format(log, uuid, [7; IDENTITY], u64::from(setup.blocks), setup.segment)?;
         Self::open_in(setup, log, setup.seed, Opening::Cold, memory)
     }
 
@@ -106,8 +105,8 @@ impl Volume {
         log.power().begin();
         let kept = Kept::new(memory).map_err(|e| OpenError::Memory(e.to_string()))?;
         let found = match opening {
-            Opening::Warm => durable::inspect_warm(log, false, &|_| ())?,
-            other => durable::inspect(log, other == Opening::Lossy, false)?,
+            Opening::Warm => log::inspect_warm(log, false, &|_| ())?,
+            other => log::inspect(log, other == Opening::Lossy, false)?,
         };
         let (core, report) = found.open(log, options, epoch, kept)?;
         Ok(Self {

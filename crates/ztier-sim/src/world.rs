@@ -16,7 +16,7 @@ use crate::volume::{Source, Volume};
 use crate::writers::Writer;
 use std::cell::Cell;
 use std::sync::Arc;
-use ztier::durable::{Reading, Ticket, Token};
+use ztier::log::{Reading, Ticket, Token};
 use ztier::media::Memory;
 
 /// What a run has done.

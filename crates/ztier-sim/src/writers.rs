@@ -13,7 +13,7 @@ use crate::trouble::{Kind, Trouble};
 use crate::volume::Reserved;
 use crate::world::World;
 use std::ops::Range;
-use ztier::durable::format::CLUSTER;
+use ztier::log::disk::format::CLUSTER;
 
 /// A writer that has reserved a place and not filled it yet.
 pub(crate) struct Writer {

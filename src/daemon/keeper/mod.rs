@@ -26,7 +26,7 @@ const VERSION: u32 = 1;
 /// What the memory files are, told by the daemon that made them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// How what is in them is laid out, see [`crate::volume::MEMORY_LAYOUT`].
+    /// How what is in them is laid out, see [`crate::device::MEMORY_LAYOUT`].
     pub layout: u32,
     /// The volume's name.
     pub volume: String,

@@ -57,7 +57,7 @@ pub fn main() -> Result<()> {
             return Err(e);
         }
     };
-    crate::export::reclaim::prepare_for_reclaim();
+    crate::system::reclaim::prepare_for_reclaim();
     // It must answer also when swap is what it keeps the memory of. Without the right to, it is
     // as good for everything else.
     let _ = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT);

@@ -1,6 +1,6 @@
 //! What this machine has for the export, and how to get what is missing.
 
-use crate::export::{Check, loopdev};
+use crate::system::{Check, loopdev};
 use rustix::fs::{Access, Mode, OFlags};
 use std::fs;
 use std::path::Path;

@@ -6,8 +6,8 @@
 //! `O_TRUNC` does nothing).
 
 use crate::BLOCK_SIZE;
+use crate::device::{Channel, Device, ExtentKind, IoError, Request};
 use crate::export::buffers::FUSE_REQUEST;
-use crate::volume::{Channel, Device, ExtentKind, IoError, Request};
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,

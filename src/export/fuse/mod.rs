@@ -9,14 +9,15 @@ mod doctor;
 mod file;
 mod session;
 
-pub use super::Check;
+pub use crate::system::Check;
 pub use doctor::{available, probe};
 
-use super::helper::{Helper, Task};
 use super::leftover::mount_point;
-use super::{Export, Leftover, holders, link, loopdev};
+use super::{Export, Leftover};
+use crate::device::{Device, Sector};
 use crate::error::{Context, Error, Result};
-use crate::volume::{Device, Sector};
+use crate::system::helper::{Helper, Task};
+use crate::system::{holders, link, loopdev};
 use file::BlockFile;
 use session::Mounted;
 use std::fs;
@@ -236,7 +237,7 @@ impl FuseLoop {
 
 /// Refuses a mount point or a link that is taken.
 fn refuse_taken(point: &Path, link: Option<&Path>) -> Result<()> {
-    if let Some(m) = super::mounts::mounted_on(point) {
+    if let Some(m) = crate::system::mounts::mounted_on(point) {
         let mend = if m.is_ours() { "take the volume down first" } else { "unmount it first" };
         return Err(Error::busy(format!("{} is mounted already", point.display())).mend(mend));
     }

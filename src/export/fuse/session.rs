@@ -1,14 +1,14 @@
 //! One FUSE mount and the threads that serve it.
 //!
 //! Invariant: no thread of this process sends a request to the mount, not even by closing a file in
-//! it: one that waited for the answer could not be killed (see [`crate::export::helper`]). Mounting
+//! it: one that waited for the answer could not be killed (see [`crate::system::helper`]). Mounting
 //! and unmounting send none that is waited for.
 
 use super::file::{BlockFile, FILE};
 use crate::error::{Context, Error, Result};
 use crate::export::leftover::fusermount;
-use crate::export::mounts::ours_on;
 use crate::media::mounts::SOURCE;
+use crate::system::mounts::ours_on;
 use fuser::{BackgroundSession, Config, MountOption, Notifier, Session};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};

@@ -6,8 +6,8 @@
 use super::share::Shares;
 use super::wire::{Hangup, Hold, Input, Outcome, Output};
 use super::{Limits, handshake, proto, transmission};
+use crate::device::Device;
 use crate::media::process_name;
-use crate::volume::Device;
 use parking_lot::{Condvar, Mutex};
 use rustix::net::{Shutdown, sockopt};
 use std::collections::BTreeMap;

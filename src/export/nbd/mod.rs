@@ -25,9 +25,9 @@ mod wire;
 
 pub use listen::{Listen, hand_on, take_over};
 
+use crate::device::{Device, THREADS_MAX};
 use crate::error::{Context, Error, Result};
 use crate::export::{Export, Leftover};
-use crate::volume::{Device, THREADS_MAX};
 use connection::Clients;
 use listen::Listener;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};

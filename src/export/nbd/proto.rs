@@ -5,7 +5,7 @@
 //! Invariant: nothing here does I/O, panics on any input, or allocates more than the length of the
 //! input that it was given.
 
-use crate::volume::{Extent, ExtentKind};
+use crate::device::{Extent, ExtentKind};
 
 /// `NBDMAGIC`, the first eight bytes of a server.
 pub const MAGIC: u64 = 0x4e42_444d_4147_4943;

@@ -11,7 +11,7 @@ use super::handshake::Agreed;
 use super::proto::{self, Request, chunk, cmd, errno};
 use super::share::{PART, PIECE};
 use super::wire::{AHEAD, Hangup, Hold, Input, Outcome, Output, SEND_AT};
-use crate::volume::{self, Channel, Device, Extent, ExtentKind, IoError};
+use crate::device::{self, Channel, Device, Extent, ExtentKind, IoError};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Instant;
@@ -148,14 +148,14 @@ impl Server<'_> {
             let data = self.input.fill(len)?;
             // After an error the rest is received all the same: the next request comes after it.
             if done.is_ok() {
-                let write = volume::Request::Write { offset, data, fua: fua && whole };
+                let write = device::Request::Write { offset, data, fua: fua && whole };
                 done = self.channel.submit(write, arrived);
             }
             self.input.consume(len);
             (offset, left) = (offset + len as u64, left - len);
         }
         if fua && !whole && done.is_ok() {
-            done = self.channel.submit(volume::Request::Flush, self.input.arrived());
+            done = self.channel.submit(device::Request::Flush, self.input.arrived());
         }
         match done {
             Ok(()) => self.output.put(&proto::simple_reply(0, r.cookie)),
@@ -205,14 +205,14 @@ impl Server<'_> {
                 self.block_status(r);
                 return Ok(());
             }
-            cmd::FLUSH => self.channel.submit(volume::Request::Flush, arrived),
+            cmd::FLUSH => self.channel.submit(device::Request::Flush, arrived),
             // Everything is in memory already; and nothing at all is done at once.
             cmd::CACHE => Ok(()),
             _ if len == 0 => Ok(()),
             cmd::TRIM => self.trim(offset, len, fua, arrived),
             _ => {
                 let no_hole = r.has(cmd::FLAG_NO_HOLE);
-                let zeroes = volume::Request::WriteZeroes { offset, len, no_hole, fua };
+                let zeroes = device::Request::WriteZeroes { offset, len, no_hole, fua };
                 self.channel.submit(zeroes, arrived)
             }
         };
@@ -224,8 +224,8 @@ impl Server<'_> {
     }
 
     fn trim(&mut self, offset: u64, len: u64, fua: bool, arrived: Instant) -> Result<(), IoError> {
-        self.channel.submit(volume::Request::Discard { offset, len }, arrived)?;
-        if fua { self.channel.submit(volume::Request::Flush, arrived) } else { Ok(()) }
+        self.channel.submit(device::Request::Discard { offset, len }, arrived)?;
+        if fua { self.channel.submit(device::Request::Flush, arrived) } else { Ok(()) }
     }
 
     fn fail(&mut self, r: &Request, error: u32) {
@@ -275,7 +275,7 @@ impl Server<'_> {
         room[..start].copy_from_slice(head);
         let (offset, buf) = (r.offset, &mut room[start..]);
         if !buf.is_empty()
-            && let Err(e) = self.channel.submit(volume::Request::Read { offset, buf }, arrived)
+            && let Err(e) = self.channel.submit(device::Request::Read { offset, buf }, arrived)
         {
             self.fail(r, told(e));
             return false;
@@ -299,7 +299,7 @@ impl Server<'_> {
         let slack = pieces.len() * CHUNK_MAX;
         let room = &mut self.output.room(slack + r.len as usize)[..slack + r.len as usize];
         let (offset, buf) = (r.offset, &mut room[slack..]);
-        if let Err(e) = self.channel.submit(volume::Request::Read { offset, buf }, arrived) {
+        if let Err(e) = self.channel.submit(device::Request::Read { offset, buf }, arrived) {
             self.fail(r, told(e));
             return false;
         }

@@ -4,8 +4,8 @@
 //! is answered.
 
 use super::queue::{Queue, Remains, Shape};
+use crate::device::Device;
 use crate::error::{Context, Error, Result};
-use crate::volume::Device;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;

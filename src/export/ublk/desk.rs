@@ -148,8 +148,8 @@ impl Board {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::device::{Channel, Device, Extent, IoError, Request};
     use crate::export::ublk::queue::Shape;
-    use crate::volume::{Channel, Device, Extent, IoError, Request};
 
     /// Discards of odd blocks fail, flushes succeed.
     struct Picky;

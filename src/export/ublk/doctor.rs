@@ -3,7 +3,7 @@
 use super::abi;
 use super::control::{self, Control, Failure, PATH};
 use crate::error::Error;
-use crate::export::Check;
+use crate::system::Check;
 use rustix::io::Errno;
 
 const LOAD: &str = "modprobe ublk_drv (Linux 6.1 or newer, CONFIG_BLK_DEV_UBLK)";

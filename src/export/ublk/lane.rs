@@ -6,7 +6,7 @@ use super::abi;
 use super::memory::Buffers;
 use super::params::Asked;
 use super::queue::Shape;
-use crate::volume::{Channel, Device, Freight, IoError, Load, Request, Way};
+use crate::device::{Channel, Device, Freight, IoError, Load, Request, Way};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;

@@ -24,9 +24,10 @@ pub(super) use remove::device;
 pub(crate) use remove::{find, remove};
 
 use super::buffers::{UBLK_BUFFERED, UBLK_DEPTH};
-use super::{Export, Leftover, holders, link, loopdev};
+use super::{Export, Leftover};
+use crate::device::{Device, Sector};
 use crate::error::{Context, Error, Result};
-use crate::volume::{Device, Sector};
+use crate::system::{holders, link, loopdev};
 use abi::{DeviceInfo, Params};
 use control::{Control, Failure};
 use crew::Crew;
@@ -439,7 +440,7 @@ impl std::fmt::Debug for Ublk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volume::{self, Algorithm, Volume};
+    use crate::device::{self, Algorithm, Volume};
 
     #[test]
     fn marks_tell_volumes_apart_and_stay() {
@@ -455,7 +456,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_gone_need_not_be_claimed() {
-        let made_of = volume::Options {
+        let made_of = device::Options {
             size: 4096,
             ram_limit: 16 << 20,
             ram_limit_max: 0,

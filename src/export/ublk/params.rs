@@ -4,7 +4,7 @@
 
 use super::abi::{self, Descriptor, Params};
 use crate::BLOCK_SIZE;
-use crate::volume::Sector;
+use crate::device::Sector;
 
 /// Bytes of a sector, the kernel's unit.
 const SECTOR: u64 = 512;

@@ -10,7 +10,7 @@ use super::desk::{self, Desk};
 use super::lane::Lane;
 use super::memory::Descriptors;
 use super::params::Asked;
-use crate::volume::Device;
+use crate::device::Device;
 use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -13,8 +13,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+use ztier::device::{Channel, Device, Extent, ExtentKind, IoError, Request};
 use ztier::error::{Context, Result};
-use ztier::volume::{Channel, Device, Extent, ExtentKind, IoError, Request};
 
 const BLOCK: usize = 4096;
 const BLOCK_U64: u64 = BLOCK as u64;

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
+use ztier::device::Device;
 use ztier::error::{Context, Error, Result};
 use ztier::export::nbd::{Listen, Options, Server};
-use ztier::volume::Device;
 
 /// The longest that a machine may take to switch itself off.
 const OFF: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use ztier::BLOCK_SIZE;
-use ztier::volume::{Channel, Device, Extent, IoError, Request};
+use ztier::device::{Channel, Device, Extent, IoError, Request};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 

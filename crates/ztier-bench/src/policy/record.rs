@@ -17,9 +17,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use ztier::device::BareVolume;
 use ztier::error::{Context, Error, Result};
 use ztier::media::{Access, FileDrive};
-use ztier::volume::BareVolume;
 
 /// Where the backing store of a recording is made.
 const DIR: &str = "/var/tmp";

@@ -3,8 +3,8 @@
 use crate::sys::map::AlignedBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
+use ztier::device::{Channel, Device, Extent, ExtentKind, IoError, Request};
 use ztier::error::Result;
-use ztier::volume::{Channel, Device, Extent, ExtentKind, IoError, Request};
 
 /// Bytes under one lock: large enough that requests rarely cross, many enough that they rarely
 /// meet.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 use std::time::Instant;
+use ztier::device::{Channel, Device, Extent, ExtentKind, IoError, Request};
 use ztier::media::{ALIGN, Drive, DriveError};
-use ztier::volume::{Channel, Device, Extent, ExtentKind, IoError, Request};
 
 /// A drive behind no engine at all. Takes whole blocks only.
 pub struct RawDevice(pub Arc<dyn Drive>);

@@ -4,12 +4,12 @@
 use crate::sys::workdir::WorkDir;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use ztier::device::Device;
 use ztier::error::{Error, Result};
 use ztier::export::Export;
 use ztier::export::fuse::{FuseLoop, Options as FuseOptions};
-use ztier::export::helper::Helper;
 use ztier::export::nbd::{Listen, MAX_CONNECTIONS, Options as NbdOptions, Server};
-use ztier::volume::Device;
+use ztier::system::helper::Helper;
 
 /// A device behind FUSE and a loop device. Fields are dropped in order.
 pub struct Served {
@@ -42,7 +42,7 @@ impl Served {
                 link_dir: dir.path().join("link"),
                 threads,
                 block_device: true,
-                sector: ztier::volume::Sector::Block,
+                sector: ztier::device::Sector::Block,
                 helper: Helper::Here,
             },
         )?;

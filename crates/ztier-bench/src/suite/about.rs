@@ -4,8 +4,8 @@ use crate::sys::command::{exists, run_any};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::time::Duration;
-use ztier::durable::format::crc;
 use ztier::error::{Context, Result};
+use ztier::log::disk::format::crc;
 
 /// The commit that `./bench` builds, told by it.
 const COMMIT: &str = "ZTIER_BENCH_COMMIT";

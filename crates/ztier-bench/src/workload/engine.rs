@@ -9,8 +9,8 @@ use crate::rival::zram::{self, Zram};
 use std::sync::Arc;
 use std::time::Duration;
 use ztier::BLOCK_SIZE;
+use ztier::device::{Algorithm, Options, Volume};
 use ztier::error::Result;
-use ztier::volume::{Algorithm, Options, Volume};
 
 const SECTION: &str = "engine";
 /// Overwriting rounds that make a store old.

@@ -14,8 +14,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use ztier::BLOCK_SIZE;
+use ztier::device::Device;
 use ztier::error::Result;
-use ztier::volume::Device;
 
 const SECTION: &str = "export";
 /// Ours first, then what it is divided by.

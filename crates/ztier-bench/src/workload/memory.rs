@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use ztier::BLOCK_SIZE;
+use ztier::device::{Device, Request, Volume};
 use ztier::error::{Context as _, Error, Result};
 use ztier::stats::Stats;
-use ztier::volume::{Device, Request, Volume};
 
 const SECTION: &str = "memory";
 const OURS: &str = "ztier (in process)";

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 use ztier::BLOCK_SIZE;
+use ztier::device::{Channel, Device, Request};
 use ztier::error::{Context as _, Error, Result};
-use ztier::volume::{Channel, Device, Request};
 
 /// Blocks in a batch: how often the clock is looked at, and the queue depth of io_uring.
 const BATCH: usize = 32;

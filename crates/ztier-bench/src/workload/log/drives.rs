@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use ztier::durable::read_superblock;
 use ztier::error::{Context as _, Error, Result};
+use ztier::log::read_superblock;
 use ztier::media::{Access, Buffer, Drive, DriveError, FileDrive, Ring, Signature};
 
 /// Requests in flight on a log's drive, as the product has them.
@@ -314,10 +314,10 @@ mod tests {
         let source = Source::new(Spec::Path(path.clone())).unwrap();
         let opened = source.open(8 << 20).unwrap();
         assert_eq!(opened.drive.size(), 8 << 20);
-        ztier::durable::format(
+        ztier::log::format(
             &*opened.drive,
             [0; 16],
-            [0; ztier::durable::format::IDENTITY],
+            [0; ztier::log::disk::format::IDENTITY],
             100,
             256 << 10,
         )

@@ -12,8 +12,8 @@ use crate::sys::workdir::WorkDir;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use ztier::device::Device;
 use ztier::error::{Context as _, Result};
-use ztier::volume::Device;
 
 const SECTION: &str = "everyday";
 /// Nothing here may take longer.

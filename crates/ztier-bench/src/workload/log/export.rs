@@ -11,8 +11,8 @@ use crate::rival::ztier::Up;
 use crate::sys::command::exists;
 use std::path::Path;
 use std::time::Duration;
+use ztier::device::Device;
 use ztier::error::{Error, Result};
-use ztier::volume::Device;
 
 const SECTION: &str = "export";
 

@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use ztier::BLOCK_SIZE;
+use ztier::device::{Algorithm, Device, LogOptions, Policy, Request};
 use ztier::error::{Context as _, Error, Result};
 use ztier::media::{Buffer, Drive};
-use ztier::volume::{Algorithm, Device, LogOptions, Policy, Request};
 
 const SECTION: &str = "full";
 /// Writers that never pause.

@@ -13,8 +13,8 @@ use crate::workload::SEED;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use ztier::device::{Algorithm, Device, LogOptions, Request};
 use ztier::error::{Context as _, Error, Result};
-use ztier::volume::{Algorithm, Device, LogOptions, Request};
 
 const SECTION: &str = "large";
 /// Each thread's part of the volume: a model keeps what is written.

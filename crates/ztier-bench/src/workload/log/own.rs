@@ -13,11 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 use ztier::BLOCK_SIZE;
-use ztier::durable::{self, format::IDENTITY};
+use ztier::device::{Algorithm, Device, LogOptions, LogVolume, Request};
 use ztier::error::{Context as _, Error, Result};
+use ztier::log;
+use ztier::log::disk::format::IDENTITY;
 use ztier::media::{Action, Drive, DriveError};
 use ztier::stats::LogStats;
-use ztier::volume::{Algorithm, Device, LogOptions, LogVolume, Request};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -101,8 +102,7 @@ impl OwnLog {
     ) -> Result<Self> {
         let backing = Arc::new(Gate { drive: backing, closed: AtomicBool::new(false) });
         let blocks = backing.size() / BLOCK;
-        durable::format(&*log.drive, [0; 16], [0; IDENTITY], blocks, segment)
-            .context("a new log")?;
+        log::format(&*log.drive, [0; 16], [0; IDENTITY], blocks, segment).context("a new log")?;
         let volume =
             LogVolume::open(Arc::clone(&log.drive), Arc::clone(&backing) as _, options, epoch())
                 .context("the new log")?;

@@ -18,12 +18,13 @@ use crate::workload::SEED;
 use std::sync::Arc;
 use std::time::Instant;
 use ztier::BLOCK_SIZE;
-use ztier::durable::{self, format::IDENTITY};
+use ztier::device::{Algorithm, Device, LogOptions, LogVolume, Policy, Request};
 use ztier::error::{Context as _, Error, Result};
+use ztier::log;
+use ztier::log::disk::format::IDENTITY;
 use ztier::media::Drive;
 use ztier::stats::LogStats;
 use ztier::sync::Mutex;
-use ztier::volume::{Algorithm, Device, LogOptions, LogVolume, Policy, Request};
 
 const SECTION: &str = "recovery";
 const GIB: u64 = 1 << 30;
@@ -68,7 +69,7 @@ impl Pace {
         }
         self.since = since;
         // What is in memory must still fit.
-        let room = durable::Options::default().memory / SEGMENT + 32;
+        let room = log::Options::default().memory / SEGMENT + 32;
         let left = stats.segments.saturating_sub(stats.segments_used + room) * SEGMENT;
         let due = |apart| since >= apart * CUT / 100 && left < apart;
         left == 0 || self.apart.is_some_and(due)
@@ -142,7 +143,7 @@ impl Plan<'_> {
                     report.missing(SECTION, &format!("{size} GiB by {what}"), text);
                     continue;
                 }
-                let left = fill(size * GIB, load, durable::Options::default().checkpoint)?;
+                let left = fill(size * GIB, load, log::Options::default().checkpoint)?;
                 let opened = left.open(self.rounds.max(2))?;
                 let seconds = median(&opened.seconds);
                 let drive = opened.reads.drive as f64 / 1e9;
@@ -213,7 +214,7 @@ fn rows(report: &mut Report, size: u64, what: &str, left: &Left, opened: &Opened
 fn options(checkpoint: u64) -> LogOptions {
     // Nothing may be written back.
     let policy = Policy { threshold_percent: 101, ..Policy::default() };
-    let log = durable::Options { checkpoint, ..durable::Options::default() };
+    let log = log::Options { checkpoint, ..log::Options::default() };
     LogOptions { algorithm: Algorithm::None, policy, log, ..LogOptions::default() }
 }
 
@@ -223,7 +224,7 @@ fn fill(bytes: u64, load: Load, checkpoint: u64) -> Result<Left> {
     let drive = Arc::new(Compact::new(bytes, name));
     // As many blocks again as the log can hold, so that most records count.
     let backing: Arc<dyn Drive> = Arc::new(Nothing(2 * bytes));
-    durable::format(&*drive, [1; 16], [0; IDENTITY], 2 * bytes / BLOCK, SEGMENT as u32)
+    log::format(&*drive, [1; 16], [0; IDENTITY], 2 * bytes / BLOCK, SEGMENT as u32)
         .context("a log in memory")?;
     let log = Arc::clone(&drive) as Arc<dyn Drive>;
     let volume = LogVolume::open(log, Arc::clone(&backing), options(checkpoint), epoch())

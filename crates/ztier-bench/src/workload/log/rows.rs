@@ -15,8 +15,8 @@ use crate::workload::SEED;
 use crate::workload::random::{Lane, Op, Order, Target, pools, work};
 use std::time::{Duration, Instant};
 use ztier::BLOCK_SIZE;
-use ztier::durable::format::crc;
 use ztier::error::{Error, Result};
+use ztier::log::disk::format::crc;
 use ztier::sync::Mutex;
 
 /// Memory that a modelled log's drive gets beforehand, for each second of the measurement and for

@@ -10,8 +10,8 @@ use crate::rival::raw::RawDevice;
 use crate::workload::SEED;
 use std::sync::Arc;
 use std::time::Duration;
+use ztier::device::Device;
 use ztier::error::Result;
-use ztier::volume::Device;
 
 const SECTION: &str = "synced";
 const WRITERS: [usize; 3] = [1, 4, 16];

@@ -15,10 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use ztier::BLOCK_SIZE;
-use ztier::durable::{self, format::IDENTITY};
+use ztier::device::{Algorithm, Device, LogOptions, LogVolume, Policy, Request};
 use ztier::error::{Context as _, Error, Result};
+use ztier::log;
+use ztier::log::disk::format::IDENTITY;
 use ztier::media::Drive;
-use ztier::volume::{Algorithm, Device, LogOptions, LogVolume, Policy, Request};
 
 const SECTION: &str = "window";
 const SEGMENT: u32 = 1 << 20;
@@ -177,7 +178,7 @@ fn measure(load: Load, count: u64) -> Result<Cost> {
     // Writes beside the drain go behind the rest.
     let backing: Arc<dyn Drive> = Arc::new(Nothing((count * 4 + 1024) * BLOCK));
     let blocks = backing.size() / BLOCK;
-    durable::format(&*drive, [1; 16], [0; IDENTITY], blocks, SEGMENT).context("a log in memory")?;
+    log::format(&*drive, [1; 16], [0; IDENTITY], blocks, SEGMENT).context("a log in memory")?;
     let open = || {
         let (log, backing) = (Arc::clone(&drive) as Arc<dyn Drive>, Arc::clone(&backing));
         LogVolume::open(log, backing, options(), epoch()).context("a log in memory")

@@ -18,9 +18,9 @@ use clap::ValueEnum;
 use rustix::thread::CapabilitySet;
 use std::path::PathBuf;
 use std::time::Duration;
-use ztier::durable::Options;
 use ztier::error::{Context as _, Error, Result};
-use ztier::export::reclaim;
+use ztier::log::Options;
+use ztier::system::reclaim;
 
 /// Longer than any series takes.
 const SERIES_LIMIT: Duration = Duration::from_secs(3600);

@@ -1,0 +1,657 @@
+//! Bringing a log and a backing store together, and refusing what would destroy or mix data.
+//!
+//! Invariant: nothing is written before every check has passed. A log is only ever made on a drive
+//! that holds nothing known, or that its owner gave up; it serves only the backing store that it
+//! was made for, in the state in which it was left, and only in the newest state that this machine
+//! has seen. Each exception that may lose data has a flag of its own.
+
+use super::below;
+use super::claimed::{Claimed, holds_data};
+use super::drives::{failed, random};
+use super::logged::{LogOptions, LogVolume};
+use super::record::{Book, Record, Seen, moment, state};
+use crate::BLOCK_SIZE;
+use crate::error::{Error, Result};
+use crate::log::disk::format::Superblock;
+use crate::log::{self, Accepted, Inspection, Kept, OpenError, Step};
+use crate::media::{
+    Access, Drive, FileDrive, Identity, Match, Memory, Ring, StableId, Witness, common_layer,
+};
+use crate::remedy;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Requests to the log's drive that are in flight at once.
+const DEPTH: u32 = 32;
+
+/// Which drives, and what may be done to them.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// The log's drive.
+    pub log: PathBuf,
+    /// The backing store.
+    pub backing: PathBuf,
+    /// Bytes in a segment of a log that is made.
+    pub segment: u32,
+    /// Whatever is on the log's drive may be overwritten, unless it is a log with data.
+    pub wipe: bool,
+    /// A copy of the backing store may take its place.
+    pub moved: bool,
+    /// A log with data may be overwritten, too.
+    pub force: bool,
+    /// Go on without what the backing store's log holds, if that cannot be used: it is made anew.
+    pub abandon: bool,
+    /// Put the log over a backing store that was changed by itself meanwhile.
+    pub accept_changed: bool,
+    /// Go on with a log that is older than this machine has seen it.
+    pub accept_older: bool,
+    /// What is known to be gone of the log, without which it may be opened.
+    pub accepted: Accepted,
+    /// Where this machine keeps what it knows of backing stores.
+    pub state: PathBuf,
+}
+
+/// Exceptions that were made because of a flag.
+#[derive(Default)]
+struct Granted {
+    changed: bool,
+    older: bool,
+    /// Notes for the user.
+    notes: Vec<String>,
+}
+
+/// The log to open.
+struct Settled {
+    found: Inspection,
+    /// `Some` if a log was given up for it: which one, if that is known.
+    given_up: Option<Option<Seen>>,
+    /// Notes for the user.
+    notes: Vec<String>,
+}
+
+/// A volume that came up.
+pub struct Opened {
+    /// The volume.
+    pub volume: Arc<LogVolume>,
+    /// Notes for the user: data that was given up or put at risk.
+    pub notes: Vec<String>,
+}
+
+impl Pair {
+    /// These drives, without any flag that may lose data.
+    pub fn new(log: PathBuf, backing: PathBuf, segment: u32, state: PathBuf) -> Self {
+        Self {
+            log,
+            backing,
+            segment,
+            wipe: false,
+            moved: false,
+            force: false,
+            abandon: false,
+            accept_changed: false,
+            accept_older: false,
+            accepted: Accepted::default(),
+            state,
+        }
+    }
+
+    fn refuse_same(&self) -> Result<()> {
+        let Some(layer) = common_layer(&self.log, &self.backing) else { return Ok(()) };
+        let (log, backing, layer) = (self.log.display(), self.backing.display(), layer.display());
+        Err(Error::usage(format!(
+            "{log} and {backing} can't be log and backing store at once: both have bytes of {layer}"
+        ))
+        .mend("give two drives"))
+    }
+
+    /// Takes the drives; `another` process may have had them until it died.
+    fn claim(&self, another: bool) -> Result<Claimed> {
+        self.refuse_same()?;
+        let backing = FileDrive::take(&self.backing, another)?;
+        let book = Book::of(&self.state, &backing);
+        let record = book.load()?;
+        book.refuse_beside(&self.backing)?;
+        let log = FileDrive::take(&self.log, another).map_err(|e| match &record {
+            Some(record) if record.dirty && std::fs::File::open(&self.log).is_err() => {
+                self.lacks(record, &e.to_string())
+            }
+            _ => e,
+        })?;
+        Ok(Claimed { log, backing, book, record })
+    }
+
+    /// Reads the log. Only accepted losses may be in it.
+    fn look(
+        &self,
+        claimed: &Claimed,
+        options: &LogOptions,
+        told: &dyn Fn(Step),
+    ) -> std::result::Result<Inspection, OpenError> {
+        let read = |accept_loss| {
+            // Its copies of the backing store's blocks count only if that certainly was not
+            // written to since the log was closed.
+            if options.log.keep_percent > 0 && claimed.is_untouched() {
+                return log::inspect_warm(&claimed.log, accept_loss, told);
+            }
+            log::inspect_telling(&claimed.log, accept_loss, false, told)
+        };
+        let found = read(options.accept_loss || !self.accepted.is_empty())?;
+        if options.accept_loss || found.lacks_only(&self.accepted) {
+            return Ok(found);
+        }
+        // Fails, and says what is missing.
+        read(false)
+    }
+
+    /// The log that holds what the backing store lacks is not there.
+    fn lacks(&self, record: &Record, why: &str) -> Error {
+        let (backing, log) = (self.backing.display(), record.log.display());
+        Error::would_lose(format!("{backing} lacks what its log on {log} holds: {why}"))
+            .mend(format!("{} ({})", remedy::LOG_MISSED, record.state()))
+    }
+
+    /// Size of the volume in bytes: that of the backing store.
+    ///
+    /// # Errors
+    /// The backing store can't be read.
+    pub fn size(&self) -> Result<u64> {
+        Ok(FileDrive::open(&self.backing, Access::ReadOnly)?.size())
+    }
+
+    /// Whether the backing store, which may be in use, can have this log after another one that was
+    /// drained. Nothing is changed.
+    ///
+    /// # Errors
+    /// The log's drive can't be used, is too small, holds something that may not be overwritten, or
+    /// is the log of another drive.
+    pub fn check_log(&self) -> Result<()> {
+        self.refuse_same()?;
+        let backing = FileDrive::open(&self.backing, Access::ReadOnly)?;
+        let log = FileDrive::open(&self.log, Access::Exclusive)?;
+        self.may_overwrite(&log)?;
+        let book = Book::of(&self.state, &backing);
+        match log::inspect(&log, true, false) {
+            Ok(found) => {
+                let claimed = Claimed { log, backing, book, record: None };
+                self.belongs(&claimed, &found.superblock, false).map(|_| ())
+            }
+            Err(_) if log.size() < log::least_size(self.segment) => {
+                let least = log::least_size(self.segment);
+                let (log, has) = (self.log.display(), log.size());
+                Err(Error::failure(format!("{log} has {has} bytes, and a log takes {least}"))
+                    .mend("give a larger drive"))
+            }
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Makes an empty log for the backing store.
+    ///
+    /// # Errors
+    /// A drive can't be used, or holds something that may not be overwritten, or the size of the
+    /// backing store is no multiple of 4096.
+    pub fn format(&self) -> Result<()> {
+        let claimed = self.claim(false)?;
+        self.may_overwrite(&claimed.log)?;
+        if let Some(record) = claimed.record.as_ref().filter(|r| r.dirty && !self.force) {
+            let (backing, log) = (self.backing.display(), record.log.display());
+            let text = format!("{backing} lacks what its log on {log} may hold");
+            return Err(Error::would_lose(text).mend(remedy::LOG_HOLDS));
+        }
+        let given_up = self.overwritten(&claimed);
+        let made = self.make(&claimed)?;
+        let record = self.next_record(&claimed, made, given_up);
+        claimed.book.save(&Record { dirty: false, ..record })
+    }
+
+    /// The log on the drive, if it holds data.
+    fn overwritten(&self, claimed: &Claimed) -> Option<Seen> {
+        let found = log::inspect(&claimed.log, true, false).ok()?;
+        holds_data(&found).then(|| Seen::of(&found.superblock))
+    }
+
+    /// The record with a log that is made or opened. A log that is given up stays in it, so that it
+    /// is refused later.
+    fn next_record(&self, claimed: &Claimed, log: Seen, given_up: Option<Seen>) -> Record {
+        let mut record = claimed.record.clone().unwrap_or_default();
+        for gone in given_up.into_iter().chain(record.lacked(log.uuid)) {
+            record = record.without(gone);
+        }
+        Record {
+            backing: absolute(&self.backing),
+            place: claimed.book.place(),
+            ..record.with_log(absolute(&self.log), log)
+        }
+    }
+
+    fn may_overwrite(&self, log: &FileDrive) -> Result<()> {
+        match log::inspect(log, true, false) {
+            Ok(found) if holds_data(&found) && !self.force => {
+                return Err(Error::would_lose(format!(
+                    "{} is a log that holds data of its volume",
+                    self.log.display()
+                ))
+                .mend(remedy::LOG_HOLDS));
+            }
+            // A log of ours without data is nothing to lose.
+            Ok(_) => return Ok(()),
+            Err(OpenError::Drive(e)) => return Err(failed(&self.log, &e)),
+            Err(e @ (OpenError::Version(_) | OpenError::Shrunk { .. })) if !self.force => {
+                let text = format!("{} holds a log: {e}", self.log.display());
+                return Err(Error::would_lose(text).mend(remedy::LOG_HOLDS_ELSEWHERE));
+            }
+            Err(_) => {}
+        }
+        match below::found_on(log)? {
+            Some(found) if !self.wipe => {
+                Err(Error::would_lose(format!("{} holds {found}", self.log.display()))
+                    .mend(remedy::DRIVE_HOLDS))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn make(&self, claimed: &Claimed) -> Result<Seen> {
+        claimed.backing.require_whole()?;
+        let blocks = claimed.backing.size() / BLOCK_SIZE as u64;
+        let (uuid, identity) = (random()?, claimed.identity()?.encode());
+        log::format(&claimed.log, uuid, identity, blocks, self.segment)
+            .and_then(|()| log::read_superblock(&claimed.log))
+            .map(|(sb, ..)| Seen::of(&sb))
+            .map_err(|e| cannot_use(&self.log, &e))
+    }
+
+    /// Opens the log, making it first if there is none, and starts the volume. What is not durable
+    /// is in `memory`, and is taken from there if another process left it. `told` hears again and
+    /// again how far it is.
+    ///
+    /// # Errors
+    /// One line: what does not fit, on what, and what to do. Then `memory` is as it was, unless a
+    /// log was given up.
+    pub fn open(
+        &self,
+        options: LogOptions,
+        memory: &Memory,
+        told: &dyn Fn(Step),
+    ) -> Result<Opened> {
+        let kept = Kept::new(memory)?;
+        let (keeps, claimed) = (!kept.is_empty(), self.claim(memory.is_inherited()));
+        claimed.and_then(|claimed| self.open_kept(claimed, options, kept, told)).map_err(|e| {
+            match keeps {
+                true => e.after("what was not durable stays in memory, but "),
+                false => e,
+            }
+        })
+    }
+
+    fn open_kept(
+        &self,
+        claimed: Claimed,
+        options: LogOptions,
+        mut kept: Kept,
+        told: &dyn Fn(Step),
+    ) -> Result<Opened> {
+        let look = || self.look(&claimed, &options, told);
+        let Settled { mut found, given_up, notes } = self.settle(&claimed, &kept, &look)?;
+        if given_up.is_some() {
+            kept.give_up();
+        }
+        let sb = &mut found.superblock;
+        sb.identity = claimed.identity()?.encode();
+        // An older log that was accepted becomes the newest.
+        let newer = claimed.newer(sb).map_or(0, |seen| seen.generation);
+        sb.generation = sb.generation.max(newer);
+        let log = Seen::once_open(sb);
+        let unknown = matches!(given_up, Some(None));
+        let record = self.next_record(&claimed, log, given_up.flatten());
+        let record = Record { gave_up: record.gave_up || unknown, ..record };
+        let volume = self.start(claimed, found, options, kept, record)?;
+        Ok(Opened { volume, notes })
+    }
+
+    fn start(
+        &self,
+        claimed: Claimed,
+        found: Inspection,
+        options: LogOptions,
+        kept: Kept,
+        record: Record,
+    ) -> Result<Arc<LogVolume>> {
+        let Claimed { log, backing, book, .. } = claimed;
+        let identity = Identity::decode(&found.superblock.identity);
+        let (log, id, backing) = (Arc::new(log), StableId::of(&backing), Arc::new(backing));
+        let ring = Ring::new(Arc::clone(&log), DEPTH)?;
+        let epoch = u64::from_le_bytes(random()?);
+        let drives = (log as Arc<dyn Drive>, Arc::clone(&backing) as Arc<dyn Drive>);
+        let opened = LogVolume::open_found(found, drives, options, epoch, kept)
+            .map_err(|e| cannot_use(&self.log, &e))?;
+        if let Some(identity) = identity {
+            opened.watch(identity, id, Arc::clone(&backing) as Arc<dyn Drive>);
+        }
+        opened.witnessed(Box::new(move || Witness::of(&backing)));
+        opened.keep(book, record)?;
+        opened.start(Some(ring))?;
+        Ok(opened)
+    }
+
+    /// Finds the log to open; makes it if there is none, or if the one that is there is given up.
+    fn settle(
+        &self,
+        claimed: &Claimed,
+        kept: &Kept,
+        look: &dyn Fn() -> std::result::Result<Inspection, OpenError>,
+    ) -> Result<Settled> {
+        let made = || {
+            self.make(claimed)?;
+            look().map_err(|e| cannot_use(&self.log, &e))
+        };
+        let record = claimed.record.as_ref();
+        let lacking = record.filter(|r| r.dirty);
+        let found = match look() {
+            Err(OpenError::NoLog) => None,
+            found => Some(found),
+        };
+        let usable = match &found {
+            None => match lacking {
+                Some(record) => {
+                    Err(self.lacks(record, "there is no log on the drive that was given"))
+                }
+                None => Ok(Granted::default()),
+            },
+            Some(Err(e)) => Err(self.unusable(e, lacking)),
+            Some(Ok(found)) => self.suits(claimed, kept, found),
+        };
+        let fits = match &found {
+            // A user that gives a log up gives up what is in memory of it.
+            _ if self.abandon || kept.is_empty() => Ok(()),
+            Some(Ok(found)) => found.fits(kept),
+            _ => Err(OpenError::OtherMemory),
+        };
+        let usable = usable.and_then(|granted| {
+            fits.map_err(|e| cannot_use(&self.log, &e))?;
+            self.refuse_vain(&granted).map(|()| granted)
+        });
+        match (usable, self.abandon) {
+            (Ok(_), true) => {
+                let text = match found {
+                    Some(_) => format!("the log on {} can be used", self.log.display()),
+                    None => format!("{} lacks nothing that a log holds", self.backing.display()),
+                };
+                Err(Error::usage(text).mend("leave out --abandon-log"))
+            }
+            (Ok(granted), false) => match found {
+                Some(Ok(found)) => Ok(Settled { found, given_up: None, notes: granted.notes }),
+                _ => {
+                    self.may_overwrite(&claimed.log)?;
+                    Ok(Settled { found: made()?, given_up: None, notes: granted.notes })
+                }
+            },
+            (Err(e), false) => Err(e),
+            (Err(e), true) => {
+                let own = self.given_up(claimed, found, e)?;
+                let said = self.abandoned(lacking, own.as_ref());
+                let known = own.as_ref().map(Seen::of).or(lacking.map(Record::seen));
+                Ok(Settled { found: made()?, given_up: Some(known), notes: vec![said] })
+            }
+        }
+    }
+
+    /// Refuses flags that accept nothing: left in a script, they would take effect unnoticed later.
+    fn refuse_vain(&self, granted: &Granted) -> Result<()> {
+        let (log, backing) = (self.log.display(), self.backing.display());
+        if self.accept_changed && !granted.changed {
+            return Err(Error::usage(format!("nothing shows that {backing} was changed"))
+                .mend("leave out --accept-changed-backing"));
+        }
+        if self.accept_older && !granted.older {
+            return Err(Error::usage(format!(
+                "nothing shows that {log} is older than its log was"
+            ))
+            .mend("leave out --accept-older-log"));
+        }
+        Ok(())
+    }
+
+    /// What is known of a log that is given up, for which there is a reason; an error if it is not
+    /// the backing store's own.
+    fn given_up(
+        &self,
+        claimed: &Claimed,
+        found: Option<std::result::Result<Inspection, OpenError>>,
+        reason: Error,
+    ) -> Result<Option<Superblock>> {
+        match found {
+            None => self.may_overwrite(&claimed.log).map(|()| None),
+            Some(Ok(found)) if claimed.is_foreign(&found.superblock) => Err(reason),
+            Some(Ok(found)) => Ok(Some(found.superblock)),
+            Some(Err(OpenError::Version(_))) => Err(reason),
+            Some(Err(_)) => match log::read_superblock(&claimed.log) {
+                // Its own drive may yet have what is left of it.
+                Ok((sb, ..)) if claimed.is_foreign(&sb) => {
+                    self.belongs(claimed, &sb, false).and(Err(reason))
+                }
+                Ok((sb, ..)) => Ok(Some(sb)),
+                // Whatever it is, it could not be looked at.
+                Err(OpenError::Drive(_)) => Err(reason),
+                Err(_) => Ok(None),
+            },
+        }
+    }
+
+    /// Checks that a log is the one of the backing store, as both are now.
+    fn suits(&self, claimed: &Claimed, kept: &Kept, found: &Inspection) -> Result<Granted> {
+        let (sb, dirty) = (&found.superblock, found.holds_changes() || !kept.is_empty());
+        let compared = self.belongs(claimed, sb, dirty)?;
+        let mut granted = Granted::default();
+        self.is_newest(claimed, found, dirty, &mut granted)?;
+        if dirty {
+            self.is_as_left(claimed, sb, compared, &mut granted)?;
+        }
+        Ok(granted)
+    }
+
+    /// Checks that a log is not older than this machine has seen it.
+    fn is_newest(
+        &self,
+        claimed: &Claimed,
+        found: &Inspection,
+        dirty: bool,
+        granted: &mut Granted,
+    ) -> Result<()> {
+        let (sb, record) = (&found.superblock, claimed.record.as_ref());
+        let holds = holds_data(found) || dirty;
+        let another = record.filter(|record| record.uuid != sb.uuid);
+        if let Some(record) = another.filter(|record| record.dirty) {
+            return Err(self.lacks(record, "another log was given"));
+        }
+        let lacking = record.is_some_and(|record| record.dirty);
+        let newer = claimed.newer(sb).filter(|_| holds || lacking);
+        let unknown = another.is_some_and(|record| record.gave_up) && holds;
+        if newer.is_none() && !unknown {
+            return Ok(());
+        }
+        if !self.accept_older {
+            return Err(match newer {
+                Some(seen) if !seen.gave_up => self.older(sb, seen, record.filter(|r| r.dirty)),
+                _ => self.stale(record),
+            });
+        }
+        granted.older = true;
+        granted.notes.push(format!(
+            "{} goes on with what {} held in the state {}: what was written since then is lost, or \
+             mixed with it",
+            self.backing.display(),
+            self.log.display(),
+            moment(sb.at_s)
+        ));
+        Ok(())
+    }
+
+    /// Checks that the backing store is as it was left. The log holds newer data of it.
+    fn is_as_left(
+        &self,
+        claimed: &Claimed,
+        sb: &Superblock,
+        compared: Match,
+        granted: &mut Granted,
+    ) -> Result<()> {
+        let (log, backing) = (self.log.display(), self.backing.display());
+        let what = match compared {
+            Match::Moved { compared } if !self.moved => return Err(self.moved(compared)),
+            Match::Moved { compared: 0 } => {
+                granted.notes.push(format!(
+                    "{backing} has the size of the drive that {log} had, and that is all that could \
+                     be compared: the log has no sample of it that it did not change itself"
+                ));
+                return Ok(());
+            }
+            Match::Changed { what } => format!("it differs in {what}"),
+            _ if claimed.is_written_to(sb) => {
+                "the kernel counted changes, which no sample shows".to_owned()
+            }
+            _ => return Ok(()),
+        };
+        let since = match sb.open {
+            true => format!("after a state of the log {}", moment(sb.at_s)),
+            false => format!("after the log was closed in a state {}", moment(sb.at_s)),
+        };
+        if !self.accept_changed {
+            return Err(Error::would_lose(format!(
+                "{backing} was changed while {log} held newer data of it ({what}; {since})"
+            ))
+            .mend(remedy::LOG_BEHIND));
+        }
+        granted.changed = true;
+        let note = format!("{log} goes over {backing}, which was changed meanwhile ({what})");
+        granted.notes.push(note);
+        Ok(())
+    }
+
+    /// A log that cannot be opened; the way on without it.
+    fn unusable(&self, e: &OpenError, lacking: Option<&Record>) -> Error {
+        let error = cannot_use(&self.log, e);
+        let state = lacking.map(|record| format!("what it held: {}", record.state()));
+        match (e, state) {
+            (OpenError::Damaged | OpenError::Shrunk { .. }, Some(state)) => error.and(state),
+            _ => error,
+        }
+    }
+
+    /// A log with data that this backing store has gone on without.
+    fn stale(&self, record: Option<&Record>) -> Error {
+        let (log, backing) = (self.log.display(), self.backing.display());
+        let its = record.map(|record| format!(" (its log is that on {})", record.log.display()));
+        Error::would_lose(format!(
+            "{log} holds data that {backing} has gone on without{}",
+            its.unwrap_or_default()
+        ))
+        .mend(remedy::LOG_STALE)
+    }
+
+    /// A log that this machine has seen newer. `lacking`: what that held, the backing store lacks.
+    fn older(&self, sb: &Superblock, seen: Seen, lacking: Option<&Record>) -> Error {
+        let (log, backing) = (self.log.display(), self.backing.display());
+        let text = format!(
+            "{log} holds the log of {backing} in an older state ({}, generation {}) than this machine \
+             has seen ({}, generation {})",
+            moment(sb.at_s),
+            sb.generation,
+            moment(seen.at_unix_s),
+            seen.generation
+        );
+        let place = lacking.map(|record| format!(", last on {}", record.log.display()));
+        let error = Error::would_lose(text + &place.unwrap_or_default());
+        error.mend(match lacking {
+            Some(_) => remedy::LOG_OLDER,
+            None => remedy::LOG_OLDER_THAN_BACKING,
+        })
+    }
+
+    /// A log with data of a drive that has another id.
+    fn moved(&self, compared: usize) -> Error {
+        let (log, backing) = (self.log.display(), self.backing.display());
+        let (why, mend) = match compared {
+            0 => ("and has no sample of that left to compare", remedy::LOG_MOVED_UNSEEN),
+            _ => ("though of the same content", remedy::LOG_MOVED),
+        };
+        let text = format!("{log} holds data of another drive than {backing}, {why}");
+        Error::would_lose(text).mend(mend)
+    }
+
+    /// What the backing store is without the log that is given up.
+    fn abandoned(&self, lacking: Option<&Record>, own: Option<&Superblock>) -> String {
+        let state = match (lacking, own) {
+            (Some(record), _) => record.state(),
+            (None, Some(sb)) if sb.open => state(sb.past_s, sb.mixture_s.max(sb.past_s).max(1)),
+            (None, Some(sb)) => state(sb.past_s, sb.mixture_s),
+            (None, None) => state(0, 0),
+        };
+        let log = lacking.map_or(&self.log, |record| &record.log);
+        format!(
+            "{} goes on without what its log on {} held: {state}",
+            self.backing.display(),
+            log.display()
+        )
+    }
+
+    /// Checks that a log was made for this backing store. Returns how that compares with then.
+    fn belongs(&self, claimed: &Claimed, sb: &Superblock, dirty: bool) -> Result<Match> {
+        let (log, backing) = (self.log.display(), self.backing.display());
+        let blocks = claimed.backing.size() / BLOCK_SIZE as u64;
+        let compared = claimed.compare(sb)?.ok_or_else(|| {
+            Error::failure(format!("{log} does not say which backing store it has"))
+                .mend(remedy::LOG_NAMELESS)
+        })?;
+        let refuse = |text: String| {
+            Err(match dirty {
+                true => Error::would_lose(text).mend(remedy::LOG_OF_ANOTHER),
+                false => Error::failure(text)
+                    .mend("the log is empty: make it anew with `ztier log format`"),
+            })
+        };
+        match compared {
+            Match::Other { what } => refuse(format!(
+                "{log} is the log of another drive than {backing} (it differs in {what})"
+            )),
+            _ if sb.blocks != blocks => refuse(format!(
+                "{log} is the log of a drive with {} bytes, and {backing} has {}",
+                sb.blocks * BLOCK_SIZE as u64,
+                claimed.backing.size()
+            )),
+            compared => Ok(compared),
+        }
+    }
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}
+
+/// A log that can't be made or opened, with what to do about it.
+pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
+    let text = format!("{} can't be used as log: {e}", path.display());
+    let error = match e {
+        OpenError::Unread(_)
+        | OpenError::Damaged
+        | OpenError::Shrunk { .. }
+        | OpenError::Version(_)
+        | OpenError::Lost { .. }
+        | OpenError::OtherMemory
+        | OpenError::GoneOn
+        | OpenError::Forgotten { .. } => Error::would_lose(text),
+        _ => Error::failure(text),
+    };
+    match e {
+        OpenError::Drive(_) => error.mend(remedy::DRIVE_FAILS),
+        OpenError::NoLog => error.mend("make one with `ztier log format`"),
+        OpenError::Damaged => error.mend(remedy::LOG_BROKEN),
+        OpenError::Shrunk { .. } => error.mend(remedy::LOG_SHRUNK),
+        OpenError::Version(_) => error.mend("use the ztier that made it"),
+        OpenError::Segment(_) | OpenError::Memory(_) => error,
+        OpenError::OtherMemory => error.mend(remedy::MEMORY_OF_ANOTHER_LOG),
+        OpenError::GoneOn | OpenError::Forgotten { .. } => error.mend(remedy::MEMORY_OUTDATED),
+        OpenError::Segments(_) => error.mend("give a larger drive, or another --segment"),
+        OpenError::Unread(_) => error.mend(remedy::LOG_UNREAD),
+        OpenError::Lost { .. } => error.mend(remedy::LOG_DAMAGED),
+    }
+}

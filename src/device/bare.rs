@@ -1,0 +1,336 @@
+//! A volume that is its backing store, with copies of its blocks in memory or without: nothing else
+//! stands before it.
+//!
+//! Invariants: a request is served by the drive itself, whole, before it returns; a flush is one of
+//! the drive. A write of a part of a block changes nothing else of it, and reaches the drive as
+//! sectors where that can: such a write locks its stripe exclusively; writes of whole blocks share
+//! it.
+
+use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
+use super::counters::{Accounts, Counters, Kind, Outcome};
+use super::drives::{self, Alarm};
+use super::record::Book;
+use crate::BLOCK_SIZE;
+use crate::cache::Cached;
+use crate::error::{Context, Error, Result};
+use crate::log::Kept;
+use crate::media::{Access, Drive, DriveError, FileDrive, Memory};
+use crate::remedy;
+use crate::stats::drives::Role;
+use crate::stats::{Latencies, Stats};
+use crate::sync::ready_to_wait;
+use parking_lot::{RwLock, RwLockReadGuard};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+const STRIPES: usize = 64;
+/// Neighbouring bytes of one stripe.
+const STRIPE: u64 = 1 << 20;
+
+/// The volume.
+pub struct BareVolume {
+    backing: Arc<dyn Drive>,
+    /// The same, if it has copies.
+    cache: Option<Arc<Cached>>,
+    discards: bool,
+    stripes: Vec<RwLock<()>>,
+    accounts: Accounts,
+}
+
+impl BareVolume {
+    /// Bytes of the volume that a drive is.
+    ///
+    /// # Errors
+    /// It can't be read, or its size is no multiple of 4096.
+    pub fn size_of(backing: &Path) -> Result<u64> {
+        let drive = FileDrive::open(backing, Access::ReadOnly)?;
+        drive.require_whole()?;
+        Ok(drive.size())
+    }
+
+    /// The volume that a drive is, opened exclusively. `memory` is what a log would use that it
+    /// gets one day; `state` is where this machine keeps what it knows of backing stores. Copies of
+    /// its blocks take at most so much memory as `ram_limit` says, and the most that it can be
+    /// raised to.
+    ///
+    /// # Errors
+    /// It can't be used, or its log, or memory, holds or may hold what it lacks.
+    pub fn open(
+        backing: &Path,
+        memory: &Memory,
+        state: &Path,
+        (ram_limit, most): (u64, u64),
+    ) -> Result<Arc<Self>> {
+        if !Kept::new(memory)?.is_empty() {
+            return Err(Error::would_lose(format!(
+                "{} lacks what is in memory of its log",
+                backing.display()
+            ))
+            .mend(remedy::MEMORY_OF_LOG));
+        }
+        let drive = FileDrive::take(backing, memory.is_inherited())?;
+        let book = Book::of(state, &drive);
+        book.refuse_beside(backing)?;
+        match book.load()? {
+            Some(record) if record.dirty => Err(Error::would_lose(format!(
+                "{} lacks what its log on {} holds",
+                backing.display(),
+                record.log.display()
+            ))
+            .mend(format!("{} ({})", remedy::LOG_MISSED_BARE, record.state()))),
+            _ => Ok(Self::cached(Cached::over(Arc::new(drive), ram_limit, most)?)),
+        }
+    }
+
+    /// The volume that any drive is.
+    pub fn over(backing: Arc<dyn Drive>) -> Arc<Self> {
+        Self::made(backing, None)
+    }
+
+    /// The volume that a drive with copies is.
+    pub fn cached(cache: Arc<Cached>) -> Arc<Self> {
+        Self::made(Arc::clone(&cache) as Arc<dyn Drive>, Some(cache))
+    }
+
+    fn made(backing: Arc<dyn Drive>, cache: Option<Arc<Cached>>) -> Arc<Self> {
+        Arc::new(Self {
+            discards: backing.zeroes_quickly(),
+            backing,
+            cache,
+            stripes: (0..STRIPES).map(|_| RwLock::default()).collect(),
+            accounts: Accounts::default(),
+        })
+    }
+
+    /// All counters, now. What only a store in memory or a log has is 0.
+    pub fn stats(&self) -> Stats {
+        let failing = |failures| drives::failing(Role::Backing, failures);
+        let stats = Stats {
+            disk_size_bytes: self.backing.size(),
+            drives: self.backing.failures().and_then(failing).into_iter().collect(),
+            ..self.accounts.totals().stats()
+        };
+        stats.with_cache(self.cache.as_ref().map(|cache| cache.stats()))
+    }
+
+    /// Locks the blocks of a range, at least one byte, in shared mode, as all writers of whole
+    /// blocks do.
+    fn share(&self, bytes: &Range<u64>) -> Vec<RwLockReadGuard<'_, ()>> {
+        let all = bytes.start / STRIPE..=(bytes.end - 1) / STRIPE;
+        let mut stripes: Vec<usize> =
+            all.take(STRIPES).map(|stripe| stripe as usize % STRIPES).collect();
+        stripes.sort_unstable();
+        stripes.into_iter().map(|stripe| self.stripes[stripe].read()).collect()
+    }
+
+    /// Writes a part of a block.
+    fn write_part(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        let _alone = self.stripes[(at / STRIPE) as usize % STRIPES].write();
+        self.backing.write_part(at, data)
+    }
+}
+
+impl Device for BareVolume {
+    fn size(&self) -> u64 {
+        self.backing.size()
+    }
+
+    fn discards(&self) -> bool {
+        self.discards
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
+
+    fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        ready_to_wait();
+        let counters = self.accounts.enter();
+        Box::new(BareChannel { volume: self, counters, page: Box::new([0; BLOCK_SIZE]) })
+    }
+
+    fn extents(&self, offset: u64, len: u64, _most: usize) -> Result<Vec<Extent>, IoError> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size());
+        let all = Extent { len, kind: ExtentKind::Data };
+        if inside { Ok(vec![all]) } else { Err(IoError::OutOfRange) }
+    }
+}
+
+impl Serving for BareVolume {
+    fn stats(&self) -> Stats {
+        self.stats()
+    }
+
+    fn latencies(&self) -> Latencies {
+        self.accounts.totals().latencies()
+    }
+
+    fn grow(&self, _size: u64) -> Result<()> {
+        Err(Error::usage("the volume has the size of its backing store")
+            .mend("make that larger, then take the volume down and up"))
+    }
+
+    fn set_ram_limit(&self, bytes: u64) -> Result<()> {
+        match &self.cache {
+            Some(cache) => cache.set_limit(bytes),
+            None => Err(super::contract::no_copies()),
+        }
+    }
+
+    fn tune(&self, _tuning: &Tuning) -> Result<()> {
+        Err(super::contract::no_log())
+    }
+
+    fn drain(&self, _on: bool) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn volatile_bytes(&self) -> u64 {
+        0
+    }
+
+    fn heed(&self, alarm: &Alarm) {
+        if let Some(failures) = self.backing.failures() {
+            drives::heed(failures, alarm);
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        self.backing.flush().context("the backing store could not be flushed")
+    }
+}
+
+/// One thread's way to it.
+struct BareChannel {
+    volume: Arc<BareVolume>,
+    counters: Arc<Counters>,
+    page: Box<[u8; BLOCK_SIZE]>,
+}
+
+/// The whole blocks of a range, and what is before and behind them.
+fn parts(range: Range<u64>) -> (Range<u64>, Range<u64>, Range<u64>) {
+    let first = range.start.next_multiple_of(BLOCK).min(range.end);
+    let last = (range.end / BLOCK * BLOCK).max(first);
+    (range.start..first, first..last, last..range.end)
+}
+
+impl BareChannel {
+    fn serve(&mut self, request: Request<'_>) -> Result<(), DriveError> {
+        let backing = &self.volume.backing;
+        let durable = match request {
+            Request::Read { offset, buf } => return self.read(offset, buf),
+            Request::Write { offset, data, fua } => {
+                self.write(offset, data)?;
+                fua
+            }
+            Request::Flush => return backing.flush(),
+            Request::Discard { offset, len } => {
+                self.zero(offset, len)?;
+                false
+            }
+            Request::WriteZeroes { offset, len, fua, .. } => {
+                self.zero(offset, len)?;
+                fua
+            }
+        };
+        if durable { self.volume.backing.flush() } else { Ok(()) }
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        let (head, whole, tail) = parts(offset..offset + buf.len() as u64);
+        let backing = &self.volume.backing;
+        for part in [&head, &tail] {
+            if !part.is_empty() {
+                backing.read(part.start / BLOCK * BLOCK, &mut self.page[..])?;
+                let within = (part.start % BLOCK) as usize;
+                let len = (part.end - part.start) as usize;
+                let at = (part.start - offset) as usize;
+                buf[at..at + len].copy_from_slice(&self.page[within..within + len]);
+            }
+        }
+        if whole.is_empty() {
+            return Ok(());
+        }
+        let (from, to) = ((whole.start - offset) as usize, (whole.end - offset) as usize);
+        backing.read(whole.start, &mut buf[from..to])
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
+        let (head, whole, tail) = parts(offset..offset + data.len() as u64);
+        for part in [&head, &tail] {
+            if !part.is_empty() {
+                let bytes = (part.start - offset) as usize..(part.end - offset) as usize;
+                self.volume.write_part(part.start, &data[bytes])?;
+            }
+        }
+        if whole.is_empty() {
+            return Ok(());
+        }
+        let _shared = self.volume.share(&whole);
+        let (from, to) = ((whole.start - offset) as usize, (whole.end - offset) as usize);
+        self.volume.backing.write(whole.start, &data[from..to])
+    }
+
+    fn zero(&mut self, offset: u64, len: u64) -> Result<(), DriveError> {
+        let (head, whole, tail) = parts(offset..offset + len);
+        for part in [&head, &tail] {
+            if !part.is_empty() {
+                let zeros = &[0; BLOCK_SIZE][..(part.end - part.start) as usize];
+                self.volume.write_part(part.start, zeros)?;
+            }
+        }
+        if whole.is_empty() {
+            return Ok(());
+        }
+        let _shared = self.volume.share(&whole);
+        self.volume.backing.zero(whole.start, whole.end - whole.start)
+    }
+}
+
+impl Channel for BareChannel {
+    fn submit(&mut self, request: Request<'_>, arrived: Instant) -> Result<(), IoError> {
+        let start = Instant::now();
+        let (kind, offset, len) = Kind::of(&request);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.volume.size());
+        let result = if !inside {
+            self.counters.count_invalid();
+            Err(IoError::OutOfRange)
+        } else if kind == Kind::Discard && !self.volume.discards {
+            Err(IoError::Unsupported)
+        } else {
+            self.serve(request).map_err(|e| IoError::Drive(e.errno))
+        };
+        let waiting = start.saturating_duration_since(arrived);
+        let (failed, serving) = (result.is_err(), start.elapsed());
+        self.counters.count(kind, Outcome { bytes: len, failed, waiting, serving });
+        result
+    }
+}
+
+impl Drop for BareChannel {
+    fn drop(&mut self) {
+        self.volume.accounts.leave(&self.counters);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_whole_blocks_and_what_is_around_them() {
+        for (range, expected) in [
+            (0..4096, (0..0, 0..4096, 4096..4096)),
+            (100..200, (100..200, 200..200, 200..200)),
+            (100..4096, (100..4096, 4096..4096, 4096..4096)),
+            (100..9000, (100..4096, 4096..8192, 8192..9000)),
+            (4096..5000, (4096..4096, 4096..4096, 4096..5000)),
+            (4000..4200, (4000..4096, 4096..4096, 4096..4200)),
+        ] {
+            assert_eq!(parts(range.clone()), expected, "{range:?}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The spill device of a volume: whose it is, and what is refused before a byte of it is written.
+//!
+//! Invariants: nothing is written before every check has passed; what is in the slots has a meaning
+//! only together with the memory that the label was made with, which has a copy of it.
+
+use super::drives::{failed, random};
+use crate::error::{Context, Error, Result};
+use crate::log::{self, OpenError};
+use crate::media::{ALIGN, Buffer, Drive, FileDrive, Memory, Signature, Words};
+use crate::ram::SpillTo;
+use crate::ram::store::format::SEGMENTS_MAX;
+use crate::remedy;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const MAGIC: [u8; 8] = *b"ztierspl";
+const VERSION: u32 = 1;
+/// The longest name of a volume, in bytes.
+const NAME_MAX: usize = 255;
+/// Bytes of the label that count; the CRC is behind them.
+const CRC_AT: usize = 48 + NAME_MAX + 1;
+/// The fewest slots that are worth a device.
+const SLOTS_MIN: u64 = 4;
+
+/// A device for what memory has no room for.
+#[derive(Clone, Debug)]
+pub struct SpillDevice {
+    /// The device, or a file.
+    pub path: PathBuf,
+    /// The volume.
+    pub volume: String,
+    /// Bytes in a segment.
+    pub segment: u32,
+    /// Bytes that may be written in a day; 0: as many as there are.
+    pub daily: u64,
+    /// Whatever is on the device may be overwritten, unless it is a log with data.
+    pub wipe: bool,
+}
+
+/// The first 4096 bytes of a spill device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Label {
+    id: [u8; 16],
+    segment: u32,
+    slots: u32,
+    volume: String,
+}
+
+impl Label {
+    fn encode(&self) -> [u8; ALIGN] {
+        let mut bytes = [0; ALIGN];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.segment.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.slots.to_le_bytes());
+        bytes[32..48].copy_from_slice(&self.id);
+        let name = self.volume.as_bytes();
+        let name = &name[..name.len().min(NAME_MAX)];
+        bytes[48] = name.len() as u8;
+        bytes[49..49 + name.len()].copy_from_slice(name);
+        let crc = crc_fast::crc32_iscsi(&bytes[..CRC_AT]);
+        bytes[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// The opposite; `None` for what is no label, or one that is damaged.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let u32_at = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
+        let is_whole = crc_fast::crc32_iscsi(bytes.get(..CRC_AT)?) == u32_at(CRC_AT)?;
+        if bytes.get(..8)? != MAGIC || u32_at(8)? != VERSION || !is_whole {
+            return None;
+        }
+        let name = bytes.get(49..49 + usize::from(*bytes.get(48)?))?;
+        Some(Self {
+            id: *bytes.get(32..)?.first_chunk()?,
+            segment: u32_at(12)?,
+            slots: u32_at(16)?,
+            volume: String::from_utf8(name.to_vec()).ok()?,
+        })
+    }
+}
+
+impl SpillDevice {
+    /// Whether the device could be used, as far as that can be told without changing anything. Says
+    /// what would be overwritten, if that is something known.
+    ///
+    /// # Errors
+    /// As [`SpillDevice::open`] of a volume that comes up empty.
+    pub fn check(&self) -> Result<Option<String>> {
+        let drive = FileDrive::take(&self.path, false)?;
+        self.slots_on(&drive)?;
+        self.may_overwrite(&drive)
+    }
+
+    /// Opens the device, with what it held if another process left it with `memory`; else it is
+    /// made anew.
+    ///
+    /// # Errors
+    /// One line: it is missing, held, too small, holds something that may not be overwritten, or is
+    /// not the one that the memory was left with. Then nothing is changed on it.
+    pub fn open(&self, memory: &Memory) -> Result<SpillTo> {
+        let drive = FileDrive::take(&self.path, memory.is_inherited())?;
+        // The copy of the label, word by word.
+        let copy = Words::new(memory, "spill", ALIGN / 8)?;
+        let label = match memory.is_inherited() {
+            true => self.find(&drive, &copy)?,
+            false => {
+                let slots = self.slots_on(&drive)?;
+                self.may_overwrite(&drive)?;
+                let (segment, volume) = (self.segment, self.volume.clone());
+                let label = Label { id: random()?, segment, slots, volume };
+                let bytes = label.encode();
+                let mut first = Buffer::new(ALIGN);
+                first.copy_from_slice(&bytes);
+                drive.write(0, &first).map_err(|e| failed(&self.path, &e))?;
+                for (at, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+                    copy.get(at).store(u64::from_le_bytes(*word), Ordering::Relaxed);
+                }
+                label
+            }
+        };
+        Ok(SpillTo { drive: Arc::new(drive), slots: label.slots, daily: self.daily })
+    }
+
+    /// The label of the device, if it is the one of which the memory has a copy.
+    fn find(&self, drive: &FileDrive, copy: &Words) -> Result<Label> {
+        let words = (0..ALIGN / 8).map(|at| copy.get(at).load(Ordering::Relaxed).to_le_bytes());
+        let kept = Label::decode(words.collect::<Vec<_>>().as_flattened());
+        let found = read_label(drive)?;
+        let path = self.path.display();
+        let refuse = |why: String| {
+            Err(Error::would_lose(format!("{path} {why}"))
+                .mend(remedy::SPILL_MISSED.of(&self.volume)))
+        };
+        match (kept, found) {
+            (Some(kept), Some(found)) if kept == found => {
+                let needs = (u64::from(kept.slots) + 1) * u64::from(kept.segment);
+                if drive.size() < needs {
+                    return refuse(format!("has {} bytes, and had {needs}", drive.size()));
+                }
+                Ok(kept)
+            }
+            (_, Some(_)) => refuse("is the spill device of another volume or time".into()),
+            (_, None) => refuse("does not hold what was spilled any more".into()),
+        }
+    }
+
+    /// How many slots fit.
+    fn slots_on(&self, drive: &FileDrive) -> Result<u32> {
+        // The first one's place is the label's.
+        let slots = (drive.size() / u64::from(self.segment)).saturating_sub(1);
+        if slots < SLOTS_MIN {
+            let least = (SLOTS_MIN + 1) * u64::from(self.segment);
+            let (path, has) = (self.path.display(), drive.size());
+            return Err(Error::failure(format!(
+                "{path} is too small to spill to: it has {has} bytes, and the least is {least}"
+            ))
+            .mend("give a larger one, or a smaller --segment"));
+        }
+        Ok(slots.min(u64::from(SEGMENTS_MAX / 2)) as u32)
+    }
+
+    /// Whether what is on the device may go. Says what that is.
+    fn may_overwrite(&self, drive: &FileDrive) -> Result<Option<String>> {
+        let path = self.path.display();
+        if read_label(drive)?.is_some_and(|label| label.volume == self.volume) {
+            return Ok(None);
+        }
+        let found = match log::read_superblock(drive) {
+            Err(OpenError::NoLog) => found_on(drive)?,
+            // Whose log it is cannot be told any more.
+            Err(OpenError::Damaged) => Some("a damaged log of ztier".into()),
+            Err(OpenError::Drive(e)) => return Err(failed(&self.path, &e)),
+            // One that cannot be used here, too.
+            Ok(_) | Err(_) => {
+                let text = format!("{path} is a log of ztier");
+                return Err(Error::would_lose(text).mend("give another device"));
+            }
+        };
+        match found {
+            Some(found) if !self.wipe => {
+                Err(Error::would_lose(format!("{path} holds {found}")).mend(remedy::DRIVE_HOLDS))
+            }
+            found => Ok(found),
+        }
+    }
+}
+
+/// What is on a drive that is no log, in words: what a volume spilled to it, or what others know.
+pub(super) fn found_on(drive: &FileDrive) -> Result<Option<String>> {
+    match read_label(drive)? {
+        Some(label) => Ok(Some(format!("what volume `{}` spilled", label.volume))),
+        None => Ok(Signature::of(drive)?.map(|found| found.to_string())),
+    }
+}
+
+fn read_label(drive: &FileDrive) -> Result<Option<Label>> {
+    let mut first = Buffer::new(ALIGN);
+    let what = || format!("cannot read {}", drive.path().display());
+    drive.read(0, &mut first).context(what())?;
+    Ok(Label::decode(&first))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn label() -> Label {
+        Label { id: [7; 16], segment: 1 << 20, slots: 99, volume: "swap".into() }
+    }
+
+    #[test]
+    fn labels_round_trip_and_any_damage_shows() {
+        let bytes = label().encode();
+        assert_eq!(Label::decode(&bytes), Some(label()));
+        for at in 0..CRC_AT + 4 {
+            let mut bad = bytes;
+            bad[at] ^= 0x10;
+            assert_eq!(Label::decode(&bad), None, "byte {at}");
+        }
+        assert_eq!(Label::decode(&[0; ALIGN]), None);
+        assert_eq!(Label::decode(&bytes[..100]), None);
+        let long = Label { volume: "x".repeat(255), ..label() };
+        assert_eq!(Label::decode(&long.encode()), Some(long));
+    }
+}

@@ -1,0 +1,508 @@
+//! A volume whose changes go to a durable log before they reach a backing store.
+//!
+//! Invariants: a write is acknowledged when the log's memory has it, a flush when the log's drive
+//! has it; every request is counted once. A request is cut at groups of 16 blocks, which the
+//! contract allows.
+
+use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
+use super::counters::{Accounts, Counters, Kind, Outcome};
+use super::drives::{self, Alarm};
+use super::record::{Book, Record, common};
+use super::split::{Piece, Zeroed, each, each_mut};
+use crate::BLOCK_SIZE;
+use crate::cache::Cached;
+use crate::codec::Algorithm;
+use crate::error::{Context, Error, Result};
+use crate::log::{
+    self, Fault, Inspection, Kept, LogHand, Logged, OpenError, Policy, Shelf, Standing, Tending,
+};
+use crate::media::{self, Drive, Failures, Identity, MadeFor, Memory, Ring, StableId};
+use crate::stats::drives::Role;
+use crate::stats::{Latencies, LogStats, Stats};
+use crate::sync::{Mutex, ready_to_wait};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Requests have seldom as many blocks: 2 MiB.
+const LONG_BLOCKS: u64 = 512;
+
+/// How a logged volume works.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogOptions {
+    /// How blocks are compressed.
+    pub algorithm: Algorithm,
+    /// Acknowledge writes when they are durable, not when they are in memory.
+    pub sync: bool,
+    /// Memory and commits of the log.
+    pub log: log::Options,
+    /// When and how much is written back.
+    pub policy: Policy,
+    /// Go on although durable chunks are missing; what they held reads as it was before.
+    pub accept_loss: bool,
+    /// Memory for copies of what the backing store has, in bytes; 0: none.
+    pub ram_limit: u64,
+    /// The most that it can be raised to; 0: there are no copies.
+    pub ram_limit_max: u64,
+}
+
+/// Says what is known of a backing store.
+pub type Witness = Box<dyn Fn() -> media::Witness + Send>;
+
+/// A block device over a log and a backing store.
+pub struct LogVolume {
+    logged: Arc<Logged>,
+    /// The backing store, if it has copies.
+    cache: Option<Arc<Cached>>,
+    blocks: u64,
+    discards: bool,
+    options: LogOptions,
+    tending: Mutex<Option<Tending>>,
+    accounts: Accounts,
+    report: log::Report,
+    /// Parts of requests that read and wrote less than a block.
+    partial: [AtomicU64; 2],
+    /// What this machine knows of the backing store, and where it keeps that.
+    record: Mutex<Option<(Book, Arc<Mutex<Record>>)>>,
+    /// Lost blocks that a user has taken note of, in order.
+    noted: Arc<Mutex<Vec<(u64, u64)>>>,
+    /// Called when blocks turn out to be lost.
+    alarm: Arc<OnceLock<Alarm>>,
+    drives: [(Role, Arc<dyn Drive>); 2],
+    /// Says what is known of the backing store when it is let go.
+    witness: Mutex<Option<Witness>>,
+}
+
+impl LogVolume {
+    /// Opens the log on `log`, which belongs to `backing`, and starts to work. `epoch` is a random
+    /// number.
+    ///
+    /// # Errors
+    /// See [`log::open`]; or the system gives no thread.
+    pub fn open(
+        log: Arc<dyn Drive>,
+        backing: Arc<dyn Drive>,
+        options: LogOptions,
+        epoch: u64,
+    ) -> std::result::Result<Arc<Self>, OpenError> {
+        Self::open_in(log, backing, options, epoch, &Memory::default())
+    }
+
+    /// The same with `memory` for what is not durable, and with what another process left there.
+    ///
+    /// # Errors
+    /// The same; or what is there is not of this log as it is.
+    pub fn open_in(
+        log: Arc<dyn Drive>,
+        backing: Arc<dyn Drive>,
+        options: LogOptions,
+        epoch: u64,
+        memory: &Memory,
+    ) -> std::result::Result<Arc<Self>, OpenError> {
+        let kept = Kept::new(memory).map_err(|e| OpenError::Memory(e.to_string()))?;
+        let found = log::inspect(&*log, options.accept_loss, false)?;
+        Self::open_found(found, (log, backing), options, epoch, kept)
+    }
+
+    /// The same with a log that was looked at already, and not written to since.
+    ///
+    /// # Errors
+    /// The drive fails.
+    pub(super) fn open_found(
+        mut found: Inspection,
+        (log, mut backing): (Arc<dyn Drive>, Arc<dyn Drive>),
+        options: LogOptions,
+        epoch: u64,
+        kept: Kept,
+    ) -> std::result::Result<Arc<Self>, OpenError> {
+        let fitted = options.log.fitted(&found.superblock);
+        found.superblock.at_s = crate::stats::time::now();
+        if found.superblock.spent {
+            // What went past it is forgotten with that mark, and no flush of the log covers it.
+            backing.flush()?;
+        }
+        let (core, report) = found.open(&*log, fitted, epoch, kept)?;
+        let blocks = core.blocks();
+        let core = Arc::new(Mutex::new(core));
+        backing = Arc::new(Shelf::new(Arc::clone(&core), Arc::clone(&log), backing));
+        let mut cache = None;
+        if options.ram_limit_max > 0 {
+            let cached = Cached::over(backing, options.ram_limit, options.ram_limit_max);
+            let cached = cached.map_err(|e| OpenError::Memory(e.to_string()))?;
+            let cached = cached.in_parts_of(LONG_BLOCKS);
+            backing = Arc::clone(&cached) as Arc<dyn Drive>;
+            cache = Some(cached);
+        }
+        let discards = backing.zeroes_quickly();
+        let drives = [(Role::Log, Arc::clone(&log)), (Role::Backing, Arc::clone(&backing))];
+        Ok(Arc::new(Self {
+            logged: Arc::new(Logged::new(core, log, backing)),
+            cache,
+            blocks,
+            discards,
+            options,
+            tending: Mutex::new(None),
+            accounts: Accounts::default(),
+            report,
+            partial: Default::default(),
+            record: Mutex::new(None),
+            noted: Arc::default(),
+            alarm: Arc::default(),
+            drives,
+            witness: Mutex::new(None),
+        }))
+    }
+
+    /// Starts the threads that commit and write back, and waits until the log has taken what
+    /// another process left in memory. The log's drive is asked through `ring`, which must be one
+    /// on it, or else by threads.
+    ///
+    /// # Errors
+    /// The system gives no thread; or the log fails before it has taken that, which stays there.
+    pub fn start(&self, ring: Option<Ring>) -> Result<()> {
+        let LogOptions { policy, algorithm, .. } = self.options;
+        *self.tending.lock() = Some(Tending::start(&self.logged, policy, algorithm, ring)?);
+        self.logged.recommit().context("what was in memory cannot be brought to the log")
+    }
+
+    /// Sets what says, when the volume goes down, by what it is known later that nothing was
+    /// written to the backing store.
+    pub fn witnessed(&self, witness: Witness) {
+        *self.witness.lock() = Some(witness);
+    }
+
+    /// Says what the superblock has of the backing store's identity: from now on it is kept true.
+    /// `drive` is the backing store itself.
+    pub(super) fn watch(&self, identity: Identity, id: StableId, drive: Arc<dyn Drive>) {
+        self.logged.watch(identity, id, drive);
+    }
+
+    /// Keeps this machine's record of the backing store true from now on.
+    pub(super) fn keep(&self, book: Book, record: Record) -> Result<()> {
+        let first = record.after(&self.logged.standing());
+        book.save(&first)?;
+        self.noted.lock().clone_from(&first.noted);
+        let record = Arc::new(Mutex::new(first));
+        let (listener, last) = (book.clone(), Arc::clone(&record));
+        let still_noted = self.watch_losses();
+        self.logged.listen(Box::new(move |standing| {
+            let mut last = last.lock();
+            let now = Record { noted: still_noted(&standing.lost), ..last.after(standing) };
+            // A record that cannot be written says less than is true, as after a crash.
+            if now != *last && listener.save(&now).is_ok() {
+                *last = now;
+            }
+        }));
+        *self.record.lock() = Some((book, record));
+        Ok(())
+    }
+
+    /// What, given the lost blocks, calls the alarm when they are more than before, and says which
+    /// of them are noted. A block that was written since is not: it may be lost again.
+    fn watch_losses(&self) -> impl Fn(&[(u64, u64)]) -> Vec<(u64, u64)> + Send + Sync + use<> {
+        let (noted, alarm) = (Arc::clone(&self.noted), Arc::clone(&self.alarm));
+        let known = AtomicU64::new(0);
+        move |lost| {
+            let count = lost.iter().map(|(_, count)| count).sum();
+            if count > known.swap(count, Ordering::Relaxed)
+                && let Some(alarm) = alarm.get()
+            {
+                alarm();
+            }
+            let mut noted = noted.lock();
+            *noted = common(&noted, lost);
+            noted.clone()
+        }
+    }
+
+    /// What opening found.
+    pub fn report(&self) -> &log::Report {
+        &self.report
+    }
+
+    /// Hurries to bring to the backing store what the log holds now, or stops hurrying to. It is
+    /// there when the log's tail has come to the segment that is returned.
+    pub fn drain(&self, on: bool) -> u64 {
+        self.tending.lock().as_ref().map_or(0, |tending| tending.drain(on))
+    }
+
+    /// Makes everything durable and ends the threads. Nothing may be asked of it any more.
+    ///
+    /// # Errors
+    /// The log has failed.
+    pub fn close(&self) -> std::result::Result<(), Fault> {
+        let tending = self.tending.lock().take();
+        let witness = self.witness.lock().take();
+        let witness = move || witness.as_ref().map(|witness| witness()).unwrap_or_default();
+        let closed = tending.map_or(Ok(()), |tending| tending.close(&witness));
+        if let Some((book, record)) = self.record.lock().take() {
+            let standing = self.logged.standing();
+            let noted = common(&self.noted.lock(), &standing.lost);
+            let mut now = Record { noted, ..record.lock().after(&standing) };
+            now.dirty &= !(standing.stats.clean && standing.lost.is_empty());
+            let core = self.logged.core();
+            if core.is_closed() {
+                // That superblock is durable.
+                let sb = core.superblock();
+                (now.generation, now.at_unix_s) = (sb.generation, sb.at_s);
+            }
+            drop(core);
+            // What stays is no less safe: it says that the log may hold something, and is older.
+            let _ = book.save(&now);
+        }
+        closed
+    }
+
+    /// What has failed on its drives.
+    fn failures(&self) -> impl Iterator<Item = (Role, &Failures)> {
+        self.drives.iter().filter_map(|(role, drive)| Some((*role, drive.failures()?)))
+    }
+
+    /// All counters, now. What only a store in memory has is 0.
+    pub fn stats(&self) -> Stats {
+        let Standing { stats: log, lost, .. } = self.logged.standing();
+        let log = LogStats {
+            reads_partial: self.partial[0].load(Ordering::Relaxed),
+            writes_partial: self.partial[1].load(Ordering::Relaxed),
+            written_back_bytes: self.logged.written_back_bytes(),
+            ..log
+        };
+        Stats {
+            disk_size_bytes: self.blocks * BLOCK,
+            corrupt_records: self.logged.damaged_reads(),
+            log: Some(log),
+            log_loss_noted: !lost.is_empty() && common(&self.noted.lock(), &lost) == lost,
+            log_lost_blocks: lost,
+            drives: self.failures().filter_map(|(role, f)| drives::failing(role, f)).collect(),
+            ..self.accounts.totals().stats()
+        }
+        .with_cache(self.cache.as_ref().map(|cache| cache.stats()))
+    }
+}
+
+impl From<Fault> for IoError {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Drive(e) => Self::Drive(e.errno),
+            Fault::Damaged(block) => Self::Corrupt(block),
+            Fault::Failed => Self::Drive(5), // EIO
+        }
+    }
+}
+
+impl Device for LogVolume {
+    fn size(&self) -> u64 {
+        self.blocks * BLOCK
+    }
+
+    /// What is discarded must read as zeros, also in the backing store alone. Where that would mean
+    /// to write as many zeros, a discard does more harm than good.
+    fn discards(&self) -> bool {
+        self.discards
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
+
+    fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        ready_to_wait();
+        let counters = self.accounts.enter();
+        let hand = LogHand::new(self.options.algorithm);
+        Box::new(LogChannel { volume: self, hand, counters })
+    }
+
+    fn extents(
+        &self,
+        offset: u64,
+        len: u64,
+        _most: usize,
+    ) -> std::result::Result<Vec<Extent>, IoError> {
+        // What the backing store holds is unknown without reading it.
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size());
+        let all = Extent { len, kind: ExtentKind::Data };
+        if inside { Ok(vec![all]) } else { Err(IoError::OutOfRange) }
+    }
+}
+
+impl Serving for LogVolume {
+    fn heed(&self, alarm: &Alarm) {
+        self.failures().for_each(|(_, failures)| drives::heed(failures, alarm));
+        let _ = self.alarm.set(Arc::clone(alarm)); // the first one stays
+    }
+
+    fn note_loss(&self) -> Result<u64> {
+        let kept = self.record.lock();
+        // The listener leaves the note alone meanwhile.
+        let mut kept = kept.as_ref().map(|(book, record)| (book, record.lock()));
+        let lost = self.logged.standing().lost;
+        if let Some((book, record)) = &mut kept {
+            let now = Record { noted: lost.clone(), ..Record::clone(record) };
+            book.save(&now)?;
+            **record = now;
+        }
+        let count = lost.iter().map(|(_, count)| count).sum();
+        *self.noted.lock() = lost;
+        Ok(count)
+    }
+
+    fn drain(&self, on: bool) -> Result<u64> {
+        Ok(self.drain(on))
+    }
+
+    fn tune(&self, tuning: &Tuning) -> Result<()> {
+        self.logged.core().set_idle_ms(tuning.commit_interval_ms);
+        self.logged.keep(tuning.keep_percent);
+        if let Some(tending) = &*self.tending.lock() {
+            tending.set_policy(tuning.policy);
+        }
+        Ok(())
+    }
+
+    fn stats(&self) -> Stats {
+        self.stats()
+    }
+
+    fn latencies(&self) -> Latencies {
+        self.accounts.totals().latencies()
+    }
+
+    fn grow(&self, _size: u64) -> Result<()> {
+        Err(Error::usage("a volume with a log has the size of its backing store")
+            .mend("make that larger, then take the volume down and up"))
+    }
+
+    fn made_for(&self) -> Option<MadeFor> {
+        let (mut hand, block) = (LogHand::new(self.options.algorithm), BLOCK_SIZE as u64);
+        MadeFor::of(self.size(), &mut |range| {
+            let blocks = range.start / block..range.end.div_ceil(block);
+            let mut bytes = Vec::new();
+            for number in blocks.clone() {
+                let mut whole = [[0; BLOCK_SIZE]];
+                self.logged.read(&mut hand, number, &mut whole).ok()?;
+                bytes.extend_from_slice(&whole[0]);
+            }
+            let from = (range.start - blocks.start * block) as usize;
+            bytes.get(from..from + (range.end - range.start) as usize).map(<[u8]>::to_vec)
+        })
+    }
+
+    fn set_ram_limit(&self, bytes: u64) -> Result<()> {
+        match &self.cache {
+            Some(cache) => cache.set_limit(bytes),
+            None => Err(super::contract::no_copies()),
+        }
+    }
+
+    fn volatile_bytes(&self) -> u64 {
+        0
+    }
+
+    fn close(&self) -> Result<()> {
+        self.close().context("the log could not be closed in order")
+    }
+}
+
+/// One thread's way into a logged volume.
+struct LogChannel {
+    volume: Arc<LogVolume>,
+    hand: LogHand,
+    counters: Arc<Counters>,
+}
+
+impl Channel for LogChannel {
+    fn submit(
+        &mut self,
+        request: Request<'_>,
+        arrived: Instant,
+    ) -> std::result::Result<(), IoError> {
+        let start = Instant::now();
+        let (kind, offset, len) = Kind::of(&request);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.volume.size());
+        let result = if !inside {
+            self.counters.count_invalid();
+            Err(IoError::OutOfRange)
+        } else if kind == Kind::Discard && !self.volume.discards {
+            Err(IoError::Unsupported)
+        } else {
+            self.serve(request).map_err(IoError::from)
+        };
+        let waiting: Duration = start.saturating_duration_since(arrived);
+        let (failed, serving) = (result.is_err(), start.elapsed());
+        self.counters.count(kind, Outcome { bytes: len, failed, waiting, serving });
+        result
+    }
+}
+
+impl LogChannel {
+    fn serve(&mut self, request: Request<'_>) -> std::result::Result<(), Fault> {
+        let sync = self.volume.options.sync;
+        let durable = match request {
+            Request::Read { offset, buf } => return self.read(offset, buf),
+            Request::Write { offset, data, fua } => {
+                self.write(offset, data)?;
+                fua
+            }
+            Request::Flush => return self.volume.logged.flush(),
+            Request::Discard { offset, len } => {
+                self.zero(offset, len)?;
+                false
+            }
+            Request::WriteZeroes { offset, len, fua, .. } => {
+                self.zero(offset, len)?;
+                fua
+            }
+        };
+        if durable || sync { self.volume.logged.flush() } else { Ok(()) }
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), Fault> {
+        let (volume, hand) = (&self.volume, &mut self.hand);
+        let logged = &volume.logged;
+        each_mut(offset, buf, |piece, now| match piece {
+            Piece::Blocks { first, .. } => {
+                logged.read(hand, first, now.as_chunks_mut::<BLOCK_SIZE>().0)
+            }
+            Piece::Part { block, from, len } => {
+                volume.partial[0].fetch_add(1, Ordering::Relaxed);
+                let mut whole = [0; BLOCK_SIZE];
+                logged.read(hand, block, std::slice::from_mut(&mut whole))?;
+                now.copy_from_slice(&whole[from..from + len]);
+                Ok(())
+            }
+        })
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), Fault> {
+        let (volume, hand) = (&self.volume, &mut self.hand);
+        let logged = &volume.logged;
+        each(offset, data, |piece, now| match piece {
+            Piece::Blocks { first, .. } => {
+                logged.write(hand, first, now.as_chunks::<BLOCK_SIZE>().0)
+            }
+            Piece::Part { block, from, len } => {
+                volume.partial[1].fetch_add(1, Ordering::Relaxed);
+                logged.modify(hand, block, |b| b[from..from + len].copy_from_slice(now))
+            }
+        })
+    }
+
+    fn zero(&mut self, offset: u64, len: u64) -> std::result::Result<(), Fault> {
+        let logged = &self.volume.logged;
+        let zeroed = Zeroed::new(offset, len);
+        for (block, bytes) in zeroed.parts.into_iter().flatten() {
+            logged.modify(&mut self.hand, block, |b| b[bytes.clone()].fill(0))?;
+        }
+        match zeroed.blocks {
+            blocks if blocks.is_empty() => Ok(()),
+            blocks => logged.discard(blocks.start, blocks.end - blocks.start),
+        }
+    }
+}
+
+impl Drop for LogChannel {
+    fn drop(&mut self) {
+        self.volume.accounts.leave(&self.counters);
+    }
+}

@@ -1,0 +1,319 @@
+//! Helpers for large requests: idle processors compress and decompress parts of a request that one
+//! thread received, and move their bytes where a front-end has those elsewhere.
+//!
+//! The thread that received the request still serves it, from one end; helpers that are awake take
+//! pieces as it does. It waits only for pieces that a helper has begun, never for a helper to wake
+//! up, so where all processors are busy nothing is lost. Nothing is allocated for a request.
+//!
+//! Invariants:
+//! - one request is shared at a time; others are served by their own threads alone;
+//! - a helper touches a request's memory only while it is counted in `inside`, and is counted only
+//!   while the request is there to be seen; the request's thread does not leave [`Crew::share`],
+//!   by a panic either, before it has taken the request away and `inside` is 0.
+
+use super::Volume;
+use super::hand::Hand;
+use crate::device::contract::{Freight, IoError, Way};
+use crate::error::{Context, Result};
+use crate::ram::Ram;
+use crate::ram::store::Session;
+use parking_lot::{Condvar, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+
+/// Requests from this size on are shared: below, waking a helper costs more than it does.
+pub(super) const WORTH_SHARING: usize = 256 << 10;
+/// What a helper takes at a time, aligned on the device.
+pub(super) const PIECE: usize = 64 << 10;
+/// More helpers than this find nothing to do in the largest usual request.
+pub(super) const HELPERS_MAX: usize = 3;
+
+/// A request that is worth sharing.
+pub(super) enum Work<'a> {
+    /// Fill `buf` from `offset` on.
+    Read { offset: u64, buf: &'a mut [u8] },
+    /// Store `data` from `offset` on.
+    Write { offset: u64, data: &'a [u8] },
+    /// Move `len` bytes from `offset` on between the volume and `freight`, through `scratch`, of at
+    /// least [`PIECE`] bytes.
+    Move { way: Way, offset: u64, len: usize, freight: &'a dyn Freight, scratch: &'a mut [u8] },
+}
+
+/// The same, as helpers see it.
+#[derive(Clone, Copy)]
+struct Job {
+    offset: u64,
+    len: usize,
+    place: Place,
+}
+
+/// Where the bytes of a request come from, or go to.
+#[derive(Clone, Copy)]
+enum Place {
+    To(*mut u8),
+    From(*const u8),
+    Freight(Way, *const dyn Freight),
+}
+
+// SAFETY: the pointers are followed in `Shared::take_pieces` only, whose callers see to it that
+// they are valid; memory is reached in disjoint pieces, and a `Freight` is `Sync`.
+unsafe impl Send for Job {}
+
+/// The helpers of one volume. Dropping it ends them.
+pub(super) struct Crew {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Held by the thread whose request is shared.
+    turn: Mutex<()>,
+    call: Mutex<Call>,
+    called: Condvar,
+    /// Helpers that may be looking at the request; grows only under the lock of `call`.
+    inside: AtomicUsize,
+    /// The next piece that no thread has taken.
+    next: AtomicUsize,
+    failed: Mutex<Option<IoError>>,
+}
+
+#[derive(Default)]
+struct Call {
+    /// Counts requests that were shared.
+    number: u64,
+    /// The request, while it may be helped with.
+    job: Option<Job>,
+    stop: bool,
+}
+
+impl Crew {
+    /// Starts a helper for each processor but one.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub(super) fn start(volume: &Arc<Volume>) -> Result<Option<Self>> {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let helpers = (processors - 1).min(HELPERS_MAX);
+        if helpers == 0 {
+            return Ok(None);
+        }
+        let crew = Self { shared: Arc::default(), threads: Mutex::default() };
+        for _ in 0..helpers {
+            let session = volume.ram().session()?;
+            let (shared, volume) = (Arc::clone(&crew.shared), Arc::downgrade(volume));
+            let thread = std::thread::Builder::new()
+                .name("ztier-helper".into())
+                .spawn(move || help(&shared, &volume, session))
+                .context("cannot start a helper thread")?;
+            crew.threads.lock().push(thread);
+        }
+        Ok(Some(crew))
+    }
+
+    /// Serves a request on this thread, with what help there is.
+    ///
+    /// # Errors
+    /// The first one that any piece met.
+    pub(super) fn share(
+        &self,
+        ram: &Ram,
+        hand: &mut Hand,
+        work: Work<'_>,
+    ) -> std::result::Result<(), IoError> {
+        let shared = &*self.shared;
+        let Some(_turn) = shared.turn.try_lock() else {
+            return match work {
+                Work::Read { offset, buf } => hand.read(ram, offset, buf),
+                Work::Write { offset, data } => hand.write(ram, offset, data),
+                Work::Move { way, offset, len, freight, scratch } => {
+                    (0..len).step_by(PIECE).try_for_each(|at| {
+                        let part = &mut scratch[..PIECE.min(len - at)];
+                        hand.ship(ram, way, offset, freight, at, part)
+                    })
+                }
+            };
+        };
+        let (job, scratch) = work.job();
+        shared.next.store(0, Ordering::Relaxed);
+        *shared.failed.lock() = None;
+        let shown = Shown::new(shared, job);
+
+        // SAFETY: `work` borrowed what the job names for longer than this function, which is not
+        // left before `shown` is dropped; no helper touches it after that.
+        unsafe { shared.take_pieces(job, ram, hand, scratch) };
+
+        drop(shown);
+        let failed = shared.failed.lock().take();
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+impl<'a> Work<'a> {
+    /// The job, and the memory through which this thread moves its bytes.
+    fn job(self) -> (Job, &'a mut [u8]) {
+        match self {
+            Self::Read { offset, buf } => {
+                let place = Place::To(buf.as_mut_ptr());
+                (Job { offset, len: buf.len(), place }, &mut [])
+            }
+            Self::Write { offset, data } => {
+                (Job { offset, len: data.len(), place: Place::From(data.as_ptr()) }, &mut [])
+            }
+            Self::Move { way, offset, len, freight, scratch } => {
+                // SAFETY: only the lifetime is left out, which `Job` can't name; `share` keeps to
+                // it.
+                let freight: &'static dyn Freight = unsafe { std::mem::transmute(freight) };
+                (Job { offset, len, place: Place::Freight(way, freight) }, scratch)
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Serves pieces of the request until all are taken.
+    ///
+    /// # Safety
+    /// What the job names must stay valid, and used only by threads that take pieces, until this
+    /// returns.
+    unsafe fn take_pieces(&self, job: Job, ram: &Ram, hand: &mut Hand, scratch: &mut [u8]) {
+        let Job { offset, len, place } = job;
+        let end = offset + len as u64;
+        let first = offset / PIECE as u64;
+        loop {
+            let piece = first + self.next.fetch_add(1, Ordering::AcqRel) as u64;
+            let from = (piece * PIECE as u64).max(offset);
+            let to = ((piece + 1) * PIECE as u64).min(end);
+            if from >= to {
+                return;
+            }
+            let (at, n) = ((from - offset) as usize, (to - from) as usize);
+            let result = match place {
+                Place::To(base) => {
+                    // SAFETY: within the request's buffer; pieces are disjoint, each is taken once.
+                    hand.read(ram, from, unsafe { std::slice::from_raw_parts_mut(base.add(at), n) })
+                }
+                Place::From(base) => {
+                    // SAFETY: within the request's data, which no thread changes meanwhile.
+                    hand.write(ram, from, unsafe { std::slice::from_raw_parts(base.add(at), n) })
+                }
+                Place::Freight(way, freight) => {
+                    // SAFETY: it is valid, says the caller.
+                    let freight = unsafe { &*freight };
+                    hand.ship(ram, way, offset, freight, at, &mut scratch[..n])
+                }
+            };
+            if let Err(e) = result {
+                self.failed.lock().get_or_insert(e);
+                return;
+            }
+        }
+    }
+}
+
+fn help(shared: &Shared, volume: &Weak<Volume>, session: Session) {
+    let mut hand = Hand::new(session);
+    // Takes memory when it is first used.
+    let mut scratch = vec![0; PIECE];
+    let mut counted = false;
+    let mut seen = 0;
+    loop {
+        let inside = {
+            let mut call = shared.call.lock();
+            while call.number == seen && !call.stop {
+                shared.called.wait(&mut call);
+            }
+            if call.stop {
+                break;
+            }
+            seen = call.number;
+            call.job.map(|job| Inside::enter(shared, job))
+        };
+        let Some(inside) = inside else { continue };
+        let Some(volume) = volume.upgrade() else { return };
+        if matches!(inside.job.place, Place::Freight(..)) && !std::mem::replace(&mut counted, true)
+        {
+            volume.ram().store().budget().add(PIECE as u64);
+        }
+        // SAFETY: we are counted since the request was there, so its thread waits for us.
+        unsafe { shared.take_pieces(inside.job, volume.ram(), &mut hand, &mut scratch) };
+    }
+    if let Some(volume) = volume.upgrade() {
+        let store = volume.ram().store();
+        store.budget().give(if counted { PIECE as u64 } else { 0 });
+        store.leave(&hand.session);
+    }
+}
+
+impl Crew {
+    /// Ends the helpers. Requests after this are served by their own threads alone.
+    pub(super) fn stop(&self) {
+        self.shared.call.lock().stop = true;
+        self.shared.called.notify_all();
+        for thread in self.threads.lock().drain(..) {
+            // The last owner of the volume may be a helper, which cannot wait for itself.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A request that helpers see. Dropping it removes the request and waits for the helpers inside,
+/// also when its thread panics: the memory they work on is about to go.
+struct Shown<'a>(&'a Shared);
+
+impl<'a> Shown<'a> {
+    fn new(shared: &'a Shared, job: Job) -> Self {
+        {
+            let mut call = shared.call.lock();
+            call.number += 1;
+            call.job = Some(job);
+        }
+        shared.called.notify_all();
+        Self(shared)
+    }
+}
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        self.0.call.lock().job = None;
+        let mut round = 0;
+        while self.0.inside.load(Ordering::Acquire) > 0 {
+            crate::sync::relax(round);
+            round = round.saturating_add(1);
+        }
+    }
+}
+
+/// A helper that is counted as inside, and the request that it helps with.
+struct Inside<'a> {
+    shared: &'a Shared,
+    job: Job,
+}
+
+impl<'a> Inside<'a> {
+    /// Under the lock of `call`.
+    fn enter(shared: &'a Shared, job: Job) -> Self {
+        shared.inside.fetch_add(1, Ordering::AcqRel);
+        Self { shared, job }
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The piece that it had taken is lost, and its thread must neither hang nor believe it.
+            let first = self.job.offset / crate::BLOCK_SIZE as u64;
+            self.shared.failed.lock().get_or_insert(IoError::Corrupt(first));
+        }
+        self.shared.inside.fetch_sub(1, Ordering::AcqRel);
+    }
+}

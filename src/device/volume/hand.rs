@@ -1,0 +1,157 @@
+//! One thread's way through the blocks of a volume: pieces, read-modify-write, zeroing.
+//!
+//! Invariant: a hand belongs to one thread at a time, and owns all memory that it needs.
+
+use crate::BLOCK_SIZE;
+use crate::GROUP;
+use crate::device::contract::{Freight, IoError, Way};
+use crate::device::split::{Piece, Zeroed, each, each_mut};
+use crate::ram::Ram;
+use crate::ram::store::Session;
+use crate::ram::store::index::LEAF;
+use std::ops::Range;
+
+/// A session, and the block of a read-modify-write.
+pub(super) struct Hand {
+    pub(super) session: Session,
+    block: Box<[u8; BLOCK_SIZE]>,
+}
+
+impl Hand {
+    pub(super) fn new(session: Session) -> Self {
+        Self { session, block: Box::new([0; BLOCK_SIZE]) }
+    }
+
+    pub(super) fn read(&mut self, ram: &Ram, offset: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        each_mut(offset, buf, |piece, now| {
+            match piece {
+                Piece::Blocks { first, .. } => {
+                    let (blocks, _) = now.as_chunks_mut::<BLOCK_SIZE>();
+                    ram.read_run(&mut self.session, first, blocks)?;
+                }
+                Piece::Part { block, from, len } => {
+                    ram.read(&mut self.session, block, &mut self.block)?;
+                    now.copy_from_slice(&self.block[from..from + len]);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    pub(super) fn write(&mut self, ram: &Ram, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        each(offset, data, |piece, now| {
+            match piece {
+                Piece::Blocks { first, .. } => {
+                    let (blocks, _) = now.as_chunks::<BLOCK_SIZE>();
+                    ram.write(&mut self.session, first, blocks)?;
+                }
+                Piece::Part { block, from, len } => {
+                    self.modify(ram, block, |b| b[from..from + len].copy_from_slice(now))?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Moves the part of a request of `offset` that begins `at` bytes into it, through `part`.
+    pub(super) fn ship(
+        &mut self,
+        ram: &Ram,
+        way: Way,
+        offset: u64,
+        freight: &dyn Freight,
+        at: usize,
+        part: &mut [u8],
+    ) -> Result<(), IoError> {
+        let from = offset + at as u64;
+        match way {
+            Way::Out => {
+                self.read(ram, from, part)?;
+                freight.give(at, part)
+            }
+            Way::In => {
+                freight.take(at, part)?;
+                self.write(ram, from, part)
+            }
+        }
+    }
+
+    /// Read-modify-write: the change is compressed outside of the lock and published only if the
+    /// block is still what was read.
+    fn modify(
+        &mut self,
+        ram: &Ram,
+        block: u64,
+        change: impl Fn(&mut [u8; BLOCK_SIZE]),
+    ) -> Result<(), IoError> {
+        loop {
+            let entry = ram.read(&mut self.session, block, &mut self.block)?;
+            change(&mut self.block);
+            if ram.write_if(&mut self.session, block, &self.block, entry)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Makes a range read as zeros: holes, or with `keep` written zeros. Whole blocks go first: a
+    /// block of which a part stays is written anew, and a full volume has room for it in what they
+    /// give back.
+    pub(super) fn zero(
+        &mut self,
+        ram: &Ram,
+        offset: u64,
+        len: u64,
+        keep: bool,
+    ) -> Result<(), IoError> {
+        let zeroed = Zeroed::new(offset, len);
+        let mut at = zeroed.blocks.start;
+        while at < zeroed.blocks.end {
+            at = match self.zero_leaves(ram, at..zeroed.blocks.end, keep) {
+                Some(next) => next,
+                None => self.zero_within_leaf(ram, at..zeroed.blocks.end, keep),
+            };
+        }
+        for (block, bytes) in zeroed.parts.into_iter().flatten() {
+            if !ram.store().entry(&self.session, block).is_hole() {
+                self.modify(ram, block, |b| b[bytes.clone()].fill(0))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Zeroes the whole leaves at the start of `blocks`, and says where it ended. `None` when they
+    /// begin none.
+    fn zero_leaves(&mut self, ram: &Ram, blocks: Range<u64>, keep: bool) -> Option<u64> {
+        let leaves = blocks.start / LEAF..blocks.end / LEAF;
+        if !blocks.start.is_multiple_of(LEAF) || leaves.is_empty() {
+            return None;
+        }
+        let store = ram.store();
+        for leaf in leaves.clone() {
+            if store.index().is_present(leaf) {
+                for group in 0..LEAF / GROUP as u64 {
+                    let first = leaf * LEAF + group * GROUP as u64;
+                    store.clear(&mut self.session, first, GROUP, false);
+                }
+            }
+        }
+        if keep {
+            store.index().zero(leaves.clone(), store.epochs(), store.budget());
+        } else {
+            store.index().unzero(leaves.clone(), store.budget());
+        }
+        Some(leaves.end * LEAF)
+    }
+
+    /// Zeroes `blocks` up to the end of the leaf of the first, and says where it ended.
+    fn zero_within_leaf(&mut self, ram: &Ram, blocks: Range<u64>, keep: bool) -> u64 {
+        let end = blocks.end.min((blocks.start / LEAF + 1) * LEAF);
+        let mut at = blocks.start;
+        while at < end {
+            let stop = end.min((at / GROUP as u64 + 1) * GROUP as u64);
+            ram.store().clear(&mut self.session, at, (stop - at) as usize, keep);
+            at = stop;
+        }
+        end
+    }
+}

@@ -1,0 +1,713 @@
+//! A volume in compressed memory, and the threads that work on it: helpers for large requests,
+//! cleaning, spilling, recompressing, keeping memory ready.
+//!
+//! Invariant: every thread works through a [`Channel`] or a session of its own, of which there are
+//! at most [`THREADS_MAX`] for front-ends; no thread waits for another to find one.
+
+mod channel;
+mod crew;
+mod hand;
+mod packer;
+mod spiller;
+mod stocker;
+mod tender;
+
+use super::contract::no_log;
+use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Serving, Tuning};
+use super::counters::{Accounts, Counters};
+use super::drives::Alarm;
+use super::worker::Worker;
+use crate::BLOCK_SIZE;
+use crate::codec::Algorithm;
+use crate::error::{Error, Result};
+use crate::media::Memory;
+use crate::ram::store::epoch::PARTICIPANTS_MAX;
+use crate::ram::store::format::{BLOCKS_MAX, Home, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX};
+use crate::ram::store::frames::FILE as FRAMES_FILE;
+use crate::ram::store::index::LEAF;
+use crate::ram::store::tally::Counts;
+use crate::ram::store::{RESERVE_SEGMENTS, Session, Shape};
+use crate::ram::{Pass, Pressed, Ram};
+use crate::ram::{Recompress, SpillTo};
+use crate::stats::drives::Role;
+use crate::stats::{Latencies, Stats};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crew::Crew;
+use parking_lot::{RwLock, RwLockReadGuard};
+use std::sync::{Arc, OnceLock};
+
+/// How memory files are laid out: entries, records, tables, and what each file is called. Counts up
+/// with every change, so that no program takes over what another lays out differently.
+pub const MEMORY_LAYOUT: u32 = 4;
+
+/// Places that [`Device::extents`] looks at in one call, so that no caller waits for long.
+const EXTENTS_LOOK: u32 = 16 << 10;
+/// Threads that need a place in the store and serve no front-end: the cleaner, the spiller, the
+/// recompressor, the inspector, the flusher of a daemon that leaves, and the helpers.
+const OWN_THREADS: usize = 5 + crew::HELPERS_MAX;
+/// The most threads that can serve a volume at once: every one of them finds a place.
+pub const THREADS_MAX: usize = PARTICIPANTS_MAX - OWN_THREADS;
+
+/// The largest device, in bytes: 16 TiB.
+pub const SIZE_MAX: u64 = BLOCKS_MAX * BLOCK_SIZE as u64;
+
+/// What a volume is made of.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Size of the device in bytes: a multiple of 4096, 4096 to [`SIZE_MAX`].
+    pub size: u64,
+    /// Limit on all memory of the volume, in bytes: at least [`min_ram_limit`].
+    pub ram_limit: u64,
+    /// The most that the limit can ever be raised to, in bytes: address space, not memory. Raised
+    /// to `ram_limit` when it is less. Memory that is taken over says itself what that is.
+    pub ram_limit_max: u64,
+    /// Bytes in a segment: a power of two, 32 KiB to 16 MiB.
+    pub segment: u32,
+    /// How blocks are compressed.
+    pub algorithm: Algorithm,
+    /// Keep all memory of the volume resident, so that it may carry swap.
+    pub lock_memory: bool,
+}
+
+/// A block device in compressed memory. Shared by all front-ends; every thread works through a
+/// [`Channel`] of its own.
+pub struct Volume {
+    ram: Ram,
+    size: AtomicU64,
+    /// Serializes changes of the size.
+    growing: Mutex<()>,
+    accounts: Accounts,
+    /// For questions that no front-end's thread asks.
+    inspector: Mutex<Option<Session>>,
+    workers: Mutex<Vec<Worker>>,
+    /// Shared by the volume's own threads, each while it moves data; an audit has it alone.
+    turns: RwLock<()>,
+    crew: OnceLock<Crew>,
+    orders: packer::Orders,
+}
+
+/// The least limit, in bytes, under which a device of `size` bytes with segments of `segment` bytes
+/// works: tables, the cleaner's reserve, and a few segments to write into.
+pub fn min_ram_limit(size: u64, segment: u32) -> u64 {
+    let directory = (size.div_ceil(LEAF * BLOCK_SIZE as u64) * 8).next_multiple_of(4096);
+    directory + (RESERVE_SEGMENTS + 4) * u64::from(segment) + (4 << 20)
+}
+
+/// The least limit, in bytes, under which a device of `size` bytes works above a spill device.
+pub fn min_ram_limit_above(size: u64, segment: u32) -> u64 {
+    min_ram_limit(size, segment) + u64::from(segment)
+}
+
+impl Volume {
+    /// Makes an empty volume and starts the thread that keeps its memory near its payload.
+    ///
+    /// # Errors
+    /// An option out of its range (usage), or no address space, or no right to lock memory
+    /// (failure).
+    pub fn create(options: &Options) -> Result<Arc<Self>> {
+        Self::create_in(options, &Memory::default())
+    }
+
+    /// As [`Volume::create`], in `memory`; with what is in it, if another process had it before.
+    ///
+    /// # Errors
+    /// As [`Volume::create`], and when the memory is not of such a volume.
+    pub fn create_in(options: &Options, memory: &Memory) -> Result<Arc<Self>> {
+        Self::create_over(options, memory, None)
+    }
+
+    /// As [`Volume::create_in`], above a spill device; with what its slots held, if another process
+    /// had the memory before.
+    ///
+    /// # Errors
+    /// As [`Volume::create_in`].
+    pub fn create_over(
+        options: &Options,
+        memory: &Memory,
+        below: Option<SpillTo>,
+    ) -> Result<Arc<Self>> {
+        let spills = below.is_some();
+        let volume = Arc::new(Self::new_over(options, memory, below)?);
+        volume.workers.lock().push(tender::start(&volume)?);
+        volume.workers.lock().push(packer::start(&volume)?);
+        if spills {
+            volume.workers.lock().push(spiller::start(&volume)?);
+        }
+        volume.workers.lock().push(stocker::start(&volume)?);
+        if let Some(crew) = Crew::start(&volume)? {
+            volume.crew.get_or_init(|| crew);
+        }
+        Ok(volume)
+    }
+
+    /// A volume without a thread of its own: only writers clean memory.
+    ///
+    /// # Errors
+    /// As [`Volume::create`].
+    pub fn new(options: &Options) -> Result<Self> {
+        Self::new_in(options, &Memory::default())
+    }
+
+    /// As [`Volume::new`], in `memory`.
+    ///
+    /// # Errors
+    /// As [`Volume::create_in`].
+    pub fn new_in(options: &Options, memory: &Memory) -> Result<Self> {
+        Self::new_over(options, memory, None)
+    }
+
+    /// As [`Volume::new_in`], above a spill device; with what its slots held, if another process
+    /// had the memory before.
+    ///
+    /// # Errors
+    /// As [`Volume::create_in`].
+    pub fn new_over(options: &Options, memory: &Memory, below: Option<SpillTo>) -> Result<Self> {
+        check(options)?;
+        let least = min_ram_limit_above(options.size, options.segment);
+        if below.is_some() && options.ram_limit < least && !cfg!(shuttle) {
+            return Err(too_little(options.ram_limit, least));
+        }
+        let slots = below.as_ref().map_or(0, |below| below.slots);
+        let shape = Shape {
+            blocks_max: if cfg!(shuttle) { options.size / BLOCK_SIZE as u64 } else { BLOCKS_MAX },
+            segment: options.segment,
+            frames: frames(options, memory, slots)?,
+            slots,
+            algorithm: options.algorithm,
+        };
+        let limit = options.ram_limit.min(shape.ram_limit_max());
+        let ram = Ram::above(memory, shape, limit, below)?;
+        if options.lock_memory {
+            ram.store().lock_memory()?;
+        }
+        let inspector = ram.store().session()?;
+        ram.store().budget().add(directory_bytes(options.size));
+        Ok(Self {
+            ram,
+            size: AtomicU64::new(options.size),
+            growing: Mutex::new(()),
+            accounts: Accounts::default(),
+            inspector: Mutex::new(Some(inspector)),
+            workers: Mutex::new(Vec::new()),
+            turns: RwLock::new(()),
+            crew: OnceLock::new(),
+            orders: packer::Orders::default(),
+        })
+    }
+
+    /// Keeps all memory of the volume resident from now on.
+    ///
+    /// # Errors
+    /// The process may not lock that much.
+    pub fn lock_memory(&self) -> Result<()> {
+        self.ram.store().lock_memory()
+    }
+
+    fn size_now(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    fn crew(&self) -> Option<&Crew> {
+        self.crew.get()
+    }
+
+    fn ram(&self) -> &Ram {
+        &self.ram
+    }
+
+    /// Makes the device larger, at once.
+    ///
+    /// # Errors
+    /// A size that is smaller, no multiple of 4096, above [`SIZE_MAX`], or too large for the limit
+    /// on memory (usage); no room for its tables (failure). Then nothing changes.
+    pub fn grow(&self, size: u64) -> Result<()> {
+        check_size(size)?;
+        let _growing = self.growing.lock();
+        let now = self.size_now();
+        if size < now {
+            return Err(Error::usage(format!("size {size} is less than the {now} bytes it has"))
+                .mend("sizes grow, never shrink"));
+        }
+        let limit = self.ram.store().budget().limit();
+        let least = self.least_limit(size);
+        if limit < least && !cfg!(shuttle) {
+            return Err(too_little(limit, least));
+        }
+        let tables = directory_bytes(size) - directory_bytes(now);
+        if !self.ram.make_room(tables) {
+            return Err(Error::failure(format!("no room for {tables} bytes of tables"))
+                .mend("discard something (fstrim) or give a higher ram-limit first"));
+        }
+        self.ram.store().budget().add(tables);
+        self.size.store(size, Ordering::Release);
+        Ok(())
+    }
+
+    fn least_limit(&self, size: u64) -> u64 {
+        let shape = self.ram.store().shape();
+        match shape.slots {
+            0 => min_ram_limit(size, shape.segment),
+            _ => min_ram_limit_above(size, shape.segment),
+        }
+    }
+
+    /// Changes the limit on memory, in bytes.
+    ///
+    /// # Errors
+    /// A limit below [`min_ram_limit`] or above what the volume was made for (usage), or below what
+    /// is stored (failure); then nothing changes.
+    pub fn set_ram_limit(&self, bytes: u64) -> Result<()> {
+        let shape = self.ram.store().shape();
+        let least = self.least_limit(self.size_now());
+        let most = shape.ram_limit_max();
+        if bytes < least {
+            return Err(too_little(bytes, least));
+        }
+        if bytes > most {
+            return Err(Error::usage(format!("ram-limit {bytes} is above {most}"))
+                .mend(format!("this volume can be given at most {most} bytes")));
+        }
+        if self.ram.set_limit(bytes) {
+            return Ok(());
+        }
+        let used = self.ram.store().budget().used();
+        Err(Error::would_lose(format!(
+            "ram-limit {bytes} is less than what is stored takes ({used} bytes)"
+        ))
+        .mend("discard something (fstrim) or give a higher limit"))
+    }
+
+    /// Changes when cold data is recompressed. On a volume without threads of its own, that is only
+    /// before it goes down to a spill device.
+    ///
+    /// # Errors
+    /// There is no memory for what that takes; then nothing changes.
+    pub fn set_recompress(&self, when: Recompress) -> Result<()> {
+        if !self.ram.recompress_by_itself(when == Recompress::Idle) {
+            return Err(no_room_to_recompress());
+        }
+        self.orders.wake();
+        Ok(())
+    }
+
+    /// Has everything recompressed that was not read lately; `recompressing` in the counters says
+    /// when it is.
+    ///
+    /// # Errors
+    /// There is no memory for what that takes.
+    pub fn recompress(&self) -> Result<()> {
+        if !self.ram.can_recompress() {
+            return Err(no_room_to_recompress());
+        }
+        self.orders.ask();
+        Ok(())
+    }
+
+    /// Requests so far.
+    fn requests(&self) -> u64 {
+        self.accounts.requests()
+    }
+
+    /// All counters, now.
+    pub fn stats(&self) -> Stats {
+        let store = self.ram.store();
+        let counts = store.tallies().sum();
+        let totals = self.accounts.totals();
+        let at_least_0 = |n: i64| n.max(0) as u64;
+        let (index, budget) = (store.index(), store.budget());
+        let unfolded = index.unfolded_blocks() as i64;
+        let zero = at_least_0(counts.zero + unfolded) + index.zeroed_blocks();
+        let same = at_least_0(counts.same - counts.zero) + zero;
+        let segment = u64::from(store.segment_size());
+        let metadata = store.metadata_bytes(self.size_now());
+        let frames = store.frames().warm() as u64 * segment;
+        let stored = at_least_0(counts.stored);
+        let used = budget.used();
+        Stats {
+            disk_size_bytes: self.size_now(),
+            ram_limit_bytes: budget.limit(),
+            blocks_discarded: at_least_0(counts.discarded),
+            blocks_stored: stored,
+            blocks_same: same,
+            blocks_zero: zero,
+            blocks_good: at_least_0(counts.good),
+            blocks_poor: at_least_0(counts.poor),
+            blocks_raw: at_least_0(counts.raw),
+            blocks_raw_total: at_least_0(counts.raw_total),
+            orig_data_bytes: stored * BLOCK_SIZE as u64,
+            compr_data_bytes: at_least_0(counts.payload),
+            mem_used_bytes: used,
+            mem_used_max_bytes: budget.peak(),
+            frames_bytes: frames,
+            metadata_bytes: metadata,
+            buffers_bytes: used.saturating_sub(frames + metadata),
+            record_headers_bytes: at_least_0(counts.headers),
+            metadata_bytes_per_block: match stored + same {
+                0 => 0.0,
+                blocks => metadata as f64 / blocks as f64,
+            },
+            segments: u64::from(store.segments().in_use()),
+            segments_cleaned: at_least_0(counts.cleaned),
+            blocks_moved: at_least_0(counts.moved),
+            bytes_moved: at_least_0(counts.moved_bytes),
+            stalls: self.ram.stalls(),
+            no_space: self.ram.refusals(),
+            corrupt_records: at_least_0(counts.corrupt),
+            spilled_segments: at_least_0(counts.spilled),
+            ..self.with_recompression(&counts, self.with_spill(totals.stats()))
+        }
+    }
+
+    fn with_recompression(&self, counts: &Counts, stats: Stats) -> Stats {
+        let at_least_0 = |n: i64| n.max(0) as u64;
+        let spent = self.ram.recompress_counts();
+        Stats {
+            recompressing: self.orders.is_under_way(),
+            blocks_clustered: at_least_0(counts.clustered),
+            cluster_bytes: at_least_0(counts.cluster_bytes),
+            blocks_recompressed: at_least_0(counts.recompressed),
+            recompress_saved_bytes: at_least_0(counts.recompressed_saved),
+            recompress_in_vain: at_least_0(counts.recompressed_in_vain),
+            recompress_promoted_blocks: spent.promoted,
+            recompress_ms: spent.spent_ns / 1_000_000,
+            ..stats
+        }
+    }
+
+    fn with_spill(&self, stats: Stats) -> Stats {
+        let (ram, store) = (&self.ram, self.ram.store());
+        let Some(counts) = ram.spill_counts() else { return stats };
+        let failing = |failures| super::drives::failing(Role::Spill, failures);
+        let (slots, (bytes, blocks)) = (store.slots(), store.segments().live_below());
+        Stats {
+            spill_device_reads: counts.reads,
+            spill_device_writes: counts.writes,
+            spill_reading_ns: counts.reading_ns,
+            spill_writing_ns: counts.writing_ns,
+            spill_read_bytes: counts.read_bytes,
+            spill_written_bytes: counts.written_bytes,
+            spill_allowed_bytes: ram.spill_allowed(),
+            spill_slots: slots.count().into(),
+            spill_slots_used: (slots.count() - slots.free()).into(),
+            spilled_blocks: blocks,
+            spilled_bytes: bytes,
+            spill_promoted_blocks: ram.promoted(),
+            spill_errors: counts.errors,
+            spill_failed: ram.spill_failed(),
+            drives: ram.spill_failures().and_then(failing).into_iter().collect(),
+            ..stats
+        }
+    }
+
+    /// Cleans as after a long quiet time, and makes the room that writers find on a volume with a
+    /// spill device, at once.
+    pub fn clean_now(&self) {
+        self.ram.tend(true, &|| false);
+        if let Some(session) = &*self.inspector.lock() {
+            self.ram.keep_reserve(session, &|| false);
+        }
+    }
+
+    /// Takes everything down that can go, for tests of that.
+    #[doc(hidden)]
+    pub fn spill_now(&self) {
+        if let Some(session) = &*self.inspector.lock() {
+            self.ram.spill_all(session);
+        }
+    }
+
+    /// Recompresses everything that was not read lately, for tests of that.
+    #[doc(hidden)]
+    pub fn recompress_now(&self) {
+        if !self.ram.can_recompress() {
+            return;
+        }
+        if let Some(session) = &*self.inspector.lock() {
+            let mut pass = Pass::over_all(&self.ram);
+            while self.ram.press_one(session, &mut pass, &|| false) == Pressed::On {}
+        }
+    }
+
+    /// Empties a slot that has any garbage, for tests of that.
+    #[doc(hidden)]
+    pub fn compact_now(&self) {
+        if let Some(session) = &*self.inspector.lock() {
+            self.ram.compact_any(session);
+        }
+    }
+
+    /// Flips a bit in the record of a block, for tests of detection. `false` when the block has
+    /// none.
+    #[doc(hidden)]
+    pub fn damage(&self, block: u64, bit: u32) -> bool {
+        self.ram.store().flip_bit(block, bit)
+    }
+
+    /// Damages the index: flips one bit of the entry of `block`, or of the directory's word for its
+    /// leaf. For tests of detection.
+    pub fn damage_index(&self, block: u64, bit: u32, directory: bool) {
+        self.ram.store().index().flip_bit(block, bit, directory);
+    }
+
+    /// A turn of one of the volume's own threads. It ends before the thread waits for anything
+    /// else.
+    fn turn(&self) -> RwLockReadGuard<'_, ()> {
+        self.turns.read()
+    }
+
+    /// Recounts everything from the index and compares it with the counters. The volume's own
+    /// threads wait meanwhile: a slot or segment in the hand of one of them would be counted as
+    /// lost. The caller sees to it that no request is under way.
+    ///
+    /// # Errors
+    /// What does not agree.
+    pub fn audit(&self) -> std::result::Result<(), String> {
+        let _alone = self.turns.write();
+        self.ram.store().audit(self.size_now() / BLOCK_SIZE as u64)?;
+        self.ram.store().audit_order()
+    }
+
+    /// Ends the volume's own threads. Requests still work after this; only writers clean then.
+    pub fn close(&self) {
+        // They end without the lock, which others may want meanwhile.
+        let workers = std::mem::take(&mut *self.workers.lock());
+        drop(workers);
+        if let Some(crew) = self.crew.get() {
+            crew.stop();
+        }
+    }
+
+    fn leave(&self, session: &Session, counters: &Arc<Counters>) {
+        self.ram.store().leave(session);
+        self.ram.store().budget().give(size_of::<Counters>() as u64);
+        self.accounts.leave(counters);
+    }
+
+    fn extent_of(&self, block: u64, session: &Session) -> ExtentKind {
+        let store = self.ram.store();
+        match store.entry(session, block).home() {
+            Home::Hole if store.index().is_zeroed(block) => ExtentKind::Zero,
+            Home::Hole => ExtentKind::Hole,
+            Home::Same(0) => ExtentKind::Zero,
+            Home::Same(_) | Home::Record(_) | Home::Damaged => ExtentKind::Data,
+        }
+    }
+}
+
+fn no_room_to_recompress() -> Error {
+    Error::failure("there is no memory to recompress with")
+        .mend("discard something (fstrim) or give a higher ram-limit first")
+}
+
+impl Device for Volume {
+    fn size(&self) -> u64 {
+        self.size_now()
+    }
+
+    fn flushes(&self) -> bool {
+        false
+    }
+
+    fn worth_shipping(&self) -> Option<usize> {
+        self.crew.get().map(|_| crew::WORTH_SHARING)
+    }
+
+    fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        let Ok(session) = self.ram.session() else { return Box::new(channel::Refused) };
+        self.ram.store().budget().add(size_of::<Counters>() as u64);
+        let counters = self.accounts.enter();
+        Box::new(channel::VolumeChannel::new(self, session, counters))
+    }
+
+    fn extents(
+        &self,
+        offset: u64,
+        len: u64,
+        most: usize,
+    ) -> std::result::Result<Vec<Extent>, IoError> {
+        const BLOCK: u64 = BLOCK_SIZE as u64;
+        let end = offset.checked_add(len).filter(|end| *end <= self.size_now());
+        let end = end.ok_or(IoError::OutOfRange)?;
+        let inspector = self.inspector.lock();
+        let Some(session) = inspector.as_ref() else { return Err(IoError::Busy) };
+        let mut runs: Vec<Extent> = Vec::new();
+        let (mut at, mut looked) = (offset, 0);
+        while at < end && looked < EXTENTS_LOOK {
+            let block = at / BLOCK;
+            let kind = self.extent_of(block, session);
+            // A leaf that is not there is of one kind throughout.
+            let absent = !self.ram.store().index().is_present(block / LEAF);
+            let next = if absent { (block / LEAF + 1) * LEAF } else { block + 1 };
+            looked += 1;
+            let stop = end.min(next * BLOCK);
+            let full = runs.len() >= most.max(1);
+            match runs.last_mut() {
+                Some(run) if run.kind == kind => run.len += stop - at,
+                _ if full => break,
+                _ => runs.push(Extent { len: stop - at, kind }),
+            }
+            at = stop;
+        }
+        Ok(runs)
+    }
+}
+
+impl Serving for Volume {
+    fn stats(&self) -> Stats {
+        self.stats()
+    }
+
+    fn latencies(&self) -> Latencies {
+        self.accounts.totals().latencies()
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        self.grow(size)
+    }
+
+    fn set_ram_limit(&self, bytes: u64) -> Result<()> {
+        self.set_ram_limit(bytes)
+    }
+
+    fn set_recompress(&self, when: Recompress) -> Result<()> {
+        self.set_recompress(when)
+    }
+
+    fn recompress(&self) -> Result<()> {
+        self.recompress()
+    }
+
+    fn tune(&self, _: &Tuning) -> Result<()> {
+        Err(no_log())
+    }
+
+    fn drain(&self, _on: bool) -> Result<u64> {
+        Err(Error::usage("the volume has no log, so there is nothing to drain")
+            .mend("`ztier down` takes it down"))
+    }
+
+    fn volatile_bytes(&self) -> u64 {
+        let stats = self.stats();
+        (stats.blocks_stored + stats.blocks_same) * BLOCK_SIZE as u64
+    }
+
+    fn carry_swap(&self, on: bool) -> Result<()> {
+        if !on {
+            self.ram.end_stock();
+            return Ok(());
+        }
+        if self.ram.recompresses() {
+            // Now, before memory is short. Without room for that nothing is recompressed.
+            self.ram.can_recompress();
+        }
+        self.ram.begin_stock(self.size_now() / BLOCK_SIZE as u64)
+    }
+
+    fn disown(&self) {
+        self.ram.disown();
+    }
+
+    fn heed(&self, alarm: &Alarm) {
+        if let Some(failures) = self.ram.spill_failures() {
+            super::drives::heed(failures, alarm);
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        self.close();
+        Ok(())
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if let Some(session) = self.inspector.lock().take() {
+            self.ram.store().leave(&session);
+        }
+    }
+}
+
+/// How many frames there can be: as many as the limit may ever allow, or as there are in memory
+/// that is taken over. Frames and slots together have a number each.
+fn frames(options: &Options, memory: &Memory, slots: u32) -> Result<u32> {
+    let segment = u64::from(options.segment);
+    if let Some(bytes) = ram_limit_max_of(memory)? {
+        return Ok((bytes / segment).min(u64::from(SEGMENTS_MAX)) as u32);
+    }
+    let limit_max = options.ram_limit.max(options.ram_limit_max);
+    Ok(limit_max.div_ceil(segment).min(u64::from(SEGMENTS_MAX.saturating_sub(slots))) as u32)
+}
+
+/// The most that the limit of the volume in memory that is taken over can be, in bytes; `None` of
+/// memory that is new, or a volume that is not in memory.
+///
+/// # Errors
+/// The system's.
+pub fn ram_limit_max_of(memory: &Memory) -> Result<Option<u64>> {
+    memory.len_of(FRAMES_FILE)
+}
+
+fn directory_bytes(size: u64) -> u64 {
+    (size.div_ceil(LEAF * BLOCK_SIZE as u64) * 8).next_multiple_of(4096)
+}
+
+fn check_size(size: u64) -> Result<()> {
+    if size == 0 {
+        return Err(Error::usage("size is 0").mend("give at least 4096 bytes"));
+    }
+    if !size.is_multiple_of(BLOCK_SIZE as u64) {
+        let near = size.next_multiple_of(BLOCK_SIZE as u64);
+        return Err(Error::usage(format!("size {size} is not a multiple of 4096"))
+            .mend(format!("the next one is {near}")));
+    }
+    if size > SIZE_MAX {
+        return Err(Error::usage(format!("size {size} is larger than can be addressed"))
+            .mend("give at most 16T"));
+    }
+    Ok(())
+}
+
+fn too_little(limit: u64, least: u64) -> Error {
+    Error::usage(format!("ram-limit {limit} is too small for this size and segment"))
+        .mend(format!("give at least {least} bytes"))
+}
+
+fn check(options: &Options) -> Result<()> {
+    check_size(options.size)?;
+    let segment = options.segment;
+    if !segment.is_power_of_two() || !(SEGMENT_MIN..=SEGMENT_MAX).contains(&segment) {
+        return Err(Error::usage(format!("segment {segment} is not usable"))
+            .mend("give a power of two from 32K to 16M"));
+    }
+    let least = min_ram_limit(options.size, segment);
+    if options.ram_limit < least && !cfg!(shuttle) {
+        return Err(too_little(options.ram_limit, least));
+    }
+    Ok(())
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_and_slots_have_a_number_each() -> Result<()> {
+        let segment = SEGMENT_MIN;
+        let options = |ram_limit_max| Options {
+            size: 1 << 40,
+            ram_limit: 1 << 30,
+            ram_limit_max,
+            segment,
+            algorithm: Algorithm::Lz4,
+            lock_memory: false,
+        };
+        let most = u64::from(SEGMENTS_MAX) * u64::from(segment);
+        for (max, slots) in [(1 << 31, 0), (most, 0), (most, SEGMENTS_MAX / 2), (2 * most, 7)] {
+            let frames = frames(&options(max), &Memory::default(), slots)?;
+            let wanted = max / u64::from(segment);
+            assert_eq!(u64::from(frames), wanted.min(u64::from(SEGMENTS_MAX - slots)));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,42 @@
+//! The volume's own thread: cleans when no request writes, and returns what is not needed.
+
+use super::Volume;
+use crate::device::worker::Worker;
+use crate::error::Result;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How often the thread looks.
+const TICK: Duration = Duration::from_millis(100);
+/// A volume that opened no segment for this long is quiet.
+const QUIET: Duration = Duration::from_millis(500);
+/// After this long without a new segment all cleaning is done, and the thread looks less often.
+const IDLE: Duration = Duration::from_secs(20);
+/// How often the thread looks at an idle volume: a machine at rest should stay at rest.
+const IDLE_TICK: Duration = Duration::from_secs(1);
+
+/// Starts the thread.
+///
+/// # Errors
+/// See [`Worker::start`].
+pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
+    Worker::start("ztier-tender", Arc::downgrade(volume), tend)
+}
+
+fn tend(volume: &Weak<Volume>, stop: &AtomicBool) {
+    let mut opened = 0;
+    let mut since = Instant::now();
+    while !stop.load(Ordering::Acquire) {
+        std::thread::park_timeout(if since.elapsed() < IDLE { TICK } else { IDLE_TICK });
+        let Some(volume) = volume.upgrade() else { return };
+        let now = volume.ram().opened();
+        if now != opened {
+            (opened, since) = (now, Instant::now());
+        }
+        let _turn = volume.turn();
+        volume.ram().tend(since.elapsed() >= QUIET, &|| {
+            stop.load(Ordering::Acquire) || volume.ram().opened() != opened
+        });
+    }
+}

@@ -1,0 +1,394 @@
+//! Checkpoints: the index on the log's drive, so that recovery replays only what came after.
+//!
+//! A checkpoint is a run of [sheets](crate::log::disk::sheet) in one of two areas; the superblock
+//! names the newest. First it is a whole copy of the index; then *increments* follow, each with
+//! what has changed since the last, until they have become large: the next whole copy goes to the
+//! other area. Sheets are made piece by piece while changes go on: one may say more than the one
+//! before, and replaying every chunk from [`Pointer::chunk`] on brings all of them to the same
+//! state. That is the fuzzy checkpoint of databases (Gray and Reuter 1992, 11.3); runs of changes
+//! beside a base are those of a log-structured merge tree (O'Neil et al. 1996).
+//!
+//! Invariants: the sheets that the superblock names are never written; a checkpoint is named only
+//! when its sheets are durable, and every chunk that they could know of; nothing depends on having
+//! one, because each of its entries is also in a chunk. A sheet's entries speak of slots as they
+//! were used when it was begun, which its `first` says: those of segments that were freed since are
+//! dropped. Nothing is copied while the index forgets a window whose end is no durable tail yet: a
+//! later, smaller window from the same tail would take the backing store behind what was forgotten.
+
+use super::command::{Command, Device, Op};
+use super::commit::Flight;
+use super::state::Core;
+use super::window::After;
+use crate::log::disk::format::{ENTRY, Pointer, SHEETS};
+use crate::log::disk::sheet::{Content, Draft, ITEM, chain};
+use crate::log::planted::{self, Bug, mark};
+use std::sync::Arc;
+
+/// Bytes of log for a byte of a whole copy: what copies cost is less than one part of this.
+const RATIO: u64 = 32;
+/// Which part of a whole copy its increments are at most: more make reading slower than they spare.
+const PART: u64 = 4;
+/// Sheets of increments that there may be in any case.
+const INCREMENT_MIN: u64 = 8;
+/// Which part of the distance between two checkpoints may go by before one that is being made is
+/// hurried, and bytes that may in any case.
+const LATE_PART: u64 = 8;
+const LATE_MIN: u64 = 256 << 10;
+/// Sheets in flight at once.
+const DEPTH: u32 = 4;
+/// Sheets that an area should have room for at least.
+const SHEETS_MIN: u64 = 64;
+/// Items that are looked at in one step, so that no request waits long.
+const STEP: usize = if cfg!(sim) { 24 } else { 16 << 10 };
+
+/// How far a checkpoint has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Idle,
+    /// Sheets are made; the next item is this one.
+    Copying(Content, u64),
+    /// All sheets are made, and some are being written.
+    Ending,
+    /// The drive has to be flushed, then is.
+    Unflushed,
+    Flushing,
+    /// The sheets are durable; all chunks below `end` have to be.
+    Durable,
+    /// The superblock that names it is being written.
+    Naming,
+}
+
+/// The checkpoint that is being made.
+#[derive(Debug)]
+pub(in crate::log) struct Checkpoint {
+    stage: Stage,
+    pointer: Pointer,
+    /// The sheet that is being filled.
+    draft: Option<Draft>,
+    /// For an increment: only what segments from this one on say is copied.
+    since: Option<u64>,
+    /// Sheets in flight, also of one that was given up.
+    flying: u32,
+    /// Chunks below this are in it, at most.
+    end: u64,
+    /// Bytes of chunks closed since the last one began, and since the last whole copy did.
+    grown: [u64; 2],
+    /// Entries of chunks closed since the one began that is named, and how many of them this one
+    /// has.
+    entries: [usize; 2],
+    attempts: u64,
+    /// Whether the index has forgotten what no record takes back, since the whole copy began that
+    /// is named, and since the last one began.
+    spoilt: [bool; 2],
+    /// How many were made.
+    pub(super) made: u64,
+}
+
+impl Checkpoint {
+    pub(super) fn new() -> Self {
+        Self {
+            stage: Stage::Idle,
+            pointer: Pointer::default(),
+            draft: None,
+            since: None,
+            flying: 0,
+            end: 0,
+            grown: [0; 2],
+            entries: [0; 2],
+            attempts: 0,
+            spoilt: [false; 2],
+            made: 0,
+        }
+    }
+
+    /// A chunk of so many bytes and entries was closed.
+    pub(super) fn grow(&mut self, bytes: u32, entries: usize) {
+        self.grown = self.grown.map(|grown| grown + u64::from(bytes));
+        self.entries[0] += entries;
+    }
+
+    /// Bytes of chunks since the last one began.
+    pub(super) fn grown(&self) -> u64 {
+        self.grown[0]
+    }
+
+    /// A checkpoint was loaded whose whole copy began so many bytes before its end.
+    pub(in crate::log) fn loaded(&mut self, bytes: u64) {
+        self.grown[1] += bytes;
+    }
+
+    /// The index forgets where a block is, and no record says so: what is copied of changes alone
+    /// would bring back what a whole copy from before says of it.
+    pub(super) fn spoil(&mut self) {
+        self.spoilt = [true; 2];
+        if self.since.is_some() {
+            self.abort();
+        }
+    }
+
+    /// Gives up the one that is being made, unless it is whole already.
+    pub(super) fn abort(&mut self) {
+        if !matches!(self.stage, Stage::Idle | Stage::Naming) {
+            mark("checkpoint.aborted");
+            self.stage = Stage::Idle;
+            self.draft = None;
+        }
+    }
+
+    /// Whether a flush of the drive is wanted; it counts from here on as begun.
+    pub(super) fn take_unflushed(&mut self) -> bool {
+        let wanted = self.stage == Stage::Unflushed;
+        if wanted {
+            self.stage = Stage::Flushing;
+        }
+        wanted
+    }
+
+    /// The flush has ended well.
+    pub(super) fn flushed(&mut self) {
+        if self.stage == Stage::Flushing {
+            self.stage = Stage::Durable;
+        }
+    }
+
+    /// The superblock names it.
+    pub(super) fn named(&mut self) {
+        mark("checkpoint.ended");
+        self.made += 1;
+        self.entries[0] -= self.entries[1];
+        if self.since.is_none() {
+            self.spoilt[0] = self.spoilt[1];
+        }
+        self.stage = Stage::Idle;
+    }
+}
+
+/// Bytes of a sheet in an area of this size.
+fn sheet_size(area: u64) -> u32 {
+    let most = (area / SHEETS_MIN).clamp(u64::from(SHEETS[0]), u64::from(SHEETS[1])) as u32;
+    1 << most.ilog2()
+}
+
+impl Core {
+    /// Begins a checkpoint if one is due and fits, and carries one that is whole to the superblock.
+    pub(super) fn step_checkpoint(&mut self) {
+        match self.checkpoint.stage {
+            Stage::Idle => self.begin_checkpoint(),
+            Stage::Ending if self.checkpoint.flying == 0 => {
+                self.checkpoint.stage = Stage::Unflushed;
+            }
+            Stage::Durable => {
+                let covered = self.commit.durable() >= self.checkpoint.end
+                    || planted::on(Bug::CheckpointBeforeDurable);
+                if covered && self.is_written() {
+                    self.checkpoint.stage = Stage::Naming;
+                    let pointer = self.checkpoint.pointer;
+                    let late = planted::on(Bug::CheckpointFromEnd);
+                    self.sb.checkpoint =
+                        Some(if late { self.starting_here(pointer) } else { pointer });
+                    self.write_superblock(After::Checkpoint);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn begin_checkpoint(&mut self) {
+        let least = self.options.checkpoint;
+        // While a superblock is on its way, the one on the drive may name the other area.
+        let may = least > 0 && self.is_written() && self.checkpoint.flying == 0;
+        if !may || self.checkpoint.grown[0] < least {
+            return;
+        }
+        let increment = self.increment();
+        self.checkpoint.since = increment.map(|named| named.segment);
+        let Some(pointer) = increment.or_else(|| self.whole_copy()) else { return };
+        self.checkpoint.grown[0] = 0;
+        self.checkpoint.entries[1] = self.checkpoint.entries[0];
+        let mut pointer = self.starting_here(pointer);
+        if let Some(since) = &mut self.checkpoint.since {
+            mark("checkpoint.increment");
+            *since += u64::from(planted::on(Bug::IncrementMissesSegment));
+        } else {
+            mark("checkpoint.begun");
+            self.checkpoint.grown[1] = 0;
+            self.checkpoint.spoilt[1] = false;
+            pointer.origin = pointer.segment;
+        }
+        self.checkpoint.pointer = pointer;
+        let from = self.checkpoint.since.unwrap_or(0);
+        self.checkpoint.stage = Stage::Copying(Content::Segments, from);
+    }
+
+    /// The named checkpoint, if what has changed since fits behind it and is little.
+    fn increment(&self) -> Option<Pointer> {
+        if self.checkpoint.spoilt[0] {
+            mark("checkpoint.spoilt");
+            return None;
+        }
+        let named = self.sb.checkpoint.filter(|named| !named.is_passed(&self.sb.tail))?;
+        let segments = self.first + self.segments.len() as u64 - named.segment;
+        let more = Content::Blocks.sheets(self.checkpoint.entries[0], named.sheet)
+            + Content::Ranges.sheets(self.holes.len(), named.sheet)
+            + Content::Segments.sheets(segments as usize, named.sheet);
+        let all = u64::from(named.count) + more;
+        let most = (u64::from(named.whole) / PART).max(INCREMENT_MIN);
+        let fits = all * u64::from(named.sheet) <= self.sb.area();
+        (fits && all - u64::from(named.whole) <= most).then_some(named)
+    }
+
+    /// A copy of everything in the other area, if it fits there and is worth it.
+    fn whole_copy(&mut self) -> Option<Pointer> {
+        let area = self.sb.area();
+        let sheet = sheet_size(area);
+        let needed = Content::Blocks.sheets(self.map.len(), sheet)
+            + Content::Ranges.sheets(self.holes.len(), sheet)
+            + Content::Segments.sheets(self.segments.len(), sheet);
+        let items = self.map.len() * ENTRY + (self.holes.len() + self.segments.len()) * ITEM;
+        if self.checkpoint.grown[1] < items as u64 * RATIO {
+            return None;
+        }
+        if area < needed * u64::from(sheet) {
+            mark("checkpoint.too_large");
+            self.checkpoint.grown[0] = 0;
+            return None;
+        }
+        self.checkpoint.attempts += 1;
+        Some(Pointer {
+            stamp: (self.epoch() ^ self.checkpoint.attempts.rotate_left(48)).max(1),
+            area: 1 - self.sb.checkpoint.map_or(1, |named| named.area),
+            sheet,
+            ..Pointer::default()
+        })
+    }
+
+    /// The same checkpoint, replayed from the chunk on that is closed next.
+    fn starting_here(&self, pointer: Pointer) -> Pointer {
+        let (segment, offset) = match (&self.open, self.segments.back()) {
+            (Some(open), _) => (open.segment, open.offset),
+            (None, Some(last)) => (self.first + self.segments.len() as u64 - 1, last.used),
+            (None, None) => (self.first, 0),
+        };
+        Pointer { chunk: self.next_chunk, prev: self.prev, segment, offset, ..pointer }
+    }
+
+    /// Whether so much was written since the checkpoint began that it goes before the rest.
+    pub(super) fn is_checkpoint_late(&self) -> bool {
+        self.checkpoint.grown[0] > self.options.checkpoint / LATE_PART + LATE_MIN
+    }
+
+    /// The next sheet to write, if there is one now.
+    pub(super) fn next_sheet(&mut self) -> Option<Command> {
+        let Stage::Copying(content, from) = self.checkpoint.stage else { return None };
+        let torn = self.is_moving_tail() && !planted::on(Bug::CheckpointForgets);
+        if self.checkpoint.flying >= DEPTH || torn {
+            return None;
+        }
+        let Pointer { sheet, count, .. } = self.checkpoint.pointer;
+        if u64::from(count + 1) * u64::from(sheet) > self.sb.area() {
+            mark("checkpoint.no_room");
+            self.checkpoint.abort();
+            return None;
+        }
+        // Segments that were freed since are not described.
+        let from = if content == Content::Segments { from.max(self.first) } else { from };
+        let draft = self.checkpoint.draft.take();
+        let mut draft = draft.unwrap_or_else(|| Draft::new(content, self.first, from, sheet));
+        // What is in it speaks of slots of its own time.
+        let stale = draft.first() != self.first;
+        let next = if stale { Some(from) } else { self.fill(content, from, &mut draft) };
+        self.checkpoint.stage = match (next, content) {
+            (Some(next), _) => Stage::Copying(content, next),
+            (None, Content::Segments) => Stage::Copying(Content::Ranges, 0),
+            (None, Content::Ranges) => Stage::Copying(Content::Blocks, 0),
+            (None, Content::Blocks) => {
+                let open = self.open.as_ref().is_some_and(|open| !open.is_empty());
+                self.checkpoint.end = self.next_chunk + u64::from(open);
+                Stage::Ending
+            }
+        };
+        if next.is_some() && !stale && !draft.is_full() {
+            mark("checkpoint.goes_on");
+            self.checkpoint.draft = Some(draft);
+            return None;
+        }
+        Some(self.write_sheet(draft))
+    }
+
+    fn write_sheet(&mut self, draft: Draft) -> Command {
+        let pointer = &mut self.checkpoint.pointer;
+        let (bytes, check) = draft.finish(pointer.stamp, pointer.count);
+        let at = self.sb.area_at(pointer.area) + u64::from(pointer.count) * bytes.len() as u64;
+        pointer.count += 1;
+        pointer.sum = chain(pointer.sum, check);
+        if self.checkpoint.since.is_none() {
+            pointer.whole = pointer.count;
+        }
+        self.checkpoint.flying += 1;
+        self.counts.written_bytes += bytes.len() as u64;
+        self.counts.checkpoint_bytes += bytes.len() as u64;
+        let id = self.commit.launch(Flight::Sheet);
+        let all = 0..bytes.len();
+        Command { id, device: Device::Log, at, op: Op::Write(Arc::new(bytes), all) }
+    }
+
+    /// Whether a checkpoint has more to copy before there is something to write: a thread that
+    /// drives the core, and waits for nothing else, asks for a command again at once.
+    pub fn is_copying(&self) -> bool {
+        let copying = matches!(self.checkpoint.stage, Stage::Copying(..));
+        copying && self.checkpoint.flying < DEPTH && !self.is_moving_tail()
+    }
+
+    /// A sheet's write has ended.
+    pub(super) fn sheet_written(&mut self, well: bool) {
+        self.checkpoint.flying -= 1;
+        if !well {
+            // The log itself is well as long as its chunks are.
+            mark("checkpoint.write_failed");
+            self.checkpoint.abort();
+        }
+    }
+
+    /// Puts items from one on into a sheet, as far as it goes in one step; the one that comes next.
+    fn fill(&self, content: Content, from: u64, out: &mut Draft) -> Option<u64> {
+        let since = self.checkpoint.since.unwrap_or(0);
+        match content {
+            Content::Segments => return self.fill_segments(from, out),
+            Content::Ranges => {
+                for (i, (start, end, hole)) in self.holes.from(from).enumerate() {
+                    if i == STEP || out.is_full() {
+                        return Some(start);
+                    }
+                    if hole.segment >= since {
+                        out.push(&hole.item(start, end));
+                    }
+                }
+            }
+            Content::Blocks => {
+                for (i, item) in self.map.packed_from(from).enumerate() {
+                    if i == STEP || out.is_full() {
+                        return Some(item.block());
+                    }
+                    if since == 0 || self.segment_of(item.slot()) >= since {
+                        out.push(&item.words());
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// The segments before the one where replaying begins, and that one.
+    fn fill_segments(&self, from: u64, out: &mut Draft) -> Option<u64> {
+        let end = self.checkpoint.pointer.segment + 1;
+        let skip = from.saturating_sub(self.first) as usize;
+        let there = (from..end).zip(self.segments.iter().skip(skip));
+        for (number, s) in there {
+            if out.is_full() {
+                return Some(number);
+            }
+            out.push(&[s.epoch, s.chunk, u64::from(s.prev) | u64::from(s.used) << 32]);
+        }
+        None
+    }
+}

@@ -1,0 +1,722 @@
+//! From closed chunks to durable ones: waiting flushes, writes in flight, failures.
+//!
+//! Invariants: chunks become durable in order; a chunk is durable when it and every one before it
+//! were written *before* a flush of the drive began that has ended well. A flush of the log that
+//! arrives while another is at work shares the next one. A drive whose write or flush failed is not
+//! asked to flush the same again: what was not durable is written to other segments, in a new
+//! epoch.
+//!
+//! A flusher that has just been served comes back soon: where several flush again and again, a
+//! commit that began with the first of them would leave the others to the next one, in turns for
+//! ever. So the next chunk stays open until all flushers are back that the last commit served, or
+//! that came meanwhile; but no longer than a part of the time that commit took, and never for a
+//! single flusher.
+
+use super::chunk::{Open, Sealed};
+use super::command::{Command, Device, Op, Outcome, Parts};
+use super::state::{Core, Refused};
+use crate::log::disk::format::{Header, Superblock};
+use crate::log::planted::{self, Bug, mark};
+use crate::media::Buffer;
+use crate::stats::histogram::Histogram;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Writes of chunks that are in flight at once.
+const DEPTH: usize = 32;
+/// Bytes of them after which no more begin: a flush may have to wait for all of them, and meanwhile
+/// memory fills up.
+const IN_FLIGHT: usize = 8 << 20;
+/// Most bytes of neighbouring chunks that are written as one.
+pub(in crate::log) const JOINED: usize = 1 << 20;
+/// Bytes that are kept for new chunks while nothing happens; under load, as many as there may be in
+/// memory at all: to get new memory from the system costs more than to fill it.
+const SPARE: usize = 16 << 20;
+/// Longest time that a commit waits for others.
+const GATHER_MAX_US: u64 = 10_000;
+/// Times that chunks are written elsewhere before the log is given up.
+pub(in crate::log) const REWRITES: u32 = 3;
+
+/// What a flush waits for: that every chunk below this number is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub(super) u64);
+
+impl Ticket {
+    /// Whether it is done, if chunks below this number are durable.
+    pub fn is_done(self, durable: u64) -> bool {
+        durable >= self.0
+    }
+}
+
+/// How a flush stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It waits.
+    Pending,
+    /// The log has failed, and what it covers is being brought to the backing store.
+    Rescue,
+    /// What it covers is durable.
+    Done,
+    /// The log failed before that.
+    Failed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    Well,
+    /// Something failed; what is in flight has to end before anything begins.
+    Broken,
+    /// Chunks were laid out anew; they may be written when a superblock says so.
+    Rewriting,
+    Failed,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Flight {
+    Chunks { first: u64, count: usize, bytes: usize },
+    Flush { covers: u64, superblock: u64, checkpoint: bool },
+    Superblock,
+    Sheet,
+}
+
+/// The state of commits.
+pub(super) struct Commit {
+    health: Health,
+    rewrites: u32,
+    /// Chunks below this are durable.
+    durable: u64,
+    /// CRC of the header of the last of them.
+    durable_prev: u32,
+    /// Chunks below this have a header on the drive that says that they are durable.
+    marked: u64,
+    /// One more than the number of the last chunk that is no mark.
+    data: u64,
+    /// Chunks below this have been given to the drive.
+    issued: u64,
+    /// Chunks from `durable` on: whether each is written.
+    written: VecDeque<bool>,
+    /// Chunks below this are written, durable or not.
+    written_to: u64,
+    /// Bytes of those that are not.
+    unwritten: u64,
+    /// What flushes wait for, ascending, how many do, and since when the first.
+    wanted: VecDeque<(u64, u32, u64)>,
+    /// How long that took.
+    pub(super) took: Histogram,
+    /// The open chunk is closed when the commit at work has ended, and those are back that it
+    /// served.
+    seal_next: bool,
+    /// Flushes that wait for that.
+    joined: u32,
+    /// How many are expected, and until when.
+    expected: u32,
+    gather_until_us: u64,
+    /// One of the waiting flushers watches the clock for all.
+    watched: bool,
+    /// When the last chunk was closed for a flush.
+    began_us: u64,
+    flights: BTreeMap<u64, Flight>,
+    flushing: bool,
+    next_id: u64,
+    /// Which write of a superblock waits for a flush; 0 for none.
+    pub(super) superblock_unflushed: u64,
+    now_us: u64,
+    touched_us: u64,
+}
+
+impl Commit {
+    pub(super) fn new(next_chunk: u64, prev: u32) -> Self {
+        Self {
+            health: Health::Well,
+            rewrites: 0,
+            durable: next_chunk,
+            durable_prev: prev,
+            marked: next_chunk,
+            data: next_chunk,
+            issued: next_chunk,
+            written: VecDeque::new(),
+            written_to: next_chunk,
+            unwritten: 0,
+            wanted: VecDeque::new(),
+            took: Histogram::default(),
+            seal_next: false,
+            joined: 0,
+            expected: 0,
+            gather_until_us: 0,
+            watched: false,
+            began_us: 0,
+            flights: BTreeMap::new(),
+            flushing: false,
+            next_id: 0,
+            superblock_unflushed: 0,
+            now_us: 0,
+            touched_us: 0,
+        }
+    }
+
+    /// Chunks below this are durable.
+    pub(super) fn durable(&self) -> u64 {
+        self.durable
+    }
+
+    /// The number of the first chunk that is not durable, and the CRC of the header before it.
+    pub(super) fn durable_end(&self) -> (u64, u32) {
+        (self.durable, self.durable_prev)
+    }
+
+    /// Whether nothing is in flight.
+    pub(super) fn is_still(&self) -> bool {
+        self.flights.is_empty()
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        self.now_us / 1000
+    }
+
+    pub(super) fn touch(&mut self) {
+        self.touched_us = self.now_us;
+    }
+
+    pub(super) fn is_idle(&self, idle_ms: u64) -> bool {
+        self.now_us.saturating_sub(self.touched_us) >= idle_ms * 1000
+    }
+
+    /// Whether everything is durable and the drive does not say so yet.
+    pub(super) fn lacks_mark(&self) -> bool {
+        self.health == Health::Well && self.data > self.marked
+    }
+
+    /// Something else than a header will say that everything is durable.
+    pub(super) fn note_marked(&mut self) {
+        self.marked = self.durable;
+    }
+
+    pub(super) fn sealed(&mut self, sealed: &Sealed) {
+        self.written.push_back(false);
+        self.unwritten += u64::from(sealed.header.len);
+        self.marked = self.marked.max(sealed.header.durable);
+        if !sealed.entries.is_empty() {
+            self.data = sealed.header.chunk + 1;
+        }
+    }
+
+    /// Asks for a commit up to a chunk, without a flush that waits for it.
+    pub(super) fn want(&mut self, target: u64) {
+        self.want_for(target, 0);
+    }
+
+    fn want_for(&mut self, target: u64, flushes: u32) {
+        match self.wanted.back_mut() {
+            _ if target <= self.durable => {}
+            Some((last, count, _)) if *last >= target => *count += flushes,
+            _ => self.wanted.push_back((target, flushes, self.now_us)),
+        }
+    }
+
+    /// Whether more flushers are expected to share the commit that others wait for.
+    fn gathers(&self) -> bool {
+        self.joined < self.expected && self.now_us < self.gather_until_us
+    }
+
+    /// Chunks were written.
+    fn note_written(&mut self, first: u64, count: usize) {
+        let Some(at) = first.checked_sub(self.durable) else { return };
+        for written in self.written.iter_mut().skip(at as usize).take(count) {
+            *written = true;
+        }
+        while self.written.get((self.written_to - self.durable) as usize) == Some(&true) {
+            self.written_to += 1;
+        }
+    }
+
+    /// Bytes of closed chunks that are not written.
+    pub(super) fn unwritten(&self) -> u64 {
+        self.unwritten
+    }
+
+    /// Whether a commit is at work: closed chunks are wanted, or the drive is being flushed.
+    pub(super) fn is_busy(&self) -> bool {
+        self.flushing || !self.wanted.is_empty()
+    }
+
+    /// Whether something failed, and nothing is in flight any more.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.health == Health::Broken && self.flights.is_empty()
+    }
+
+    /// Whether chunks have been written elsewhere so often that it is no use.
+    pub(super) fn is_hopeless(&self) -> bool {
+        self.rewrites == REWRITES
+    }
+
+    /// All that is not durable will be closed and written again: the number of the first chunk, and
+    /// the CRC of the header before it.
+    pub(super) fn begin_again(&mut self) -> (u64, u32) {
+        self.written.clear();
+        (self.unwritten, self.issued, self.written_to) = (0, self.durable, self.durable);
+        self.durable_end()
+    }
+
+    /// Chunks were laid out anew; they wait for a superblock.
+    pub(super) fn rewrites(&mut self) {
+        self.rewrites += 1;
+        self.health = Health::Rewriting;
+    }
+
+    /// That superblock is durable, and chunks below this number are to be.
+    pub(super) fn rewrite_may_begin(&mut self, next_chunk: u64) {
+        if self.health == Health::Rewriting {
+            self.health = Health::Well;
+            self.want(next_chunk);
+        }
+    }
+
+    pub(super) fn launch(&mut self, flight: Flight) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.flights.insert(id, flight);
+        id
+    }
+}
+
+impl Core {
+    /// Makes everything that was taken so far durable; the ticket says when that is done.
+    pub fn flush(&mut self) -> Ticket {
+        self.flush_for(1)
+    }
+
+    /// The same on behalf of so many.
+    pub(super) fn flush_for(&mut self, flushes: u32) -> Ticket {
+        self.counts.flushes += 1;
+        if self.commit.health == Health::Failed {
+            // What was taken and never became durable may be forgotten: no number stands for it.
+            return Ticket(u64::MAX);
+        }
+        if self.open.as_ref().is_none_or(Open::is_empty) {
+            self.commit.want_for(self.next_chunk, flushes);
+            return Ticket(self.next_chunk);
+        }
+        self.commit.seal_next = true;
+        self.commit.joined += flushes;
+        let ticket = Ticket(self.next_chunk + 1);
+        if self.commit.is_busy() {
+            mark("flush.shares_next");
+        } else if self.commit.gathers() {
+            mark("flush.waits_for_others");
+        } else {
+            self.seal_for_flushes();
+        }
+        ticket
+    }
+
+    /// Chunks below this are durable.
+    pub fn durable(&self) -> u64 {
+        self.commit.durable
+    }
+
+    /// Says what time it is: microseconds that never fall.
+    pub fn clock(&mut self, now_us: u64) {
+        self.commit.now_us = now_us;
+    }
+
+    /// Microseconds after which the caller, whose flush is pending, must ask for commands although
+    /// nothing has ended; one caller is enough. `watches`: it is that one, also if it comes again
+    /// because something else woke it.
+    pub fn patience_us(&mut self, watches: &mut bool) -> Option<u64> {
+        let commit = &mut self.commit;
+        if !commit.seal_next || commit.is_busy() {
+            *watches = false;
+            return None;
+        }
+        *watches |= !std::mem::replace(&mut commit.watched, true);
+        watches.then(|| commit.gather_until_us.saturating_sub(commit.now_us))
+    }
+
+    /// How a flush stands.
+    pub fn progress(&self, ticket: Ticket) -> Progress {
+        if self.commit.durable >= ticket.0 {
+            Progress::Done
+        } else if self.is_failed() {
+            // Everything that was taken is in the backing store when it is the volume.
+            match self.rescue.refusal() {
+                Refused::Through => Progress::Done,
+                Refused::Full => Progress::Rescue,
+                Refused::Failed => Progress::Failed,
+            }
+        } else if planted::on(Bug::AcknowledgeUnflushed) && self.commit.written_to >= ticket.0 {
+            Progress::Done
+        } else {
+            Progress::Pending
+        }
+    }
+
+    /// The next thing for the log's drive to do, if there is one now.
+    pub fn next_command(&mut self) -> Option<Command> {
+        self.mend();
+        self.recommit();
+        self.step_window();
+        self.step_release();
+        self.end_gathering();
+        if self.commit.health == Health::Broken {
+            return None;
+        }
+        if self.commit.health == Health::Well {
+            self.step_checkpoint();
+        }
+        if let Some((at, bytes)) = self.next_superblock() {
+            let id = self.commit.launch(Flight::Superblock);
+            self.counts.written_bytes += bytes.len() as u64;
+            let all = 0..bytes.len();
+            return Some(Command { id, device: Device::Log, at, op: Op::Write(bytes, all) });
+        }
+        if self.commit.health == Health::Well {
+            // Under load there is always a chunk to write.
+            let sheet = if self.is_checkpoint_late() { self.next_sheet() } else { None };
+            if let Some(command) = sheet.or_else(|| self.next_chunk_write()) {
+                return Some(command);
+            }
+        }
+        self.next_flush().or_else(|| self.next_sheet())
+    }
+
+    fn next_chunk_write(&mut self) -> Option<Command> {
+        let (mut writes, mut in_flight) = (0, 0);
+        for flight in self.commit.flights.values() {
+            if let Flight::Chunks { bytes, .. } = flight {
+                (writes, in_flight) = (writes + 1, in_flight + bytes);
+            }
+        }
+        if writes >= DEPTH || in_flight >= IN_FLIGHT {
+            return None;
+        }
+        let (first, at, mut parts) = self.next_neighbours()?;
+        let (count, bytes) = (parts.len(), parts.iter().map(|(_, len)| len).sum());
+        let op = match parts.pop() {
+            Some((bytes, len)) if count == 1 => Op::Write(bytes, 0..len),
+            last => {
+                mark("commit.joined");
+                parts.extend(last);
+                Op::Join(parts)
+            }
+        };
+        let id = self.commit.launch(Flight::Chunks { first, count, bytes });
+        self.commit.issued += count as u64;
+        if planted::on(Bug::LetGoEarly) {
+            self.kept.let_go(self.commit.issued);
+        }
+        self.counts.written_bytes += bytes as u64;
+        Some(Command { id, device: Device::Log, at, op })
+    }
+
+    /// The oldest closed chunk that was not given to the drive, and those after it that are to be
+    /// right behind it: number, place, bytes.
+    fn next_neighbours(&mut self) -> Option<(u64, u64, Parts)> {
+        let from = (self.commit.issued - self.commit.durable) as usize;
+        let place = |sb: &Superblock, h: &Header| sb.place(h.segment) + u64::from(h.offset);
+        let first = self.sealed.get(from)?.header;
+        let (mut end, mut total) = (place(&self.sb, &first), 0);
+        let mut parts = Parts::new();
+        for at in from..self.sealed.len() {
+            let header = self.sealed[at].header;
+            let len = header.len as usize;
+            if place(&self.sb, &header) != end || (total > 0 && total + len > JOINED) {
+                break;
+            }
+            if !self.complete_chunk(at) {
+                mark("write.waits_for_fill");
+                break;
+            }
+            (end, total) = (end + len as u64, total + len);
+            parts.extend(self.sealed[at].bytes().map(|bytes| (Arc::clone(bytes), len)));
+        }
+        (!parts.is_empty()).then(|| (first.chunk, place(&self.sb, &first), parts))
+    }
+
+    fn next_flush(&mut self) -> Option<Command> {
+        if self.commit.flushing {
+            return None;
+        }
+        let mut covers = self.commit.written_to;
+        if planted::on(Bug::FlushBeforeWritten) {
+            covers = self.commit.issued;
+        }
+        let mut wanted = self.commit.wanted.front().is_some_and(|&(target, ..)| target <= covers);
+        if self.is_failed() {
+            // A flush for a superblock makes no chunk durable that was written before the failure.
+            (covers, wanted) = (self.commit.durable, false);
+        }
+        let superblock = std::mem::take(&mut self.commit.superblock_unflushed);
+        let checkpoint = self.checkpoint.take_unflushed();
+        if !wanted && superblock == 0 && !checkpoint {
+            return None;
+        }
+        self.commit.flushing = true;
+        self.counts.drive_flushes += 1;
+        let id = self.commit.launch(Flight::Flush { covers, superblock, checkpoint });
+        Some(Command { id, device: Device::Log, at: 0, op: Op::Flush })
+    }
+
+    /// Says what became of a command; whether it may have had waiters. An `id` that is not out is
+    /// ignored.
+    pub fn complete(&mut self, id: u64, outcome: &Outcome) -> bool {
+        let Some(flight) = self.commit.flights.remove(&id) else { return false };
+        let well = !matches!(outcome, Outcome::Failed(_));
+        if !well {
+            self.counts.errors += 1;
+        }
+        match flight {
+            Flight::Chunks { first, count, bytes } if well => {
+                self.commit.unwritten -= bytes as u64;
+                self.commit.note_written(first, count);
+            }
+            Flight::Chunks { .. } => {
+                mark("commit.write_failed");
+                self.broken();
+            }
+            Flight::Sheet => self.sheet_written(well),
+            Flight::Flush { covers, superblock, checkpoint } => {
+                self.commit.flushing = false;
+                if checkpoint && well {
+                    self.checkpoint.flushed();
+                }
+                if superblock > 0 {
+                    self.superblock_flushed(superblock, well);
+                }
+                if well { self.flushed(covers) } else { self.broken() }
+            }
+            Flight::Superblock => self.superblock_written(well),
+        }
+        matches!(flight, Flight::Flush { .. }) || !well
+    }
+
+    fn flushed(&mut self, covers: u64) {
+        if covers > self.commit.durable + 1 {
+            mark("flush.covers_several");
+        }
+        while self.commit.durable < covers {
+            let Some(chunk) = self.sealed.pop_front() else { break };
+            self.sealed_bytes -= u64::from(chunk.header.len);
+            self.commit.written.pop_front();
+            self.commit.durable_prev = chunk.sum;
+            self.commit.durable += 1;
+            self.commit.rewrites = 0;
+        }
+        self.kept.let_go(self.commit.durable);
+        self.commit.issued = self.commit.issued.max(self.commit.durable);
+        self.commit.written_to = self.commit.written_to.max(self.commit.durable);
+        let mut served = 0;
+        while let Some(&(target, flushes, since_us)) = self.commit.wanted.front()
+            && target <= self.commit.durable
+        {
+            served += flushes;
+            self.commit.wanted.pop_front();
+            if flushes > 0 {
+                let us = self.commit.now_us.saturating_sub(since_us);
+                self.commit.took.record(Duration::from_micros(us));
+            }
+        }
+        self.gather(served);
+    }
+
+    /// Those that a commit served are expected back.
+    fn gather(&mut self, served: u32) {
+        let commit = &mut self.commit;
+        if let Some(took) = commit.now_us.checked_sub(commit.began_us)
+            && served > 0
+        {
+            commit.expected = served + commit.joined;
+            let part = took.checked_div(self.options.gather_part).unwrap_or(0);
+            commit.gather_until_us = commit.now_us + part.min(GATHER_MAX_US);
+        }
+        self.end_gathering();
+    }
+
+    /// Closes the chunk that flushes wait for, if no more flushers are expected.
+    fn end_gathering(&mut self) {
+        if self.commit.seal_next && !self.commit.is_busy() && !self.commit.gathers() {
+            mark("flush.sealed_next");
+            self.seal_for_flushes();
+        }
+    }
+
+    /// Closes the open chunk, and asks for a commit on behalf of all that wait for it.
+    fn seal_for_flushes(&mut self) {
+        self.seal();
+        let commit = &mut self.commit;
+        (commit.seal_next, commit.watched) = (false, false);
+        commit.began_us = commit.now_us;
+        let joined = std::mem::take(&mut commit.joined);
+        commit.want_for(self.next_chunk, joined);
+    }
+
+    fn broken(&mut self) {
+        if self.commit.health == Health::Well {
+            self.commit.health = Health::Broken;
+        }
+        // What it knows of may be laid out anew.
+        self.checkpoint.abort();
+    }
+
+    /// Gives the log up: what it holds is brought to the backing store.
+    pub(super) fn fail(&mut self) {
+        mark("commit.failed");
+        self.commit.health = Health::Failed;
+        self.counts.failed_unix_s = self.window.now_s();
+        self.give_windows_up();
+    }
+
+    /// Whether the log takes anything.
+    pub(super) fn check_health(&self) -> Result<(), Refused> {
+        if self.is_failed() { Err(self.rescue.refusal()) } else { Ok(()) }
+    }
+
+    /// The bytes of all closed chunks; `None` while a payload of one is not there yet.
+    pub(super) fn complete_sealed(&mut self) -> Option<Vec<Arc<Buffer>>> {
+        let all = (0..self.sealed.len()).all(|at| self.complete_chunk(at));
+        all.then(|| self.sealed.iter().filter_map(|sealed| sealed.bytes().cloned()).collect())
+    }
+
+    fn complete_chunk(&mut self, at: usize) -> bool {
+        self.sealed.get_mut(at).is_some_and(|sealed| sealed.complete())
+    }
+
+    /// Gives memory back that an idle log does not need.
+    pub(super) fn rest(&mut self) {
+        self.kept.rest(SPARE);
+    }
+
+    /// Whether the log's drive failed for good.
+    pub fn is_failed(&self) -> bool {
+        self.commit.health == Health::Failed
+    }
+
+    /// Whether all that was closed is durable and nothing is in flight.
+    pub fn is_quiet(&self) -> bool {
+        let still = self.sealed.is_empty() && self.commit.flights.is_empty();
+        still && self.window.is_idle() && !self.is_releasing()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::fill::Fills;
+    use super::super::kept::Kept;
+    use super::super::state::Options;
+    use super::*;
+    use crate::log::disk::format::{DATA_MIN, Epoch, IDENTITY, Kind, Tail};
+    use crate::media::{Memory, Witness};
+
+    fn core() -> Core {
+        let sb = Superblock {
+            uuid: [0; 16],
+            generation: 1,
+            segment: 1 << 20,
+            segments: 16,
+            data_at: DATA_MIN,
+            blocks: 1000,
+            open: true,
+            tail: Tail::default(),
+            written: Tail::default(),
+            void: 0,
+            at_s: 0,
+            witness: Witness::default(),
+            copies: false,
+            durable: 0,
+            identity: [0; IDENTITY],
+            checkpoint: None,
+            past_s: 0,
+            mixture_s: 0,
+            spent: false,
+            lost: Vec::new(),
+            epochs: vec![Epoch { from: 0, id: 7 }],
+        };
+        Core::new(sb, Options::default(), (0, 0), Kept::new(&Memory::default()).unwrap())
+    }
+
+    fn write(core: &mut Core, block: u64) {
+        let mut fills = Fills::default();
+        core.reserve(block, Kind::Raw, (4096, 0), &mut fills).unwrap();
+        fills.fill(&[1; 4096]);
+        assert!(!fills.finish());
+    }
+
+    /// A writer writes a block and flushes.
+    fn sync(core: &mut Core, block: u64) -> Ticket {
+        write(core, block);
+        core.flush()
+    }
+
+    /// Ends all commands that there are at a time, and those that follow; how many.
+    fn carry_out(core: &mut Core, now_us: u64) -> usize {
+        core.clock(now_us);
+        let commands = std::iter::from_fn(|| {
+            let command = core.next_command()?;
+            core.complete(command.id, &Outcome::Done);
+            Some(())
+        });
+        commands.count()
+    }
+
+    #[test]
+    fn a_single_flusher_does_not_wait() {
+        let mut core = core();
+        for n in 0..10 {
+            core.clock(n * 1000);
+            let ticket = sync(&mut core, n);
+            assert_eq!(core.patience_us(&mut false), None);
+            assert_eq!(carry_out(&mut core, n * 1000 + 900), 2, "a write and a flush");
+            assert_eq!(core.progress(ticket), Progress::Done);
+        }
+    }
+
+    /// Two writers: the second is too late for the commit of the first, which has just ended.
+    fn two() -> (Core, Ticket) {
+        let mut core = core();
+        sync(&mut core, 0);
+        let write = core.next_command().unwrap();
+        let late = sync(&mut core, 1);
+        core.complete(write.id, &Outcome::Done);
+        assert_eq!(core.next_command().map(|c| matches!(c.op, Op::Flush)), Some(true));
+        core.clock(800);
+        core.complete(write.id + 1, &Outcome::Done);
+        (core, late)
+    }
+
+    #[test]
+    fn a_commit_waits_for_whom_the_last_one_served() {
+        let (mut core, late) = two();
+        assert_eq!(carry_out(&mut core, 850), 0);
+        let mut watches = false;
+        assert_eq!(core.patience_us(&mut watches), Some(50), "a part of 800");
+        assert_eq!(core.patience_us(&mut false), None, "one that watches the clock is enough");
+        core.clock(870);
+        assert_eq!(core.patience_us(&mut watches), Some(30), "whatever woke it");
+        let back = sync(&mut core, 2);
+        assert_eq!(carry_out(&mut core, 1650), 2, "one commit for both");
+        assert!([late, back].iter().all(|t| core.progress(*t) == Progress::Done));
+        // Both are expected now, whichever comes first.
+        let first = sync(&mut core, 3);
+        assert_eq!(carry_out(&mut core, 1660), 0);
+        sync(&mut core, 4);
+        assert_eq!(carry_out(&mut core, 1670), 2);
+        assert_eq!(core.progress(first), Progress::Done);
+    }
+
+    #[test]
+    fn a_commit_does_not_wait_long_for_whom_does_not_come() {
+        let (mut core, late) = two();
+        assert_eq!(carry_out(&mut core, 899), 0);
+        assert_eq!(carry_out(&mut core, 900), 2);
+        assert_eq!(core.progress(late), Progress::Done);
+        // A chunk that is full does not end the waiting, and what waits for it is not forgotten.
+        let (mut core, late) = two();
+        for block in 0..300 {
+            write(&mut core, block);
+        }
+        assert_eq!(carry_out(&mut core, 899), 1, "a full chunk is written, and not flushed");
+        assert_eq!(carry_out(&mut core, 900), 2);
+        assert_eq!(core.progress(late), Progress::Done);
+    }
+}

@@ -1,0 +1,476 @@
+//! What a log has of blocks that the backing store has, too, and how that leaves the log.
+//!
+//! A window that ends leaves its segments where they are: what they say serves reads until their
+//! slots are wanted. Blocks that only the backing store has can be added as *copies*: records that
+//! repeat what the block holds. In the order of the log such a record is no change, so writeback, a
+//! replay, and a process that takes over what another left may leave it out.
+//!
+//! Invariants: when a copy is appended, every other record of its block is before
+//! [`Superblock::written`](crate::log::disk::format::Superblock::written), durably, or is a copy
+//! itself. So a copy never hides anything that the backing store lacks, and forgetting it is right
+//! at any time. Ranges that were discarded stay known as long as older records do that they hide.
+//! Copies take no room that changes want.
+
+use super::chunk::Open;
+use super::map::Place;
+use super::state::{Core, Found, RESERVE, Reading, Segment};
+use super::window::After;
+use crate::log::disk::format::{Data, Entry, Kind, crc};
+use crate::log::planted::{self, Bug, mark, visit};
+use std::collections::VecDeque;
+
+/// Index entries that are looked at in one step.
+const STEP: usize = if cfg!(sim) { 128 } else { 4096 };
+/// Ranges that are forgotten in one step.
+const RETIRE: usize = if cfg!(sim) { 2 } else { 1024 };
+/// Percent of the log that may be waiting for writeback before nothing is kept any more, and
+/// before nothing is added.
+const FULL_PERCENT: u64 = 70;
+const BUSY_PERCENT: u64 = 50;
+/// The log leaves at least one part of so many of itself at once.
+const PART: u64 = 16;
+
+/// What the backing store had at a moment, if it was not written since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Token(u64);
+
+/// How the oldest segments leave the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Release {
+    #[default]
+    Idle,
+    /// The ranges go that are before a segment.
+    Retiring { to: u64 },
+    /// The index forgets what is before a segment; it is at this block.
+    Forgetting { to: u64, at: u64 },
+    /// All that is written back goes at once, because changes need its room: first the ranges, then
+    /// what the index names, from this block on.
+    Dropping { at: Option<u64> },
+    /// The superblock with the new tail is written.
+    Moving { to: u64 },
+    /// Readers leave the slots.
+    Leaving { to: u64 },
+}
+
+/// What the index says changes by one entry.
+fn count(
+    (segments, first): (&mut VecDeque<Segment>, u64),
+    (segment, written): (u64, u64),
+    dirty: &mut u64,
+    more: bool,
+) {
+    let add = |n: u64| if more { n + 1 } else { n.saturating_sub(1) };
+    if segment >= written {
+        *dirty = add(*dirty);
+    }
+    if let Some(found) = segments.get_mut((segment - first) as usize) {
+        found.changes = add(found.changes.into()) as u32;
+    }
+}
+
+impl Core {
+    /// Counts a place that the index names, or does no more.
+    fn count(&mut self, place: &Place, more: bool) {
+        if !place.copy {
+            let at = (self.segment_of(place.slot), self.written);
+            count((&mut self.segments, self.first), at, &mut self.dirty, more);
+        }
+    }
+
+    /// Names a place of a block; returns the one that it had.
+    pub(super) fn name(&mut self, block: u64, place: Place) -> Option<Place> {
+        self.count(&place, true);
+        let old = self.map.insert(block, place);
+        if let Some(old) = &old {
+            self.count(old, false);
+        }
+        old
+    }
+
+    /// Whether what is counted is what the index names, for tests of that: goes over all of it.
+    #[doc(hidden)]
+    pub fn is_counted(&self) -> bool {
+        let dirty = self.map.iter().filter(|(_, place)| !self.is_clean_at(place)).count() as u64;
+        let named = self.map.iter().filter(|(_, place)| !place.copy).count() as u64;
+        let changes: u64 = self.segments.iter().map(|s| u64::from(s.changes)).sum();
+        (dirty, named) == (self.dirty, changes)
+    }
+
+    /// Forgets where a block is.
+    pub(super) fn forget_block(&mut self, block: u64) {
+        if let Some(place) = self.map.remove(block) {
+            self.count(&place, false);
+        }
+    }
+
+    /// Forgets where the blocks from `start` to before `end` are.
+    pub(super) fn forget_range(&mut self, start: u64, end: u64) {
+        let (first, slots, written) = (self.first, self.sb.segments, self.written);
+        let Self { map, segments, dirty, .. } = self;
+        map.remove_range(start, end, |place| {
+            if !place.copy {
+                let lap = (u64::from(place.slot) + slots - first % slots) % slots;
+                count((segments, first), (first + lap, written), dirty, false);
+            }
+        });
+    }
+
+    /// Counts all that the index names, of a log that was opened. By slots first: that takes no
+    /// division for each of many millions, and its table is small enough for a processor's cache.
+    pub(in crate::log) fn count_all(&mut self) {
+        let mut named = vec![0u32; self.sb.segments as usize];
+        for entry in self.map.packed_from(0).filter(|entry| !entry.is_copy()) {
+            if let Some(named) = named.get_mut(entry.slot() as usize) {
+                *named += 1;
+            }
+        }
+        // From the slot of the first segment on they are in the order of segments.
+        named.rotate_left((self.first % self.sb.segments) as usize);
+        for (segment, named) in (self.first..).zip(named) {
+            if segment >= self.written {
+                self.dirty += u64::from(named);
+            }
+            if let Some(found) = self.segments.get_mut((segment - self.first) as usize) {
+                found.changes += named;
+            }
+        }
+    }
+
+    /// Whether the backing store has what is at a place.
+    pub(super) fn is_clean_at(&self, place: &Place) -> bool {
+        place.copy || self.segment_of(place.slot) < self.written
+    }
+
+    /// Whether the backing store has what the block holds, for all that the log knows.
+    fn is_clean_block(&self, block: u64) -> bool {
+        let clean = self.map.get(block).is_none_or(|place| self.is_clean_at(&place));
+        clean && self.holes.get(block).is_none()
+    }
+
+    /// Whether a copy of a segment that is read or written again counts.
+    pub(super) fn takes_copy(&self, segment: u64, block: u64) -> bool {
+        let void = segment < self.sb.void && !planted::on(Bug::ServeVoid);
+        if void {
+            mark("copy.void");
+        }
+        !void && (self.is_clean_block(block) || planted::on(Bug::CopyOverChange))
+    }
+
+    /// What the backing store, or the log, has now of blocks whose newest change is durably in the
+    /// backing store stays true as long as [`Self::keep`] takes this.
+    pub fn token(&self) -> Token {
+        Token(self.written)
+    }
+
+    /// Whether the log has nothing of a block.
+    pub fn lacks_copy(&self, block: u64) -> bool {
+        self.map.get(block).is_none() && self.holes.get(block).is_none()
+    }
+
+    /// Whether the log has a block, and the backing store has it, too.
+    pub fn has_clean(&self, block: u64) -> bool {
+        self.map.get(block).is_some() && self.is_clean_block(block)
+    }
+
+    /// Bytes that copies may take.
+    pub fn keep_bytes(&self) -> u64 {
+        self.sb.segments * self.options.keep_percent / 100 * u64::from(self.sb.segment)
+    }
+
+    /// Whether there is room for copies.
+    pub fn may_keep(&self) -> bool {
+        let (used, segments) = self.fullness();
+        let room = self.segments.len() as u64 + RESERVE + 1 < segments;
+        room && used * 100 < segments * BUSY_PERCENT
+            && self.keep_limit() > 0
+            && self.check_health().is_ok()
+            && self.release == Release::Idle
+            // What the index forgets of a window is changed, and no token says so yet.
+            && !self.window_moves()
+            && self.is_written()
+            && self.kept.has_room(4, false)
+            && self.sealed_bytes * 2 < self.options.memory
+    }
+
+    /// Appends a copy of a block, whose content was read when the token was taken; whether it did.
+    pub fn keep(&mut self, block: u64, token: Token, kind: Kind, payload: &[u8]) -> bool {
+        if token != self.token() && !planted::on(Bug::CopyWithoutToken) {
+            mark("copy.late");
+            return false;
+        }
+        if !self.may_keep() {
+            return false;
+        }
+        if !self.is_clean_block(block) && !planted::on(Bug::CopyOverChange) {
+            mark("copy.changed");
+            return false;
+        }
+        let again = self.map.get(block).is_some();
+        mark(if again { "copy.again" } else { "copy.kept" });
+        let changes = self.open.as_ref().is_some_and(Open::has_changes);
+        let sum = crc(payload);
+        let Ok(open) = self.open_for(payload.len(), RESERVE) else { return false };
+        let data = open.append_copy(block, kind, payload, sum);
+        let (segment, offset) = (open.segment, data.offset - open.offset);
+        self.kept.add(&Entry::Data(Data { offset, check: sum, ..data }));
+        self.index_data(segment, data);
+        if !changes {
+            // No request waits for copies to become durable.
+            self.commit.touch();
+        }
+        self.counts.copies_kept += u64::from(!again);
+        self.counts.copies_kept_again += u64::from(again);
+        self.counts.copies_bytes += payload.len() as u64;
+        true
+    }
+
+    /// Whether there is anything that [`Self::locate_copy`] may find.
+    pub fn has_copies(&self) -> bool {
+        self.map.len() as u64 > self.dirty
+    }
+
+    /// Where the log has what the backing store has of a block, too: [`Found::Memory`] or
+    /// [`Found::Log`], as [`Core::locate`] says; or nothing.
+    pub fn locate_copy(&mut self, block: u64, out: &mut Vec<u8>) -> Option<Found> {
+        let place = self.map.get(block).filter(|place| self.is_clean_at(place))?;
+        let found = self.locate_place(block, place, out);
+        let there = matches!(found, Found::Memory(_) | Found::Log(_));
+        self.counts.reads_clean += u64::from(there);
+        there.then_some(found)
+    }
+
+    /// What was located cannot be read from the log: if the backing store has it, it is there that
+    /// the block is found from now on.
+    pub fn drop_copy(&mut self, reading: &Reading, block: u64) {
+        let slot = (reading.stamp.segment % self.sb.segments) as u32;
+        let there = |place: &Place| (place.slot, place.offset) == (slot, reading.stamp.offset);
+        let same = self.map.get(block).filter(there);
+        if same.is_some_and(|place| self.is_clean_at(&place)) {
+            mark("copy.damaged");
+            self.counts.copies_damaged += 1;
+            self.forget_block(block);
+            // What was discarded before that is not what the backing store has.
+            self.holes.remove(block, block + 1);
+            self.checkpoint.spoil();
+        }
+    }
+
+    /// Percent of the log that copies may take from now on.
+    pub fn set_keep_percent(&mut self, percent: u64) {
+        self.options.keep_percent = percent;
+        if percent > 0 && !self.sb.copies && !self.is_failed() {
+            // Before there is the first one.
+            self.sb.copies = true;
+            self.write_superblock(After::Identity);
+        }
+    }
+
+    /// Segments that may stay although they are written back.
+    fn keep_limit(&self) -> u64 {
+        let (used, segments) = self.fullness();
+        if self.recommits || used * 100 >= segments * FULL_PERCENT {
+            return 0;
+        }
+        // When a writer finds no room, more than that are there, so some leave.
+        let free = (segments - used).saturating_sub(RESERVE + 2) / 2;
+        free.min(segments * self.options.keep_percent / 100)
+    }
+
+    /// Whether the segments of a window are free when it has ended.
+    pub(super) fn frees_at_once(&self) -> bool {
+        self.first == self.written && self.keep_limit() == 0 && self.release == Release::Idle
+    }
+
+    /// The backing store has the segments before `end`, durably.
+    pub(super) fn wrote(&mut self, end: u64) {
+        let (from, count) = (self.written - self.first, end.saturating_sub(self.written));
+        let there = self.segments.iter().skip(from as usize).take(count as usize);
+        self.dirty -= there.map(|s| u64::from(s.changes)).sum::<u64>();
+        self.written = self.written.max(end);
+    }
+
+    /// Blocks whose only place in the log is in segments that leave it next, from a block on: some
+    /// of them in `out`, and the block to go on with. `None`: there are no more, or nothing is
+    /// about to leave.
+    pub fn leaving(&self, from: u64, out: &mut Vec<u64>) -> Option<u64> {
+        let to = self.leaves_next()?;
+        for (i, entry) in self.map.packed_from(from).enumerate() {
+            if i == STEP {
+                return Some(entry.block());
+            }
+            let single = entry.place().kind != Kind::Cluster;
+            if single && self.segment_of(entry.slot()) < to {
+                out.push(entry.block());
+            }
+        }
+        None
+    }
+
+    /// The segment before which all leaves next, when there is nearly no room for more copies.
+    fn leaves_next(&self) -> Option<u64> {
+        let (limit, part) = (self.keep_limit(), (self.sb.segments / PART).max(1));
+        let clean = self.written - self.first;
+        let idle = self.release == Release::Idle && !self.window_moves();
+        let due = limit > 0 && clean + part >= limit;
+        (due && idle && clean > 0).then(|| self.first + clean.min(part))
+    }
+
+    /// Bytes of the segments that leave next.
+    pub fn leaving_bytes(&self) -> u64 {
+        (self.sb.segments / PART).max(1) * u64::from(self.sb.segment)
+    }
+
+    /// The number of the segment that comes next.
+    pub fn head(&self) -> u64 {
+        self.first + self.segments.len() as u64
+    }
+
+    /// Lets what [`Self::leaving`] has told leave.
+    pub fn let_leave(&mut self) {
+        if let Some(to) = self.leaves_next().filter(|_| self.check_health().is_ok()) {
+            self.begin_release(to);
+        }
+    }
+
+    /// Whether copies leave, and more of that needs no drive.
+    pub(super) fn is_stepping_copies(&self) -> bool {
+        match self.release {
+            Release::Retiring { .. } | Release::Forgetting { .. } | Release::Dropping { .. } => {
+                true
+            }
+            Release::Leaving { to } => self.leaves_on(to),
+            Release::Idle | Release::Moving { .. } => false,
+        }
+    }
+
+    /// Whether all that is written back is being dropped.
+    pub(super) fn is_dropping_copies(&self) -> bool {
+        matches!(self.release, Release::Dropping { .. })
+    }
+
+    /// Whether the tail moves because copies leave.
+    pub(super) fn is_releasing(&self) -> bool {
+        !matches!(self.release, Release::Idle | Release::Leaving { .. })
+    }
+
+    fn begin_release(&mut self, to: u64) {
+        mark("release.begun");
+        self.release = Release::Retiring { to };
+    }
+
+    /// Lets the oldest segments leave if others want their room, one step at a time.
+    pub(super) fn step_release(&mut self) {
+        match self.release {
+            Release::Idle => {
+                let (clean, limit) = (self.written - self.first, self.keep_limit());
+                let quiet = self.check_health().is_ok() && !self.window_moves();
+                if clean > limit && quiet {
+                    let part = (self.sb.segments / PART).max(1).min(clean);
+                    self.begin_release(self.first + part.max(clean - limit));
+                }
+            }
+            // First: a block that the index forgets must not uncover an older range.
+            Release::Retiring { to } => {
+                if self.holes.retire(to, RETIRE) {
+                    self.release = Release::Forgetting { to, at: 0 };
+                } else {
+                    mark("release.retires_on");
+                }
+            }
+            Release::Forgetting { to, at } => {
+                let next = self.forget_some(to, at);
+                if let Some(at) = next {
+                    self.release = Release::Forgetting { to, at };
+                    return;
+                }
+                self.sb.tail = self.tail_at(to);
+                self.drop_epochs();
+                self.release = Release::Moving { to };
+                self.write_superblock(After::Release);
+            }
+            Release::Moving { .. } | Release::Dropping { .. } => {}
+            Release::Leaving { .. } => self.released(),
+        }
+    }
+
+    /// Forgets some of what the index names before a segment, from a block on; the block to go on
+    /// with.
+    fn forget_some(&mut self, to: u64, at: u64) -> Option<u64> {
+        let some = self.map.packed_from(at).take(STEP);
+        let (mut gone, mut next) = (Vec::new(), None);
+        for entry in some {
+            visit();
+            next = Some(entry.block() + 1);
+            if self.segment_of(entry.slot()) < to {
+                gone.push(entry.block());
+            }
+        }
+        self.counts.copies_released += gone.len() as u64;
+        if !planted::on(Bug::ReleaseKeepsIndex) {
+            gone.into_iter().for_each(|block| self.forget_block(block));
+        }
+        next
+    }
+
+    /// The superblock with the new tail is durable, or was a while ago.
+    pub(super) fn released(&mut self) {
+        let (Release::Moving { to } | Release::Leaving { to }) = self.release else { return };
+        if self.free(to) {
+            mark("release.ended");
+            self.release = Release::Idle;
+        } else {
+            mark("release.waits");
+            self.release = Release::Leaving { to };
+        }
+    }
+
+    /// Drops all segments that are written back, because changes need their room; `false` while
+    /// that takes more steps, in which nothing may be given to the log's drive. A superblock must
+    /// be durable before the room is used. A reader of a dropped segment sees by the check word
+    /// that its slot was used again, and looks the block up again.
+    pub(super) fn drop_copies(&mut self) -> bool {
+        if self.first == self.written {
+            return true;
+        }
+        self.release = match self.release {
+            Release::Dropping { at: Some(at) } => match self.forget_some(self.written, at) {
+                None => Release::Idle,
+                next => Release::Dropping { at: next },
+            },
+            _ if self.holes.retire(self.written, RETIRE) => Release::Dropping { at: Some(0) },
+            _ => Release::Dropping { at: None },
+        };
+        if self.release != Release::Idle {
+            mark("copy.drops_on");
+            return false;
+        }
+        self.sb.tail = self.tail_at(self.written);
+        self.drop_epochs();
+        self.segments.drain(..(self.written - self.first) as usize);
+        (self.first, self.forced) = (self.written, self.written);
+        true
+    }
+
+    /// The log is closed: where it has nothing but copies, it says that the backing store has all.
+    pub(super) fn settle_copies(&mut self) {
+        let open = self.open.as_ref().is_some_and(|open| !open.is_empty());
+        let lost = !self.sb.lost.is_empty() || self.holes.has_lost_before(u64::MAX);
+        if self.is_clean() && !open && !lost {
+            self.seal_open();
+            // Whatever comes after all is behind what is written.
+            if let Some(last) = self.segments.back_mut() {
+                last.finished = true;
+            }
+            let end = self.first + self.segments.len() as u64;
+            self.sb.written = self.tail_at(end);
+            self.sb.copies = false;
+        }
+    }
+
+    /// What the log says of blocks that the backing store has does not count: that may have
+    /// changed.
+    pub(in crate::log) fn void(&mut self) {
+        let end = self.first + self.segments.len() as u64;
+        self.sb.void = end;
+    }
+}

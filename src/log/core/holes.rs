@@ -1,0 +1,385 @@
+//! Ranges of blocks that a record without payload covers: discarded, or lost.
+//!
+//! Invariant: ranges do not overlap. A block that the map names is not looked up here: the caller
+//! that adds a range removes the blocks from the map; a block that is written afterwards shadows
+//! the range. Every range is in one of the two sets by record, so that those of a segment are found
+//! without a look at the others.
+
+use crate::log::disk::format::{BLOCKS_MAX, Kind, SEGMENT_MAX};
+use crate::log::planted::visit;
+use crate::media::ALIGN;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Where a record's chunk begins if that is unknown: anywhere in its segment.
+pub const ANYWHERE: u32 = u32::MAX;
+// How items of sheets have it: bits 44 to 63 of the first word.
+const _: () = assert!(SEGMENT_MAX as usize / ALIGN < (1 << 20) - 1);
+const _: () = assert!(BLOCKS_MAX <= Record::BLOCKS && ANYWHERE as usize / ALIGN < 1 << 24);
+
+/// What covers a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hole {
+    /// The segment of the record.
+    pub segment: u64,
+    /// Where in it the record's chunk begins, in bytes, or [`ANYWHERE`].
+    pub offset: u32,
+    /// [`Kind::Zeros`] or [`Kind::Lost`].
+    pub kind: Kind,
+}
+
+impl Hole {
+    /// With the blocks that it covers, from `start` to before `end`, as an item of a sheet.
+    pub fn item(&self, start: u64, end: u64) -> [u64; 3] {
+        let place = match self.offset {
+            ANYWHERE => 0,
+            offset => u64::from(offset) / ALIGN as u64 + 1,
+        };
+        [start | (self.kind as u64) << 40 | place << 44, end - start, self.segment]
+    }
+
+    /// The first block, the end and what covers them, of such an item; `None` if it makes no sense.
+    pub fn from_item([first, count, segment]: [u64; 3]) -> Option<(u64, u64, Self)> {
+        let start = first & ((1 << 40) - 1);
+        let kind = Kind::from_bits(first >> 40 & 15)?;
+        if !matches!(kind, Kind::Zeros | Kind::Lost) {
+            return None;
+        }
+        let offset = match first >> 44 {
+            0 => ANYWHERE,
+            place => (place as u32 - 1) * ALIGN as u32,
+        };
+        Some((start, start.checked_add(count)?, Self { segment, offset, kind }))
+    }
+}
+
+/// A discard whose record cannot be read. It still has its turn among the other records: older ones
+/// come before it, newer ones after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tombstone {
+    /// The segment of the record.
+    pub segment: u64,
+    /// As in [`Hole`].
+    pub offset: u32,
+    /// The first block.
+    pub start: u64,
+    /// The end.
+    pub end: u64,
+}
+
+/// A range, named by the record that made it: segment (64 bits), where in it the record's chunk
+/// begins (24, in pages), first block of the range (40).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Record(u128);
+
+impl Record {
+    const BLOCKS: u64 = (1 << 40) - 1;
+
+    fn new(segment: u64, offset: u32, start: u64) -> Self {
+        let page = u64::from(offset) / ALIGN as u64;
+        Self(u128::from(segment) << 64 | u128::from(page << 40 | start))
+    }
+
+    /// The first that there can be of a place, and the last.
+    pub fn all_of(segment: u64, offset: u32) -> [Self; 2] {
+        [0, Self::BLOCKS].map(|start| Self::new(segment, offset, start))
+    }
+
+    /// The one that comes next, if there is one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.saturating_add(1))
+    }
+
+    /// The segment.
+    pub fn segment(self) -> u64 {
+        (self.0 >> 64) as u64
+    }
+
+    fn start(self) -> u64 {
+        self.0 as u64 & Self::BLOCKS
+    }
+}
+
+/// Bytes that a range takes: its entries in two B-trees whose nodes are two thirds full.
+const BYTES_PER_RANGE: usize = 3 * (size_of::<(u64, u64, Hole)>() + size_of::<Record>()) / 2;
+
+/// The ranges, by their first block, and by their records. Each method takes time logarithmic in
+/// the number of ranges, and linear in the number of ranges that it touches or returns.
+#[derive(Default)]
+pub struct Holes {
+    ranges: BTreeMap<u64, (u64, Hole)>,
+    /// Those that are zeros.
+    zeroed: BTreeSet<Record>,
+    /// Those that are lost.
+    lost: BTreeSet<Record>,
+}
+
+impl Holes {
+    /// What covers a block.
+    pub fn get(&self, block: u64) -> Option<Hole> {
+        let (_, &(end, hole)) = self.ranges.range(..=block).next_back()?;
+        (block < end).then_some(hole)
+    }
+
+    /// Covers the blocks from `start` to before `end`, in place of what covered them.
+    pub fn insert(&mut self, start: u64, end: u64, hole: Hole) {
+        self.remove(start, end);
+        self.add(start, end, hole);
+    }
+
+    /// Uncovers the blocks from `start` to before `end`.
+    pub fn remove(&mut self, start: u64, end: u64) {
+        while let Some((&from, &(to, hole))) = self.ranges.range(..end).next_back()
+            && to > start
+        {
+            self.take(from);
+            if from < start {
+                self.add(from, start, hole);
+            }
+            if to > end {
+                self.add(end, to, hole);
+            }
+        }
+    }
+
+    fn records(&mut self, kind: Kind) -> &mut BTreeSet<Record> {
+        if kind == Kind::Lost { &mut self.lost } else { &mut self.zeroed }
+    }
+
+    fn add(&mut self, start: u64, end: u64, hole: Hole) {
+        visit();
+        self.ranges.insert(start, (end, hole));
+        self.records(hole.kind).insert(Record::new(hole.segment, hole.offset, start));
+    }
+
+    fn take(&mut self, start: u64) {
+        visit();
+        if let Some((_, hole)) = self.ranges.remove(&start) {
+            self.records(hole.kind).remove(&Record::new(hole.segment, hole.offset, start));
+        }
+    }
+
+    /// Forgets up to `most` ranges of segments before this one; whether none of them is left.
+    pub fn retire(&mut self, segment: u64, most: usize) -> bool {
+        for _ in 0..most {
+            let oldest = [self.zeroed.first(), self.lost.first()].into_iter().flatten().min();
+            match oldest {
+                Some(oldest) if oldest.segment() < segment => self.take(oldest.start()),
+                _ => return true,
+            }
+        }
+        false
+    }
+
+    /// The ranges from this block on: first block, end, what covers it.
+    pub fn from(&self, block: u64) -> impl Iterator<Item = (u64, u64, Hole)> + '_ {
+        self.ranges.range(block..).map(|(&start, &(end, hole))| (start, end, hole))
+    }
+
+    /// How many ranges there are.
+    pub fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Memory that they take, in bytes.
+    pub fn memory(&self) -> usize {
+        self.len() * BYTES_PER_RANGE
+    }
+
+    fn stone(&self, record: &Record) -> Option<Tombstone> {
+        let start = record.start();
+        let (end, Hole { segment, offset, .. }) = *self.ranges.get(&start)?;
+        Some(Tombstone { segment, offset, start, end })
+    }
+
+    /// The first discard from a record on, and not after `last`, in the order of records.
+    pub fn next_discard(&self, from: Record, last: Record) -> Option<(Record, Tombstone)> {
+        let record = self.zeroed.range(from..=last).next()?;
+        Some((*record, self.stone(record)?))
+    }
+
+    /// The first lost range from a record on, in the order of records.
+    pub fn next_lost(&self, from: Record) -> Option<(Record, Tombstone)> {
+        let record = self.lost.range(from..).next()?;
+        Some((*record, self.stone(record)?))
+    }
+
+    /// The lost ranges that have blocks from `start` to before `end`, as first block and end.
+    pub fn lost_within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        // Ranges do not overlap, so the last one that begins before is the only one to reach in.
+        let before = self.ranges.range(..start).next_back();
+        let all = before.into_iter().chain(self.ranges.range(start..end));
+        let lost = all.filter(move |(_, (to, hole))| hole.kind == Kind::Lost && *to > start);
+        lost.map(|(&from, &(to, _))| (from, to))
+    }
+
+    /// Whether ranges of segments before this one are lost.
+    pub fn has_lost_before(&self, segment: u64) -> bool {
+        self.lost.first().is_some_and(|oldest| oldest.segment() < segment)
+    }
+
+    /// Whether no range waits to be zeroed in the backing store, which has what segments before
+    /// this one say.
+    pub fn are_written(&self, written: u64) -> bool {
+        self.zeroed.last().is_none_or(|newest| newest.segment() < written)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::log::planted::visited;
+    use proptest::prelude::*;
+    use std::ops::Range;
+
+    fn hole(segment: u64) -> Hole {
+        Hole { segment, offset: 0, kind: Kind::Zeros }
+    }
+
+    #[test]
+    fn an_item_of_a_sheet_says_all() {
+        let last = SEGMENT_MAX - ALIGN as u32;
+        for (offset, kind) in [(0, Kind::Zeros), (last, Kind::Lost), (ANYWHERE, Kind::Zeros)] {
+            let hole = Hole { segment: u64::MAX, offset, kind };
+            let (start, end) = ((1 << 40) - 2, (1 << 40) - 1);
+            assert_eq!(Hole::from_item(hole.item(start, end)), Some((start, end, hole)));
+        }
+        assert_eq!(Hole::from_item([15 << 40, 1, 0]), None);
+        assert_eq!(Hole::from_item([(Kind::Raw as u64) << 40, 1, 0]), None);
+        assert_eq!(Hole::from_item([1 | (Kind::Zeros as u64) << 40, u64::MAX, 0]), None);
+    }
+
+    #[test]
+    fn discards_are_found_by_where_their_records_are() {
+        let mut holes = Holes::default();
+        let page = ALIGN as u32;
+        for (start, segment, offset, kind) in [
+            (1, 5, page, Kind::Zeros),
+            (2, 5, 2 * page, Kind::Zeros),
+            (3, 5, ANYWHERE, Kind::Zeros),
+            (4, 5, page, Kind::Lost),
+            (5, 6, page, Kind::Zeros),
+        ] {
+            holes.insert(start, start + 1, Hole { segment, offset, kind });
+        }
+        let found = |segment, part: Range<u32>| -> Vec<u64> {
+            let [first, last] = [part.start, part.end - 1].map(|at| Record::all_of(segment, at));
+            let (mut from, mut found) = (first[0], Vec::new());
+            while let Some((record, stone)) = holes.next_discard(from, last[1]) {
+                found.push(stone.start);
+                from = record.next();
+            }
+            found
+        };
+        assert_eq!(found(5, 0..2 * page), [1]);
+        assert_eq!(found(5, 2 * page..8 * page), [2]);
+        assert_eq!(found(5, 2 * page..2 * page + 1), [2]);
+        assert_eq!(found(6, 0..8 * page), [5]);
+        let [anywhere, last] = Record::all_of(5, ANYWHERE);
+        assert_eq!(holes.next_discard(anywhere, last).unwrap().1.start, 3);
+        let (record, lost) = holes.next_lost(Record::default()).unwrap();
+        assert_eq!(lost, Tombstone { segment: 5, offset: page, start: 4, end: 5 });
+        assert_eq!(holes.next_lost(record.next()), None);
+        assert!(!holes.has_lost_before(5) && holes.has_lost_before(6));
+        assert!(!holes.are_written(6) && holes.are_written(7));
+    }
+
+    #[test]
+    fn newer_ranges_cut_older_ones() {
+        let mut holes = Holes::default();
+        holes.insert(10, 20, hole(1));
+        holes.insert(30, 40, hole(1));
+        holes.insert(15, 35, hole(2));
+        holes.insert(18, 19, hole(3));
+        let of = |block| holes.get(block).map(|h| h.segment);
+        let expected =
+            [(9, None), (10, Some(1)), (14, Some(1)), (15, Some(2)), (18, Some(3)), (19, Some(2))];
+        for (block, segment) in expected {
+            assert_eq!(of(block), segment, "block {block}");
+        }
+        assert_eq!((of(34), of(35), of(40)), (Some(2), Some(1), None));
+        assert!(!holes.retire(2, 2) && holes.retire(2, 1));
+        assert_eq!((holes.get(10), holes.get(39)), (None, None));
+        holes.remove(0, 100);
+        assert_eq!((holes.len(), holes.memory()), (0, 0));
+    }
+
+    /// What covers each of a few blocks, and which record made the range that it is in.
+    type Model = Vec<Option<(Hole, u64)>>;
+
+    /// The ranges of a model: neighbours of one range, which begins where the first of them is.
+    fn ranges(model: &Model) -> Vec<(u64, u64, Hole)> {
+        let mut ranges: Vec<(u64, u64, Hole, u64)> = Vec::new();
+        for (block, covered) in (0..).zip(model) {
+            let Some((hole, id)) = *covered else { continue };
+            match ranges.last_mut() {
+                Some((_, end, _, last)) if *last == id && *end == block => *end += 1,
+                _ => ranges.push((block, block + 1, hole, id)),
+            }
+        }
+        ranges.into_iter().map(|(start, end, hole, _)| (start, end, hole)).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 256 }))]
+        #[test]
+        fn they_are_what_each_block_says(
+            steps in prop::collection::vec((0u8..12, 0u64..60, 1u64..20, 0u64..6, 0u32..4), 0..80),
+        ) {
+            let (mut holes, mut model) = (Holes::default(), vec![None; 80]);
+            for (id, (op, start, count, segment, offset)) in (0..).zip(steps) {
+                let (all, offset) = (start as usize..(start + count) as usize, offset * 4096);
+                let kind = if op % 3 == 0 { Kind::Lost } else { Kind::Zeros };
+                match op {
+                    0..8 => {
+                        let hole = Hole { segment, offset, kind };
+                        holes.insert(start, start + count, hole);
+                        model[all].fill(Some((hole, id)));
+                    }
+                    8..11 => {
+                        holes.remove(start, start + count);
+                        model[all].fill(None);
+                    }
+                    _ => {
+                        while !holes.retire(segment, 1) {}
+                        let stays = |hole: Hole| hole.segment >= segment;
+                        model.iter_mut().for_each(|c| *c = c.filter(|(hole, _)| stays(*hole)));
+                    }
+                }
+                let expected = ranges(&model);
+                prop_assert!(holes.from(0).eq(expected.iter().copied()));
+                prop_assert_eq!(holes.len(), expected.len());
+                let of = |kind| expected.iter().filter(move |(.., hole)| hole.kind == kind);
+                let record = |(start, _, hole): &(u64, u64, Hole)| {
+                    Record::new(hole.segment, hole.offset, *start)
+                };
+                let zeroed = of(Kind::Zeros).map(record);
+                prop_assert_eq!(&holes.zeroed, &zeroed.collect());
+                let lost = of(Kind::Lost).map(record);
+                prop_assert_eq!(&holes.lost, &lost.collect());
+                let meets = |s: u64, e: u64| s < start + count && e > start;
+                let within = of(Kind::Lost).filter(|(s, e, _)| meets(*s, *e));
+                let within = within.map(|(s, e, _)| (*s, *e));
+                prop_assert!(holes.lost_within(start, start + count).eq(within));
+                for (block, covered) in (0..).zip(&model) {
+                    prop_assert_eq!(holes.get(block), covered.map(|(hole, _)| hole));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn work_grows_with_what_is_touched() {
+        let work = |n: u64| {
+            let (mut holes, before) = (Holes::default(), visited());
+            let order = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+            (0..n).for_each(|i| holes.insert(order(i), order(i) + 2, hole(i / 100)));
+            while !holes.retire(n / 200, 64) {}
+            (0..n).for_each(|i| holes.remove(order(i), order(i) + 1));
+            visited() - before
+        };
+        let (few, many) = (work(1000), work(4000));
+        assert!(many < 5 * few, "{few} and {many}");
+    }
+}

@@ -1,0 +1,382 @@
+//! What a window that came back has left undone, because it could not read all that it was to.
+//!
+//! The index knows of a chunk that cannot be read what still counts: records, which the same window
+//! then takes from here once more; discards, which are said again at the head of the log; and what
+//! is damaged, or was lost before, is said to be lost. Of a log that has failed nothing can be said
+//! again: its windows take discards from here as well. Invariants: all of it is done in steps, each
+//! over a bounded number of blocks and ranges, while the volume is at work. What is looked for is
+//! in segments that nothing is added to any more, so what has been passed by does not come back;
+//! what changes meanwhile has a newer record, which is durable before the tail moves, and is looked
+//! up again before a range is said to be lost.
+
+use super::commit::Ticket;
+use super::holes::{ANYWHERE, Hole, Record, Tombstone};
+use super::map::Packed;
+use super::state::{Core, Refused};
+use super::window::{Part, STEP};
+use crate::intervals::Intervals;
+use crate::log::disk::format::{Data, Kind, LOST_MAX};
+use crate::log::planted::{self, Bug, mark, visit};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Entries of the index that are looked at in one step.
+const LOOK: usize = if cfg!(sim) { 8 } else { 8192 };
+
+/// What is known of segments without chunks that cannot be read.
+#[derive(Debug, Default)]
+pub(super) struct Unread {
+    /// Parts of which the index has been asked for records, in bytes from the begin of segment 0.
+    parts: Intervals,
+    /// What it named there then: with the segment, and in no order.
+    records: Arc<Vec<(u64, Data)>>,
+    /// Discards for whose repetition there was no room: a window carries them out in their turn.
+    stones: BTreeSet<Tombstone>,
+}
+
+impl Unread {
+    /// What a window of the segments before `end` has to know.
+    pub(super) fn before(&self, end: u64) -> (Vec<Tombstone>, Arc<Vec<(u64, Data)>>) {
+        let stones = self.stones.iter().take_while(|stone| stone.segment < end);
+        (stones.copied().collect(), Arc::clone(&self.records))
+    }
+
+    /// Forgets what is known of the segments before `end`, which are of so many bytes.
+    pub(super) fn forget(&mut self, end: u64, segment: u32) {
+        self.parts.remove(0..end.saturating_mul(u64::from(segment)));
+        if !self.records.is_empty() {
+            Arc::make_mut(&mut self.records).retain(|(of, _)| *of >= end);
+        }
+    }
+
+    /// Forgets the discards of the segments before `end`, which a window has carried out.
+    fn carried(&mut self, end: u64) {
+        let first = Tombstone { segment: end, offset: 0, start: 0, end: 0 };
+        self.stones = self.stones.split_off(&first);
+    }
+
+    /// Whether a window has carried a discard out, as a part of the same record.
+    fn has_carried(&self, stone: &Tombstone) -> bool {
+        let last = self.stones.range(..=Tombstone { end: u64::MAX, ..*stone }).next_back();
+        last.is_some_and(|done| {
+            (done.segment, done.offset) == (stone.segment, stone.offset) && stone.end <= done.end
+        })
+    }
+}
+
+/// What is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// The index, from this block on.
+    Index(u64),
+    /// Discards in what cannot be read.
+    Discards,
+    /// Damaged records.
+    Damaged,
+    /// Ranges that were lost before, from this record on.
+    Lost(Record),
+}
+
+/// A window that is looked through.
+#[derive(Debug)]
+pub(super) struct Judging {
+    /// Where it has ended.
+    end: u64,
+    /// Whether the log has failed.
+    rescues: bool,
+    /// Blocks that it names.
+    blocks: Vec<u64>,
+    at: At,
+    /// Parts that the index has to be asked for, as [`Unread::parts`].
+    unknown: Intervals,
+    /// It named something there that the window lacked: the window is taken again.
+    again: bool,
+    /// From which record to which there are discards to look for, the last ones first.
+    spans: Vec<(Record, Record)>,
+    damaged: Vec<(u64, Data)>,
+    /// A range to say again, from a block on: discarded, or lost.
+    range: Option<(Tombstone, Kind)>,
+    /// Something is not what the log had: what is newer has to be durable first.
+    judges: bool,
+    /// There was no room to say something.
+    full: Result<(), Refused>,
+}
+
+impl Judging {
+    /// Whether it is a window of a log that has failed.
+    pub(super) fn rescues(&self) -> bool {
+        self.rescues
+    }
+}
+
+/// The records that a part of a segment may have, and those of which only the segment is known.
+fn spans(unreadable: &[Part]) -> Vec<(Record, Record)> {
+    let mut spans = Vec::new();
+    for (i, (segment, part)) in unreadable.iter().enumerate() {
+        let [first, last] = [part.start, part.end - 1].map(|at| Record::all_of(*segment, at));
+        spans.push((first[0], last[1]));
+        if unreadable.get(i + 1).is_none_or(|(next, _)| next != segment) {
+            spans.push(Record::all_of(*segment, ANYWHERE).into());
+        }
+    }
+    spans.reverse();
+    spans
+}
+
+impl Core {
+    /// Begins to look through a window that has ended well.
+    pub(super) fn begin_judging(
+        &self,
+        (end, rescues): (u64, bool),
+        blocks: Vec<u64>,
+        damaged: Vec<(u64, Data)>,
+        unreadable: &[Part],
+    ) -> Judging {
+        let mut unknown = Intervals::default();
+        // What was never on the drive is in memory, all of it.
+        if !rescues || !self.rescues_memory() {
+            for (segment, part) in unreadable {
+                let begin = segment * u64::from(self.sb.segment);
+                let part = begin + u64::from(part.start)..begin + u64::from(part.end);
+                if !self.window.unread_parts.parts.covers(&part) {
+                    unknown.insert(part);
+                }
+            }
+        }
+        let lost = self.holes.has_lost_before(end);
+        Judging {
+            end,
+            rescues,
+            blocks,
+            at: if unknown.ranges() == 0 { At::Discards } else { At::Index(0) },
+            unknown,
+            again: false,
+            spans: spans(unreadable),
+            judges: lost || !damaged.is_empty() || !unreadable.is_empty(),
+            damaged,
+            range: None,
+            full: Ok(()),
+        }
+    }
+
+    /// Looks a window through, one step further; `None` when that is over, and it has ended.
+    pub(super) fn judge(&mut self, mut judging: Box<Judging>) -> Option<Box<Judging>> {
+        for _ in 0..STEP {
+            visit();
+            if let Some((range, kind)) = judging.range.take() {
+                judging.range = self.say_again(&mut judging, range, kind);
+                continue;
+            }
+            match judging.at {
+                At::Index(from) => {
+                    self.judge_index(&mut judging, from);
+                    if judging.again && !judging.rescues && judging.at == At::Discards {
+                        mark("window.reads_by_index");
+                        return None;
+                    }
+                    return Some(judging);
+                }
+                At::Discards => match self.next_discard(&mut judging) {
+                    Some(stone) if judging.rescues => judging.again |= self.rescue_discards(stone),
+                    Some(stone) => judging.range = Some((stone, Kind::Zeros)),
+                    // Each has its turn: the same window again.
+                    None if judging.again => return None,
+                    None => judging.at = At::Damaged,
+                },
+                At::Damaged => match judging.damaged.pop() {
+                    Some((segment, data)) => self.judge_damaged(&mut judging, segment, &data),
+                    None if judging.rescues => {
+                        self.end_rescue(judging.end);
+                        return None;
+                    }
+                    None => judging.at = At::Lost(Record::default()),
+                },
+                At::Lost(from) => match self.holes.next_lost(from) {
+                    Some((record, lost)) if record.segment() < judging.end => {
+                        mark("window.lost_again");
+                        judging.at = At::Lost(record.next());
+                        judging.range = Some((lost, Kind::Lost));
+                    }
+                    _ => {
+                        self.judged(*judging);
+                        return None;
+                    }
+                },
+            }
+        }
+        mark("window.judged_on");
+        Some(judging)
+    }
+
+    /// Asks the index what it names in parts that cannot be read: records are noted for the next
+    /// window, and copies, of which nothing is lost, are forgotten.
+    fn judge_index(&mut self, judging: &mut Judging, from: u64) {
+        let position = |entry: &Packed| {
+            let segment = self.segment_of(entry.slot()) * u64::from(self.sb.segment);
+            segment + u64::from(entry.place().offset)
+        };
+        let (mut named, mut next) = (Vec::new(), None);
+        for (i, entry) in self.map.packed_from(from).enumerate() {
+            if i == LOOK {
+                next = Some(entry.block());
+                break;
+            }
+            visit();
+            if judging.unknown.contains(position(&entry)) {
+                named.push(entry);
+            }
+        }
+        let (copies, records): (Vec<Packed>, Vec<Packed>) =
+            named.into_iter().partition(|entry| entry.is_copy());
+        for copy in copies {
+            mark("window.unreadable_copy");
+            self.forget_block(copy.block());
+            self.checkpoint.spoil();
+        }
+        judging.again |= !records.is_empty();
+        let of =
+            |entry: Packed| (self.segment_of(entry.slot()), entry.place().record(entry.block()));
+        let records: Vec<_> = records.into_iter().map(of).collect();
+        if !records.is_empty() {
+            Arc::make_mut(&mut self.window.unread_parts.records).extend(records);
+        }
+        judging.at = next.map_or(At::Discards, At::Index);
+        if next.is_some() {
+            mark("window.asks_index_on");
+            return;
+        }
+        while let Some(part) = judging.unknown.take_first(u64::MAX) {
+            self.window.unread_parts.parts.insert(part);
+        }
+    }
+
+    /// The next discard of which the record cannot be read.
+    fn next_discard(&self, judging: &mut Judging) -> Option<Tombstone> {
+        while let Some((from, last)) = judging.spans.last_mut() {
+            visit();
+            if let Some((record, stone)) = self.holes.next_discard(*from, *last) {
+                *from = record.next();
+                return Some(stone);
+            }
+            judging.spans.pop();
+        }
+        None
+    }
+
+    fn judge_damaged(&mut self, judging: &mut Judging, segment: u64, data: &Data) {
+        if judging.rescues {
+            return self.rescue_lacks(segment, data);
+        }
+        let slot = (segment % self.sb.segments) as u32;
+        let there = self.map.get(data.block);
+        let current = there.is_some_and(|p| p.slot == slot && p.offset == data.offset);
+        if current || planted::on(Bug::CopyWithoutCheck) {
+            mark("window.lost_block");
+            let said = self.repeat_lost(judging.end, data.block, 1);
+            judging.full = judging.full.and(said);
+        }
+    }
+
+    /// Says again of the first part of a range that was not written since what is true of all of
+    /// it; what is left of it.
+    fn say_again(
+        &mut self,
+        judging: &mut Judging,
+        range: Tombstone,
+        kind: Kind,
+    ) -> Option<(Tombstone, Kind)> {
+        // A block of a lost range may have been discarded since the last step: it is lost no more.
+        let (start, end) = match kind {
+            Kind::Lost => self.holes.lost_within(range.start, range.end).next()?,
+            _ => (range.start, range.end),
+        };
+        let (start, end) = (start.max(range.start), end.min(range.end));
+        let (part, next) = match planted::on(Bug::CopyWithoutCheck) {
+            true => (start..end, end),
+            false => self.next_unnamed(start, end),
+        };
+        if !part.is_empty() {
+            let said = match kind {
+                Kind::Lost => self.repeat_lost(judging.end, part.start, part.end - part.start),
+                _ => self.repeat_discard(Tombstone { start: part.start, end: part.end, ..range }),
+            };
+            judging.full = judging.full.and(said);
+        }
+        (next < range.end).then_some((Tombstone { start: next, ..range }, kind))
+    }
+
+    /// The first part of a range that the index does not name, which may be empty, and the block to
+    /// go on with, which is behind it.
+    pub(super) fn next_unnamed(&self, start: u64, end: u64) -> (Range<u64>, u64) {
+        let mut from = start;
+        for (i, entry) in self.map.packed_from(start).enumerate() {
+            if entry.block() > from || entry.block() >= end {
+                break;
+            }
+            if i == STEP {
+                return (from..from, from);
+            }
+            visit();
+            from = entry.block() + 1;
+        }
+        let to = self.map.packed_from(from).next().map_or(end, |entry| entry.block()).min(end);
+        (from..to.max(from), to.max(from))
+    }
+
+    /// Appends again that blocks are lost; in a log without a segment left, the superblock says so.
+    fn repeat_lost(&mut self, end: u64, block: u64, count: u64) -> Result<(), Refused> {
+        let kind = Kind::Lost;
+        match self.append_range(kind, block, count, 0) {
+            Ok(()) => self.counts.repeated += 1,
+            Err(_) if self.window.lost.len() < LOST_MAX => {
+                mark("window.lost_in_superblock");
+                // Of what changes without a record, a copy that is being made would have neither
+                // the block nor the range.
+                self.checkpoint.abort();
+                self.window.lost.push((block, count));
+                self.forget_range(block, block + count);
+                self.holes.insert(block, block + count, Hole { segment: end, offset: 0, kind });
+            }
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Appends a discard again; in a log without a segment left, the next window carries it out.
+    fn repeat_discard(&mut self, stone: Tombstone) -> Result<(), Refused> {
+        if self.window.unread_parts.has_carried(&stone) {
+            mark("window.zeroed_itself");
+            return Ok(());
+        }
+        mark("window.repeats_discard");
+        match self.append_range(Kind::Zeros, stone.start, stone.end - stone.start, 0) {
+            Ok(()) => self.counts.repeated += 1,
+            Err(e) => {
+                mark("window.zeros_itself");
+                self.window.unread_parts.stones.insert(stone);
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    /// All of a window was looked through.
+    fn judged(&mut self, judging: Judging) {
+        let Judging { end, blocks, judges, full, .. } = judging;
+        if full.is_err() {
+            // No room to say what is lost: the window is taken again later.
+            mark("window.no_room");
+            self.counts.windows_failed += 1;
+            return;
+        }
+        self.window.unread_parts.carried(end);
+        self.mixed(end);
+        self.read_well(end);
+        // Judging by the index may have let a record go because a newer one is there: that one has
+        // to be durable before the tail moves, too.
+        let waits = judges && !planted::on(Bug::TailBeforeSuccessor);
+        let ticket = if waits { self.flush() } else { Ticket(0) };
+        self.end_judging(end, blocks, ticket);
+    }
+}

@@ -1,0 +1,36 @@
+//! The state machine of a log: what it is told, what becomes durable when, how its tail moves.
+//!
+//! Invariants: nothing here does I/O, waits, or reads a clock. [`Core`] says what is to be done by
+//! [`Command`]s and is told the [`Outcome`] of each; a [`Writeback`] does the same for one window.
+//! So a simulator drives both, and their threads are in `run`.
+
+mod checkpoint;
+pub(super) mod chunk;
+mod command;
+pub(super) mod commit;
+mod copies;
+mod fill;
+mod gather;
+pub(super) mod holes;
+mod judge;
+mod kept;
+pub(super) mod map;
+mod recommit;
+mod replay;
+mod rescue;
+mod rewrite;
+pub(super) mod state;
+pub(super) mod summary;
+mod window;
+mod writeback;
+
+pub use command::{Command, Device, Op, Outcome, join};
+pub use commit::{Progress, Ticket};
+pub use copies::Token;
+pub use fill::Fills;
+pub use holes::Tombstone;
+pub use kept::Kept;
+pub use rescue::Lost;
+pub use state::{Core, Found, Options, Reading, Refused};
+pub use window::{Ended, Plan, Planned};
+pub use writeback::Writeback;

@@ -1,0 +1,441 @@
+//! What becomes of a log whose drive has failed for good.
+//!
+//! In this order: what is durable in the log is written back, oldest windows first; both copies of
+//! the superblock say that the log is spent; what never became durable is written back from memory;
+//! from then on the backing store alone is the volume. Invariants: the backing store gets nothing
+//! that the log does not hold before the log is spent, durably. So a log that is opened later
+//! is empty, or its backing store is not ahead of it. Where the superblocks cannot
+//! be written, nothing more is taken until they can: that is tried again now and then, because a
+//! drive that was gone for a while may come back.
+
+use super::holes::{Hole, Holes, Record, Tombstone};
+use super::map::{Map, Place};
+use super::rewrite::next_epoch;
+use super::state::{Core, Refused};
+use super::window::{After, Plan, Planned, STEP};
+use crate::log::disk::format::{Data, Kind, LOST_MAX, Tail};
+use crate::log::planted::{self, Bug, mark, visits};
+use crate::media::{Buffer, Witness};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Windows in a row that may fail before requests stop waiting.
+const PATIENCE: u32 = 3;
+
+/// Milliseconds after which it is tried again to write the superblocks.
+const RETRY_MS: u64 = 5000;
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// What is durable in the log goes to the backing store.
+    #[default]
+    Log,
+    /// The superblocks say that the log is spent.
+    Marking,
+    /// What is only in memory goes to the backing store.
+    Memory,
+    /// Writes go to the backing store.
+    Through,
+    /// Nothing more is taken.
+    Stranded,
+}
+
+/// The state of a rescue.
+#[derive(Debug, Default)]
+pub(super) struct Rescue {
+    stage: Stage,
+    /// Segments before this are in the backing store.
+    next: u64,
+    /// Discards of segments from there on whose records cannot be read any more.
+    stones: BTreeSet<Tombstone>,
+    /// Blocks whose record cannot be read any more.
+    lost: BTreeSet<u64>,
+    /// Blocks whose last durable record cannot be read any more, and that memory has anew: lost, if
+    /// the power goes before that is in the backing store.
+    owed: BTreeSet<u64>,
+    /// Windows that have failed in a row.
+    failures: u32,
+    /// The epoch that begins where the log is spent. It is the same at each attempt: kept memory
+    /// notes only the last few epochs, and has to know the one that is on the drive.
+    epoch: Option<u64>,
+    /// The superblocks cannot be written.
+    unmarkable: bool,
+    /// When that was found, in milliseconds.
+    unmarkable_ms: u64,
+}
+
+/// Blocks that cannot be read any more, while they are looked for: see [`Core::more_lost`].
+#[derive(Debug, Default)]
+pub struct Lost {
+    found: Vec<(u64, u64)>,
+    /// Single blocks are looked for from this one on, and ranges from this record on.
+    block: u64,
+    record: Record,
+    /// What is left of a range.
+    range: Option<(u64, u64)>,
+}
+
+impl Lost {
+    /// Those that were found, as first block and count, in order and joined.
+    pub fn ranges(self) -> Vec<(u64, u64)> {
+        merge(self.found)
+    }
+}
+
+impl Rescue {
+    /// How a change is answered.
+    pub(super) fn refusal(&self) -> Refused {
+        match self.stage {
+            Stage::Through => Refused::Through,
+            Stage::Log | Stage::Marking | Stage::Memory if self.failures < PATIENCE => {
+                Refused::Full
+            }
+            _ => Refused::Failed,
+        }
+    }
+
+    pub(super) fn is_through(&self) -> bool {
+        self.stage == Stage::Through
+    }
+
+    /// Whether it works: for better or worse it is not over.
+    pub(super) fn is_at_work(&self) -> bool {
+        !matches!(self.stage, Stage::Through | Stage::Stranded)
+    }
+}
+
+impl Core {
+    /// Whether writes go to the backing store, because the log has failed.
+    pub fn is_through(&self) -> bool {
+        self.rescue.is_through()
+    }
+
+    /// Whether the log has failed, and says so durably: the backing store is ahead of it.
+    pub fn is_spent(&self) -> bool {
+        matches!(self.rescue.stage, Stage::Memory | Stage::Through)
+    }
+
+    /// Whether the log has failed, and what it holds is being brought to the backing store.
+    pub fn is_rescuing(&self) -> bool {
+        self.is_failed() && self.rescue.is_at_work()
+    }
+
+    /// Blocks that cannot be read any more, as first block and count.
+    pub fn lost(&self) -> Vec<(u64, u64)> {
+        let mut lost = Lost::default();
+        while self.more_lost(&mut lost) {}
+        lost.ranges()
+    }
+
+    /// Finds some more of these blocks; whether there may be others. What is written, discarded or
+    /// lost between two steps may be among them or not.
+    pub fn more_lost(&self, lost: &mut Lost) -> bool {
+        let blocks = self.rescue.lost.range(lost.block..).take(STEP);
+        let blocks: Vec<(u64, u64)> = blocks.map(|&block| (block, 1)).collect();
+        visits(blocks.len());
+        lost.block = blocks.last().map_or(u64::MAX, |(last, _)| last + 1);
+        let some = blocks.len() == STEP;
+        lost.found.extend(blocks);
+        if some {
+            return true;
+        }
+        for _ in 0..STEP {
+            visits(1);
+            let Some((start, end)) = lost.range.take() else {
+                let next = self.holes.next_lost(lost.record);
+                let Some((record, range)) = next else { return false };
+                lost.record = record.next();
+                lost.range = Some((range.start, range.end));
+                continue;
+            };
+            let (part, next) = self.next_unnamed(start, end);
+            if !part.is_empty() {
+                lost.found.push((part.start, part.end - part.start));
+            }
+            lost.range = (next < end).then_some((next, end));
+        }
+        true
+    }
+
+    /// The first of these blocks that cannot be read any more. Asked where writes go to the
+    /// backing store: then there are no more of them than a superblock has room for.
+    pub fn first_lost(&self, block: u64, count: u64) -> Option<u64> {
+        let end = block + count;
+        let alone = self.rescue.lost.range(block..end).next().copied();
+        let within = self.holes.lost_within(block, end).find_map(|(start, to)| {
+            let (mut from, to) = (start.max(block), to.min(end));
+            while from < to {
+                let (part, next) = self.next_unnamed(from, to);
+                if !part.is_empty() {
+                    return Some(part.start);
+                }
+                from = next;
+            }
+            None
+        });
+        alone.into_iter().chain(within).min()
+    }
+
+    /// The next window of a log that has failed. `None` while nothing can begin, or nothing is
+    /// left.
+    pub(super) fn begin_rescue(&mut self, bytes: u64) -> Option<Plan> {
+        if !self.is_between_windows() || !self.is_written() || !self.commit.is_still() {
+            return None;
+        }
+        let plan = match self.rescue.stage {
+            Stage::Log => self.plan_log(bytes),
+            Stage::Memory => self.plan_memory(),
+            Stage::Marking | Stage::Through | Stage::Stranded => None,
+        };
+        if plan.is_none() && self.rescue.stage == Stage::Log {
+            self.spend();
+        }
+        plan
+    }
+
+    /// The place from which on nothing is durable.
+    fn durable_end(&self) -> (u64, u32) {
+        self.sealed.front().map_or((u64::MAX, 0), |s| (s.header.segment, s.header.offset))
+    }
+
+    fn planned(&self, number: u64) -> Option<Planned> {
+        let segment = self.segments.get(number.checked_sub(self.first)? as usize)?;
+        Some(Planned {
+            number,
+            at: self.sb.place(number),
+            from: 0,
+            used: segment.used,
+            epoch: segment.epoch,
+            chunk: segment.chunk,
+            prev: segment.prev,
+        })
+    }
+
+    fn plan_log(&mut self, bytes: u64) -> Option<Plan> {
+        self.seal_open();
+        let most = (bytes / u64::from(self.sb.segment)).max(1) as usize;
+        let (last, offset) = self.durable_end();
+        let mut end = self.rescue.next.max(self.written);
+        let mut segments = Vec::new();
+        while segments.len() < most
+            && let Some(mut planned) = self.planned(end)
+        {
+            planned.used = match end.cmp(&last) {
+                std::cmp::Ordering::Less => planned.used,
+                std::cmp::Ordering::Equal => planned.used.min(offset),
+                std::cmp::Ordering::Greater => 0,
+            };
+            if planned.used > 0 {
+                segments.push(planned);
+            }
+            end += 1;
+        }
+        if segments.is_empty() {
+            return None;
+        }
+        mark("rescue.log");
+        self.rescue_until(end);
+        let stones = self.rescue.stones.iter().take_while(|s| s.segment < end);
+        let stones: Vec<_> = stones.copied().collect();
+        let (_, records) = self.window.unread_parts.before(end);
+        let patient = self.is_patient() && stones.is_empty();
+        Some(Plan { segments, patient, images: Vec::new(), stones, records })
+    }
+
+    /// What is only in memory, as images of the segments that it should have been in; `None` while
+    /// some of it is not there yet. That is no more than
+    /// [`Options::memory`](super::state::Options).
+    fn plan_memory(&mut self) -> Option<Plan> {
+        let bytes = self.complete_sealed()?;
+        mark("rescue.memory");
+        let mut plan = Plan {
+            segments: Vec::new(),
+            patient: true,
+            images: Vec::new(),
+            stones: Vec::new(),
+            records: Arc::default(),
+        };
+        for (sealed, bytes) in self.sealed.iter().zip(bytes) {
+            let header = &sealed.header;
+            let known = plan.segments.last().is_some_and(|s: &Planned| s.number == header.segment);
+            if !known && let Some(planned) = self.planned(header.segment) {
+                let from = header.offset;
+                let (chunk, prev) = (header.chunk, header.prev);
+                plan.segments.push(Planned { from, chunk, prev, ..planned });
+                plan.images.push(Buffer::new(planned.used as usize));
+            }
+            let (from, len) = (header.offset as usize, header.len as usize);
+            if let Some(image) = plan.images.last_mut().and_then(|i| i.get_mut(from..from + len)) {
+                image.copy_from_slice(&bytes[..len]);
+            }
+        }
+        self.rescue_until(u64::MAX);
+        Some(plan)
+    }
+
+    /// A window of a rescue came back, well or not.
+    pub(super) fn rescue_tried(&mut self, well: bool) {
+        if well {
+            self.rescue.failures = 0;
+        } else {
+            mark("rescue.window_failed");
+            self.rescue.failures += 1;
+        }
+    }
+
+    /// Whether what is only in memory goes to the backing store.
+    pub(super) fn rescues_memory(&self) -> bool {
+        self.rescue.stage == Stage::Memory
+    }
+
+    /// The record of a discard cannot be read; whether that is new.
+    pub(super) fn rescue_discards(&mut self, stone: Tombstone) -> bool {
+        self.rescue.stones.insert(stone)
+    }
+
+    /// A window of a rescue has brought all before a segment to the backing store.
+    pub(super) fn end_rescue(&mut self, end: u64) {
+        self.read_well(end);
+        let first = Tombstone { segment: end, offset: 0, start: 0, end: 0 };
+        self.rescue.stones = self.rescue.stones.split_off(&first);
+        self.rescue.next = end;
+        self.mixed(end);
+        if self.rescue.stage == Stage::Memory {
+            self.rescue.owed.clear();
+            // What did not even decode from memory has to be told as well.
+            if self.lost() == self.sb.lost { self.go_through() } else { self.spend() }
+        }
+    }
+
+    /// A record of a segment is damaged.
+    pub(super) fn rescue_lacks(&mut self, segment: u64, data: &Data) {
+        let slot = (segment % self.sb.segments) as u32;
+        let place = self.map.get(data.block);
+        if place.is_some_and(|p| p.slot == slot && p.offset == data.offset) {
+            mark("rescue.damaged");
+            self.rescue.lost.insert(data.block);
+        } else if self.is_in_memory(data.block) {
+            self.rescue.owed.insert(data.block);
+        }
+    }
+
+    /// Whether the newest record of a block is in memory alone.
+    fn is_in_memory(&self, block: u64) -> bool {
+        match (self.map.get(block), self.holes.get(block)) {
+            (Some(place), _) => !self.is_durable(&place),
+            (None, Some(hole)) => (hole.segment, hole.offset) >= self.durable_end(),
+            (None, None) => false,
+        }
+    }
+
+    /// Whether what a place names is durable.
+    pub(super) fn is_durable(&self, place: &Place) -> bool {
+        (self.segment_of(place.slot), place.offset) < self.durable_end()
+    }
+
+    /// The segments before this one are in the backing store.
+    pub(super) fn rescued(&mut self, end: u64) {
+        self.rescue.next = self.rescue.next.max(end);
+    }
+
+    /// All that was durable is in the backing store: the superblocks shall say so.
+    fn spend(&mut self) {
+        let mut lost = self.lost();
+        lost.extend(self.rescue.owed.iter().map(|&block| (block, 1)));
+        let lost = merge(lost);
+        // What another process left has found no room: only the next one can bring it anywhere.
+        if self.rescue.unmarkable || lost.len() > LOST_MAX || self.recommits {
+            return self.strand();
+        }
+        self.rescue.stage = Stage::Marking;
+        let (chunk, prev) = self.commit.durable_end();
+        let segment = self.first + self.segments.len() as u64;
+        self.sb.tail = Tail { segment, chunk, prev };
+        (self.sb.written, self.sb.copies) = (self.sb.tail, false);
+        self.sb.witness = Witness::default();
+        // What was written and is not durable must not be found behind the new tail.
+        let epoch = self.rescue.epoch.unwrap_or_else(|| next_epoch(self.epoch()));
+        self.rescue.epoch = Some(epoch);
+        self.sb.epochs.clear();
+        self.begin_epoch(chunk, epoch);
+        (self.sb.open, self.sb.spent, self.sb.lost) = (false, true, lost);
+        self.write_superblock(After::Spent);
+        if planted::on(Bug::ThroughBeforeSpent) {
+            self.rescue.stage = Stage::Memory;
+        }
+    }
+
+    /// The superblocks say that the log is spent.
+    pub(super) fn spent(&mut self) {
+        if self.rescue.stage == Stage::Marking {
+            mark("rescue.spent");
+            self.rescue.stage = Stage::Memory;
+        }
+    }
+
+    /// The superblocks of a log that has failed cannot be written.
+    pub(super) fn cannot_mark(&mut self) {
+        self.rescue.unmarkable = true;
+        self.rescue.unmarkable_ms = self.commit.now_ms();
+        if self.rescue.stage == Stage::Marking {
+            self.strand();
+        }
+    }
+
+    /// Tries again to give up in order a log that could not be marked.
+    pub(super) fn retry_rescue(&mut self) {
+        let rescue = &mut self.rescue;
+        let due = self.commit.now_ms() >= rescue.unmarkable_ms + RETRY_MS;
+        if rescue.stage == Stage::Stranded && rescue.unmarkable && !self.recommits && due {
+            mark("rescue.tries_again");
+            (rescue.stage, rescue.unmarkable) = (Stage::Log, false);
+            // Until it succeeds no request waits for it.
+            rescue.failures = PATIENCE;
+        }
+    }
+
+    fn strand(&mut self) {
+        mark("rescue.stranded");
+        self.rescue.stage = Stage::Stranded;
+    }
+
+    /// Everything is in the backing store.
+    fn go_through(&mut self) {
+        mark("rescue.through");
+        self.rescue.stage = Stage::Through;
+        self.counts.through_unix_s = self.window.now_s();
+        self.mixed(u64::MAX);
+        self.rescue.lost.clear();
+        self.map = Map::default();
+        self.holes = Holes::default();
+        for &(block, count) in &self.sb.lost {
+            let hole = Hole { segment: self.sb.tail.segment, offset: 0, kind: Kind::Lost };
+            self.holes.insert(block, block + count, hole);
+        }
+        self.open = None;
+        self.sealed.clear();
+        self.sealed_bytes = 0;
+        if !planted::on(Bug::KeepThrough) {
+            self.kept.give_up();
+        }
+        self.segments.clear();
+        (self.first, self.forced) = (self.sb.tail.segment, self.sb.tail.segment);
+        (self.written, self.dirty) = (self.first, 0);
+    }
+}
+
+/// Ranges, as first block and count, in order and joined.
+fn merge(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    ranges.sort_unstable();
+    let mut merged: Vec<(u64, u64)> = Vec::new();
+    for (block, count) in ranges {
+        match merged.last_mut() {
+            Some((first, known)) if *first + *known >= block => {
+                *known = (*known).max(block + count - *first);
+            }
+            _ => merged.push((block, count)),
+        }
+    }
+    merged
+}

@@ -1,0 +1,709 @@
+//! The state of a log: index, open chunk, segments. What a volume asks of it.
+//!
+//! The core does no I/O, knows no clock and starts no thread: changes go in, commands come out of
+//! [`Core::next_command`], what became of them goes in at [`Core::complete`]. So a simulator can
+//! drive it through every order of events. Threads that share it keep it under one lock; payloads
+//! are compressed and summed before, and copied to their places after: a write is reserved here,
+//! filled by its writer without the lock, and acknowledged then.
+//!
+//! Invariants: log order is index order, because a change gets its place and is indexed in one
+//! step. A chunk is given to the drive, or read, only where its payloads are there. What
+//! a slot holds is used until nothing names it: its changes are in the backing store, that is
+//! durable, a durable superblock says so, and no reader holds a pin.
+
+use super::checkpoint::Checkpoint;
+use super::chunk::{CHUNK_MAX, CHUNK_MIN, Closing, Open, Payload, Sealed};
+use super::commit::Commit;
+use super::copies::Release;
+use super::fill::Fills;
+use super::holes::{Hole, Holes};
+use super::kept::Kept;
+use super::map::{Map, Place};
+use super::rescue::Rescue;
+use super::summary::Summaries;
+use super::window::{After, Window};
+use crate::log::disk::format::{CLUSTER, Data, Entry, Epoch, Kind, Stamp, Superblock, crc};
+use crate::log::planted::mark;
+use crate::stats::LogStats;
+use std::collections::VecDeque;
+
+/// Segments that only the core itself may open: for what it appends to make room.
+pub(super) const RESERVE: u64 = 2;
+
+/// Blocks, and ranges, that the index forgets at once for a discard.
+const DISCARDED: usize = if cfg!(sim) { 4 } else { 1024 };
+
+/// The most that [`Options::memory`] can be, in bytes.
+pub const MEMORY_MAX: u64 = 64 << 20;
+
+/// How a log works.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Most bytes that are in the log's memory and not durable; it commits by itself at half of
+    /// it.
+    pub memory: u64,
+    /// Most bytes of segments that one pass of writeback takes.
+    pub window: u64,
+    /// Milliseconds without a change after which what is there is committed.
+    pub idle_ms: u64,
+    /// Least bytes of chunks between two checkpoints; 0 for no checkpoints.
+    pub checkpoint: u64,
+    /// Which part of a commit's time the next one waits at most for those that it served: one in
+    /// so many; 0 for not at all.
+    pub gather_part: u64,
+    /// Percent of the log that may hold copies of what the backing store has; 0 for none.
+    pub keep_percent: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            memory: 64 << 20,
+            window: 64 << 20,
+            idle_ms: 1000,
+            checkpoint: 4 << 30,
+            gather_part: 8,
+            keep_percent: 0,
+        }
+    }
+}
+
+impl Options {
+    /// The same for this log: of a small one only a part waits to become durable, because writeback
+    /// takes nothing else.
+    #[must_use]
+    pub fn fitted(self, sb: &Superblock) -> Self {
+        let part = (sb.segments / 8).max(2) * u64::from(sb.segment);
+        Self { memory: self.memory.min(part), ..self }
+    }
+}
+
+/// Why a change was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// Nothing fits until commits or writeback have made room, or a log that has failed is given
+    /// up in order: try again.
+    #[error("the log is full")]
+    Full,
+    /// The log has failed and is given up: change the backing store itself.
+    #[error("the log has failed, and writes go to the backing store")]
+    Through,
+    /// The log's drive failed; nothing more is taken.
+    #[error("the log has failed")]
+    Failed,
+}
+
+/// Where a block's current content is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It is all zeros.
+    Zeros,
+    /// Its payload was copied out.
+    Memory(Kind),
+    /// Its writer is about to fill its payload in, and the write is not acknowledged yet: wait for
+    /// the writer, then look again.
+    Filling,
+    /// Its payload is on the log's drive. The pin keeps it there until it is released.
+    Log(Reading),
+    /// The log has nothing of it that the backing store lacks.
+    Backing,
+    /// It was damaged in the log before it reached the backing store.
+    Lost,
+    /// It is in the payload of the block before, with this check word.
+    Before(u32),
+}
+
+/// A payload to read from the log's drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// Where on the drive, in bytes; not aligned.
+    pub at: u64,
+    /// Bytes.
+    pub len: u32,
+    /// How to read it.
+    pub kind: Kind,
+    /// Its check word.
+    pub check: u32,
+    /// What is mixed into that word.
+    pub stamp: Stamp,
+}
+
+/// A segment in use.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::log) struct Segment {
+    pub epoch: u64,
+    /// Number of its first chunk, or of the next one if it has none.
+    pub chunk: u64,
+    /// CRC of the header before that.
+    pub prev: u32,
+    /// Bytes that its chunks take.
+    pub used: u32,
+    /// Readers.
+    pub pins: u32,
+    /// Blocks whose newest change is here.
+    pub changes: u32,
+    /// No chunk comes to it any more.
+    pub finished: bool,
+}
+
+/// A log at work.
+pub struct Core {
+    pub(super) options: Options,
+    /// What the superblock says, or shall say when it is written next.
+    pub(in crate::log) sb: Superblock,
+    pub(in crate::log) map: Map,
+    pub(in crate::log) holes: Holes,
+    /// Number of the oldest segment in use.
+    pub(super) first: u64,
+    /// Segments before this one may have gone although readers held them.
+    pub(super) forced: u64,
+    /// The backing store has what segments before this one say, and a durable superblock says so.
+    pub(super) written: u64,
+    /// Blocks that the backing store lacks.
+    pub(super) dirty: u64,
+    /// The segments in use, oldest first.
+    pub(in crate::log) segments: VecDeque<Segment>,
+    pub(super) open: Option<Open>,
+    /// The memory of chunks that are not durable.
+    pub(super) kept: Kept,
+    /// What another process left there waits for room; until then nothing else is taken.
+    pub(super) recommits: bool,
+    /// Free segments for which that waits.
+    pub(super) recommits_into: Option<u64>,
+    /// Changes that were taken from there.
+    pub(super) recommitted: u64,
+    /// Closed chunks that are not durable, oldest first.
+    pub(super) sealed: VecDeque<Sealed>,
+    /// Bytes of them.
+    pub(super) sealed_bytes: u64,
+    /// Number of the chunk that is closed next.
+    pub(super) next_chunk: u64,
+    /// CRC of the header of the chunk closed last.
+    pub(super) prev: u32,
+    pub(super) commit: Commit,
+    pub(super) window: Window,
+    pub(in crate::log) checkpoint: Checkpoint,
+    pub(super) summaries: Summaries,
+    pub(super) rescue: Rescue,
+    pub(super) release: Release,
+    pub(in crate::log) counts: LogStats,
+}
+
+impl Core {
+    /// A core on what recovery found; its first chunk will be `next_chunk`.
+    pub(in crate::log) fn new(
+        sb: Superblock,
+        options: Options,
+        (next_chunk, prev): (u64, u32),
+        mut kept: Kept,
+    ) -> Self {
+        let options = Options { memory: options.memory.min(MEMORY_MAX), ..options };
+        kept.fit(&options, sb.segment);
+        Self {
+            options,
+            first: sb.tail.segment,
+            forced: sb.tail.segment,
+            written: sb.written.segment,
+            dirty: 0,
+            commit: Commit::new(next_chunk, prev),
+            sb,
+            map: Map::default(),
+            holes: Holes::default(),
+            segments: VecDeque::new(),
+            open: None,
+            kept,
+            recommits: false,
+            recommits_into: None,
+            recommitted: 0,
+            sealed: VecDeque::new(),
+            sealed_bytes: 0,
+            next_chunk,
+            prev,
+            window: Window::default(),
+            checkpoint: Checkpoint::new(),
+            summaries: Summaries::default(),
+            rescue: Rescue::default(),
+            release: Release::default(),
+            counts: LogStats::default(),
+        }
+    }
+
+    /// Blocks of the volume.
+    pub fn blocks(&self) -> u64 {
+        self.sb.blocks
+    }
+
+    /// What its superblock says.
+    pub fn superblock(&self) -> &Superblock {
+        &self.sb
+    }
+
+    /// What it holds and has done, now.
+    pub fn stats(&self) -> LogStats {
+        LogStats {
+            segments: self.sb.segments,
+            segments_used: self.fullness().0,
+            segments_clean: self.written - self.first,
+            blocks_dirty: self.dirty,
+            blocks_clean: self.map.len() as u64 - self.dirty,
+            index_bytes: (self.map.memory() + self.holes.memory()) as u64,
+            checkpoints: self.checkpoint.made,
+            since_checkpoint_bytes: self.checkpoint.grown(),
+            failed: self.is_failed(),
+            rescuing: self.is_rescuing(),
+            through: self.is_through(),
+            segment_tail: self.written,
+            segment_newest: self.first + (self.segments.len() as u64).saturating_sub(1),
+            segment_durable: self.segment_durable(),
+            past_unix_s: self.past_s(),
+            mixture_since_unix_s: self.sb.mixture_s,
+            clean: self.is_clean(),
+            commits: self.commit.took.latency(),
+            ..self.counts
+        }
+    }
+
+    /// The last segment of which all is durable that was written to it.
+    fn segment_durable(&self) -> u64 {
+        let end = self.first + self.segments.len() as u64;
+        let open = self.open.as_ref().map_or(end, |open| open.segment);
+        self.sealed.front().map_or(open, |s| s.header.segment).saturating_sub(1)
+    }
+
+    /// Milliseconds without a change after which what is there is committed.
+    pub fn set_idle_ms(&mut self, idle_ms: u64) {
+        self.options.idle_ms = idle_ms;
+    }
+
+    /// Chunks closed so far.
+    pub fn chunks(&self) -> u64 {
+        self.counts.chunks
+    }
+
+    /// Segments that are not written back, and how many there are.
+    pub fn fullness(&self) -> (u64, u64) {
+        (self.first + self.segments.len() as u64 - self.written, self.sb.segments)
+    }
+
+    /// The number of the segment that comes after the newest one.
+    pub fn end(&self) -> u64 {
+        self.first + self.segments.len() as u64
+    }
+
+    /// Windows that had to be given up, and are taken again.
+    pub fn windows_failed(&self) -> u64 {
+        self.counts.windows_failed
+    }
+
+    /// The backing store has what segments before this one say.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Whether nothing in the log is missing from the backing store, but that blocks are lost.
+    pub fn is_clean(&self) -> bool {
+        self.dirty == 0 && self.holes.are_written(self.written) && self.window.is_idle()
+    }
+
+    /// Appends a block whose payload, made as `kind` says, has such a length and CRC, and reserves
+    /// the place for it. Nothing of it is acknowledged before `fills` are filled and finished; that
+    /// needs nothing else of the core.
+    ///
+    /// # Errors
+    /// [`Refused`]; then nothing has changed.
+    pub fn reserve(
+        &mut self,
+        block: u64,
+        kind: Kind,
+        (len, crc): (usize, u32),
+        fills: &mut Fills,
+    ) -> Result<(), Refused> {
+        self.check_health()?;
+        self.commit.touch();
+        let open = self.open_for(len, RESERVE)?;
+        let data = open.reserve(block, kind, (len, crc), fills);
+        let (segment, offset) = (open.segment, data.offset - open.offset);
+        self.kept.add(&Entry::Data(Data { offset, check: crc, ..data }));
+        self.index_data(segment, data);
+        self.counts.blocks_appended += 1;
+        self.counts.asked_bytes += crate::BLOCK_SIZE as u64;
+        Ok(())
+    }
+
+    /// The same for the blocks of a cluster, `block` first, which share a payload. `false`, and
+    /// nothing has changed, where no chunk has room for it: each block alone will find some.
+    ///
+    /// # Errors
+    /// [`Refused`]; then nothing has changed.
+    pub fn reserve_cluster(
+        &mut self,
+        block: u64,
+        (len, crc): (usize, u32),
+        fills: &mut Fills,
+    ) -> Result<bool, Refused> {
+        self.check_health()?;
+        self.commit.touch();
+        let open = self.open_for(0, RESERVE)?;
+        if !open.has_room_for(len, CLUSTER) {
+            mark("append.cluster_apart");
+            return Ok(false);
+        }
+        mark("append.cluster");
+        let all = open.reserve_cluster(block, (len, crc), fills);
+        let (segment, offset) = (open.segment, all[0].offset - open.offset);
+        self.kept.add(&Entry::Data(Data { offset, check: crc, ..all[0] }));
+        for data in all {
+            self.index_data(segment, data);
+        }
+        self.counts.blocks_appended += CLUSTER as u64;
+        self.counts.blocks_clustered += CLUSTER as u64;
+        self.counts.cluster_bytes += len as u64;
+        self.counts.asked_bytes += (CLUSTER * crate::BLOCK_SIZE) as u64;
+        Ok(true)
+    }
+
+    /// Bytes of closed chunks that the log's drive has not written, and how many may be in memory.
+    pub fn backlog(&self) -> (u64, u64) {
+        (self.commit.unwritten(), self.options.memory)
+    }
+
+    /// Makes blocks read as zeros, from `block` on, and returns how many: all `count` of them,
+    /// unless the index has so many entries there that others would wait while it forgets them.
+    ///
+    /// # Errors
+    /// [`Refused`]; then nothing has changed.
+    pub fn discard(&mut self, block: u64, count: u64) -> Result<u64, Refused> {
+        self.check_health()?;
+        let mut end = block + count;
+        if count > DISCARDED as u64 {
+            let named = self.map.block_after(block, DISCARDED);
+            let covered = self.holes.from(block).nth(DISCARDED).map(|(start, ..)| start);
+            end = end.min(named.unwrap_or(end)).min(covered.unwrap_or(end));
+            if end < block + count {
+                mark("discard.in_parts");
+            }
+        }
+        self.append_range(Kind::Zeros, block, end - block, RESERVE)?;
+        Ok(end - block)
+    }
+
+    /// Appends a record without payload.
+    pub(super) fn append_range(
+        &mut self,
+        kind: Kind,
+        block: u64,
+        count: u64,
+        reserve: u64,
+    ) -> Result<(), Refused> {
+        let entry = Entry::Range { kind, block, count };
+        self.commit.touch();
+        let open = self.open_for(0, reserve)?;
+        open.push_range(entry);
+        let chunk = (open.segment, open.offset);
+        self.kept.add(&entry);
+        self.index(chunk, &entry);
+        Ok(())
+    }
+
+    /// Makes the index say what an entry of a chunk says, which is in this segment and begins at
+    /// this offset of it.
+    pub(super) fn index(&mut self, (segment, offset): (u64, u32), entry: &Entry) {
+        match *entry {
+            Entry::Data(data) => self.index_data(segment, data),
+            Entry::Range { kind, block, count } => {
+                self.forget_range(block, block + count);
+                self.holes.insert(block, block + count, Hole { segment, offset, kind });
+            }
+        }
+    }
+
+    /// The same of an entry with a payload.
+    pub(super) fn index_data(&mut self, segment: u64, data: Data) {
+        let Data { block, kind, len, offset, check, copy } = data;
+        if kind == Kind::Summary {
+            return;
+        }
+        let slot = (segment % self.sb.segments) as u32;
+        let place = Place { slot, offset, len, kind, check, copy };
+        if copy && !self.takes_copy(segment, block) {
+            return;
+        }
+        match self.name(block, place) {
+            _ if copy => {}
+            None => self.counts.writes_new += 1,
+            Some(old) if self.is_durable(&old) => self.counts.writes_over_log += 1,
+            Some(_) => self.counts.writes_over_memory += 1,
+        }
+    }
+
+    /// The open chunk, with room for a payload; a new one if need be, as long as `reserve` segments
+    /// stay free.
+    pub(super) fn open_for(&mut self, payload: usize, reserve: u64) -> Result<&mut Open, Refused> {
+        let (own, open) = (reserve != RESERVE, self.open.as_ref());
+        let records = self.kept.has_room(2, own);
+        if open.is_some_and(|open| !open.has_room(payload)) || !records {
+            self.seal();
+        }
+        if !records {
+            mark("append.records_full");
+            self.commit.want(self.next_chunk);
+            return Err(Refused::Full);
+        }
+        if self.open.is_none() {
+            if reserve == RESERVE && self.sealed_bytes >= self.options.memory {
+                mark("append.memory_full");
+                self.commit.want(self.next_chunk);
+                return Err(Refused::Full);
+            }
+            self.open = Some(self.open_chunk(reserve)?);
+        }
+        self.open.as_mut().ok_or(Refused::Full)
+    }
+
+    fn open_chunk(&mut self, reserve: u64) -> Result<Open, Refused> {
+        if self.recommits {
+            return Err(Refused::Full);
+        }
+        let size = self.sb.segment;
+        let (segment, offset) = match self.segments.back() {
+            Some(last) if !last.finished && last.used + CHUNK_MIN <= size => {
+                (self.first + self.segments.len() as u64 - 1, last.used)
+            }
+            _ => (self.open_segment(reserve)?, 0),
+        };
+        let capacity = (size - offset).min(CHUNK_MAX);
+        let Some(bytes) = self.kept.open(self.next_chunk, capacity) else {
+            self.commit.want(self.next_chunk);
+            return Err(Refused::Full);
+        };
+        let mut open = Open::new(segment, offset, self.epoch(), bytes);
+        if let Some(summary) = self.summaries.take() {
+            for (block, piece) in (0..).zip(summary.chunks(crate::BLOCK_SIZE)) {
+                open.append(block, Kind::Summary, piece, crc(piece));
+            }
+        }
+        Ok(open)
+    }
+
+    /// Takes a free segment into use.
+    pub(super) fn open_segment(&mut self, reserve: u64) -> Result<u64, Refused> {
+        if self.segments.len() as u64 + reserve >= self.sb.segments {
+            mark("append.log_full");
+            self.commit.want(self.next_chunk);
+            return Err(Refused::Full);
+        }
+        if let Some(last) = self.segments.back_mut() {
+            last.finished = true;
+        }
+        if self.first + self.segments.len() as u64 >= self.sb.segments {
+            mark("segment.next_lap");
+        }
+        let (epoch, chunk, prev) = (self.epoch(), self.next_chunk, self.prev);
+        let number = self.first + self.segments.len() as u64;
+        self.summaries.begin(number, epoch, chunk, prev, self.sb.segment);
+        let (used, pins, changes, finished) = (0, 0, 0, false);
+        self.segments.push_back(Segment { epoch, chunk, prev, used, pins, changes, finished });
+        Ok(number)
+    }
+
+    /// The epoch that new chunks have.
+    pub(super) fn epoch(&self) -> u64 {
+        self.sb.epochs.last().map_or(0, |e: &Epoch| e.id)
+    }
+
+    /// Closes the open chunk, if there is one; it will be written.
+    pub(super) fn seal(&mut self) {
+        let Some(mut open) = self.open.take() else { return };
+        let closing =
+            Closing { chunk: self.next_chunk, prev: self.prev, durable: self.commit.durable() };
+        if open.is_empty() {
+            mark("seal.mark");
+        }
+        self.counts.chunks_partial += u64::from(open.has_room(crate::BLOCK_SIZE));
+        open.settle(&mut self.kept);
+        let mut sealed = open.close(closing);
+        if !sealed.complete() {
+            mark("seal.before_filled");
+        }
+        self.push_sealed(sealed);
+        // One flush for as much as possible, but before nothing more fits; while one is on its way
+        // the next is not asked for, or there would be one for each chunk.
+        let nearly_full = self.sealed_bytes * 4 >= self.options.memory * 3;
+        if (nearly_full || self.kept.is_nearly_full()) && !self.commit.is_busy() {
+            mark("seal.self_commit");
+            self.commit.want(self.next_chunk);
+        }
+    }
+
+    pub(super) fn push_sealed(&mut self, sealed: Sealed) {
+        if let Some(at) = self.segment_mut(sealed.header.segment) {
+            at.used = sealed.header.offset + sealed.header.len;
+        }
+        self.summaries.add(&sealed, self.sb.segment);
+        self.checkpoint.grow(sealed.header.len, sealed.entries.len());
+        self.prev = sealed.sum;
+        self.next_chunk = sealed.header.chunk + 1;
+        self.commit.sealed(&sealed);
+        self.window.sealed(sealed.header.segment);
+        self.counts.chunks += 1;
+        self.sealed_bytes += u64::from(sealed.header.len);
+        self.sealed.push_back(sealed);
+    }
+
+    /// Closes the open chunk, or an empty one if there is none.
+    pub(super) fn seal_mark(&mut self) -> Result<(), Refused> {
+        if self.open.is_none() {
+            self.open = Some(self.open_chunk(RESERVE)?);
+        }
+        self.seal();
+        Ok(())
+    }
+
+    pub(super) fn segment_mut(&mut self, number: u64) -> Option<&mut Segment> {
+        self.segments.get_mut(number.checked_sub(self.first)? as usize)
+    }
+
+    /// The segment in use that has this slot.
+    pub(super) fn segment_of(&self, slot: u32) -> u64 {
+        let first = self.first % self.sb.segments;
+        self.first + (u64::from(slot) + self.sb.segments - first) % self.sb.segments
+    }
+
+    /// Where the current content of a block is. A payload in memory is put into `out`; one on the
+    /// drive is pinned until [`Self::release`].
+    pub fn locate(&mut self, block: u64, out: &mut Vec<u8>) -> Found {
+        self.locate_at(block, self.map.get(block), out)
+    }
+
+    /// The same for neighbouring blocks, from `first` on: blocks of one cluster have one payload.
+    pub fn locate_all<'a>(
+        &mut self,
+        first: u64,
+        out: impl Iterator<Item = &'a mut Vec<u8>>,
+        found: &mut Vec<Found>,
+    ) {
+        let (mut last, mut is_memory) = (None, false);
+        for (block, out) in (first..).zip(out) {
+            let place = self.map.get(block);
+            let dirty = |p: &Place| p.kind == Kind::Cluster && !self.is_clean_at(p);
+            let cluster = place.filter(dirty);
+            let now = cluster.map(|p| (p.slot, p.offset));
+            let here = match cluster {
+                Some(place) if now == last => {
+                    mark("read.cluster_at_once");
+                    self.counts.reads_memory += u64::from(is_memory);
+                    self.counts.reads_log += u64::from(!is_memory);
+                    Found::Before(place.check)
+                }
+                _ => {
+                    let here = self.locate_at(block, place, out);
+                    is_memory = matches!(here, Found::Memory(_));
+                    here
+                }
+            };
+            found.push(here);
+            last = now;
+        }
+    }
+
+    fn locate_at(&mut self, block: u64, place: Option<Place>, out: &mut Vec<u8>) -> Found {
+        let Some(place) = place else {
+            return match self.holes.get(block).map(|hole| hole.kind) {
+                None => {
+                    self.counts.reads_backing += 1;
+                    Found::Backing
+                }
+                Some(Kind::Lost) => {
+                    mark("read.lost");
+                    Found::Lost
+                }
+                Some(_) => {
+                    mark("read.zeros");
+                    self.counts.reads_zeros += 1;
+                    Found::Zeros
+                }
+            };
+        };
+        if self.is_clean_at(&place) {
+            // A reader of the backing store asks `locate_copy` first, which finds this place.
+            self.counts.reads_backing += 1;
+            return Found::Backing;
+        }
+        let found = self.locate_place(block, place, out);
+        match found {
+            Found::Memory(_) => self.counts.reads_memory += 1,
+            Found::Log(_) => self.counts.reads_log += 1,
+            _ => {}
+        }
+        found
+    }
+
+    /// Where what the index names is.
+    pub(super) fn locate_place(&mut self, block: u64, place: Place, out: &mut Vec<u8>) -> Found {
+        if place.kind == Kind::Cluster {
+            mark("read.cluster");
+        }
+        let segment = self.segment_of(place.slot);
+        match self.in_memory(segment, place.offset, place.len) {
+            None => {}
+            Some(Payload::Filling) => {
+                mark("read.waits_for_fill");
+                return Found::Filling;
+            }
+            Some(Payload::Filled(payload)) => {
+                mark("read.memory");
+                out.clear();
+                out.extend_from_slice(payload);
+                return Found::Memory(place.kind);
+            }
+        }
+        let at = self.sb.place(segment) + u64::from(place.offset);
+        let Some(found) = self.segment_mut(segment) else { return Found::Lost };
+        found.pins += 1;
+        let stamp = Stamp { epoch: found.epoch, segment, offset: place.offset, block };
+        mark("read.log");
+        let Place { len, kind, check, .. } = place;
+        Found::Log(Reading { at, len, kind, check, stamp })
+    }
+
+    fn in_memory(&self, segment: u64, offset: u32, len: u32) -> Option<Payload<'_>> {
+        if let Some(found) = self.open.as_ref().and_then(|o| o.payload(segment, offset, len)) {
+            return Some(found);
+        }
+        let from = (segment, offset);
+        let after = self.sealed.partition_point(|s| (s.header.segment, s.header.offset) <= from);
+        self.sealed.get(after.checked_sub(1)?)?.payload(segment, offset, len)
+    }
+
+    /// Whether the segment of a reading had to leave the log although it is pinned: then the block
+    /// has another place, or is lost.
+    pub fn has_left(&self, reading: &Reading) -> bool {
+        reading.stamp.segment < self.forced
+    }
+
+    /// Ends a reading.
+    pub fn release(&mut self, reading: &Reading) {
+        if let Some(segment) = self.segment_mut(reading.stamp.segment) {
+            segment.pins = segment.pins.saturating_sub(1);
+        }
+    }
+
+    /// Time passes. `now_ms` never falls.
+    pub fn tick(&mut self, now_ms: u64) {
+        self.clock(now_ms * 1000);
+        self.retry_rescue();
+        if !self.commit.is_idle(self.options.idle_ms) || self.check_health().is_err() {
+            return;
+        }
+        self.rest();
+        if self.open.as_ref().is_some_and(|open| !open.is_empty()) || !self.sealed.is_empty() {
+            mark("tick.commit");
+            self.flush_for(0);
+        } else if self.commit.lacks_mark() && self.seal_mark().is_err() {
+            // A full log has no room for a mark; the superblock says it as well.
+            mark("tick.marked_by_superblock");
+            self.commit.note_marked();
+            self.write_superblock(After::Identity);
+        }
+    }
+}

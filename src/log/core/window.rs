@@ -1,0 +1,656 @@
+//! How the tail of the log moves: windows of writeback, and the superblock that says so.
+//!
+//! A window is taken ([`Core::begin_window`]), carried out by a
+//! [`Writeback`](super::writeback::Writeback) of its own, and handed back ([`Core::end_window`]).
+//! Invariants: a window holds whole segments that are durable, from the tail on. When it ends well,
+//! the backing store holds, durably, the state of the volume at the window's end. Only then do the
+//! index entries go that name its segments; then a superblock with the new tail is made durable,
+//! one copy after the other; only then are the slots free. What a window leaves to do is done in
+//! steps, one for each command that is asked for: no step goes over more than a bounded number of
+//! blocks, ranges or segments.
+
+use super::commit::{Progress, Ticket};
+use super::copies::Release;
+use super::holes::Tombstone;
+use super::judge::{Judging, Unread};
+use super::state::Core;
+use crate::log::disk::format::{Data, IDENTITY, SUPER, SUPER_AT, Tail};
+use crate::log::planted::{self, Bug, mark, visits};
+use crate::media::{Buffer, Witness};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Times that writing the superblock is tried.
+const TRIES: u32 = 3;
+/// Windows that may fail in a row because the log cannot be read, before what cannot be read is
+/// given up.
+const READ_TRIES: u32 = 5;
+/// Index entries, ranges or segments that go in one step; one for the simulator, whose windows are
+/// small.
+pub(super) const STEP: usize = if cfg!(sim) { 1 } else { 1024 };
+
+/// What a superblock is written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum After {
+    /// The tail moves.
+    Tail,
+    /// Chunks are written elsewhere, in a new epoch.
+    Rewrite,
+    /// The log is closed.
+    Close,
+    /// What is known of the backing store changes.
+    Identity,
+    /// There is a newer checkpoint.
+    Checkpoint,
+    /// Copies leave the log.
+    Release,
+    /// The log has failed, and all that was durable in it is in the backing store.
+    Spent,
+}
+
+/// Segments to write back, and what is known of them.
+#[derive(Debug)]
+pub struct Plan {
+    /// The segments, oldest first.
+    pub segments: Vec<Planned>,
+    /// Whether a failing read ends the window; else it is done without what cannot be read.
+    pub patient: bool,
+    /// What the segments hold, if it is not on the log's drive; else nothing.
+    pub images: Vec<Buffer>,
+    /// Discards in these segments whose records cannot be read.
+    pub stones: Vec<Tombstone>,
+    /// What the index named in parts that cannot be read as chunks, with the segments; also of
+    /// others than these.
+    pub records: Arc<Vec<(u64, Data)>>,
+}
+
+/// A part of a segment: its number, from which byte to which.
+pub type Part = (u64, Range<u32>);
+
+/// A segment to write back.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned {
+    /// Its number.
+    pub number: u64,
+    /// Where it is on the log's drive, in bytes.
+    pub at: u64,
+    /// Where in it the first chunk begins, in bytes.
+    pub from: u32,
+    /// Where in it the last chunk ends.
+    pub used: u32,
+    /// Its epoch.
+    pub epoch: u64,
+    /// Number of its first chunk.
+    pub chunk: u64,
+    /// CRC of the header before that.
+    pub prev: u32,
+}
+
+/// What became of a window.
+#[derive(Debug)]
+pub enum Ended {
+    /// The backing store holds the state at the window's end, durably, but for what is damaged.
+    Well {
+        /// It has ended before this segment, which is left to the next window with all behind it.
+        cut: Option<u64>,
+        /// Blocks that the window's segments name.
+        blocks: Vec<u64>,
+        /// Records whose payload is damaged, with their segments.
+        damaged: Vec<(u64, Data)>,
+        /// Parts of segments that cannot be read as chunks.
+        unreadable: Vec<Part>,
+    },
+    /// A drive failed; what was in the window is still dirty.
+    Badly {
+        /// The log could not be read.
+        unread: bool,
+    },
+}
+
+#[derive(Debug, Default)]
+enum Step {
+    #[default]
+    Idle,
+    /// A writeback works on the segments before `end`; the last one reached so far.
+    Away { end: u64, reached: u64 },
+    /// The same, of a log that has failed.
+    Rescuing { end: u64, reached: u64 },
+    /// It came back, and what it could not do is looked through.
+    Judging(Box<Judging>),
+    /// What had to be appended becomes durable.
+    Securing { end: u64, ticket: Ticket, blocks: Vec<u64> },
+    /// Index entries go, once all ranges have gone that were before them.
+    Forgetting { end: u64, blocks: Vec<u64>, retired: bool },
+    /// The superblock with the new tail is written.
+    Moving { end: u64, frees: bool },
+    /// Readers leave the slots.
+    Leaving { end: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Due,
+    Writing,
+    Flushing,
+}
+
+/// A superblock on its way to both copies, one after the other: while one copy is not durable, the
+/// other is.
+#[derive(Clone, Copy, Debug)]
+struct Copying {
+    copy: usize,
+    stage: Stage,
+    /// Tells writes apart, so that a flush that began too early does not count.
+    serial: u64,
+    /// The other copy comes next.
+    more: bool,
+    /// There is newer content: both copies come again.
+    again: bool,
+}
+
+/// The window at work, and the superblock that is being written.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    step: Step,
+    copying: Option<Copying>,
+    purposes: Vec<After>,
+    tries: u32,
+    serial: u64,
+    closed: bool,
+    /// Windows in a row that have failed because the log could not be read.
+    unread: u32,
+    /// Seconds since 1970, now and when the log was opened.
+    now_s: u64,
+    opened_s: u64,
+    /// Segments, and when their last chunk was closed: those since the opening.
+    times: VecDeque<(u64, u64)>,
+    /// Segments before this have been written back in part, at least.
+    reached: u64,
+    /// What is known without chunks that cannot be read.
+    pub(super) unread_parts: Unread,
+    /// Lost ranges that have no record in the log.
+    pub(super) lost: Vec<(u64, u64)>,
+}
+
+impl Window {
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.step, Step::Idle) && self.copying.is_none()
+    }
+
+    /// A chunk of a segment was closed.
+    pub(super) fn sealed(&mut self, segment: u64) {
+        match self.times.back_mut() {
+            Some((last, time)) if *last == segment => *time = self.now_s,
+            _ => self.times.push_back((segment, self.now_s)),
+        }
+    }
+
+    pub(super) fn now_s(&self) -> u64 {
+        self.now_s
+    }
+}
+
+impl Core {
+    /// It is so many seconds after 1970. Said once after opening, before anything is asked.
+    pub fn wall(&mut self, unix_s: u64) {
+        self.window.now_s = unix_s;
+        if self.window.opened_s == 0 {
+            self.window.opened_s = unix_s;
+            if self.is_clean() {
+                (self.sb.past_s, self.sb.mixture_s) = (unix_s, 0);
+            }
+        }
+    }
+
+    /// Goes on where a volume has left off, in order or not: a window may have been at work.
+    pub(in crate::log) fn resume(&mut self, in_order: bool) {
+        if self.fullness().0 == 0 {
+            self.sb.mixture_s = 0;
+        } else if !in_order || self.sb.mixture_s > 0 {
+            self.sb.mixture_s = self.sb.mixture_s.max(self.sb.past_s).max(1);
+            self.window.reached = self.first + self.segments.len() as u64;
+        }
+    }
+
+    /// The time of the state that the backing store was last in; 0: unknown.
+    pub(super) fn past_s(&self) -> u64 {
+        if self.is_clean() { self.window.now_s } else { self.sb.past_s }
+    }
+
+    /// Segments up to this one begin to be written to the backing store.
+    pub(super) fn mixes(&mut self, end: u64) {
+        self.window.reached = self.window.reached.max(end);
+        if self.sb.mixture_s == 0 {
+            self.sb.mixture_s = self.window.now_s.max(1);
+        }
+    }
+
+    /// Segments up to this one have been written to the backing store.
+    pub(super) fn mixed(&mut self, end: u64) {
+        while let Some(&(_, time)) = self.window.times.front().filter(|(s, _)| *s < end) {
+            self.sb.past_s = time;
+            self.window.times.pop_front();
+        }
+        self.sb.past_s = self.sb.past_s.max(self.window.opened_s);
+        // What a larger window had begun to write is not behind this one's end.
+        if end >= self.window.reached {
+            self.sb.mixture_s = 0;
+        }
+    }
+
+    /// The next window: the oldest segments that are durable, at most `bytes` of them (at least
+    /// one segment). `None` when there is none, or one is at work.
+    pub fn begin_window(&mut self, bytes: u64) -> Option<Plan> {
+        if self.is_failed() {
+            return self.begin_rescue(bytes);
+        }
+        if !matches!(self.window.step, Step::Idle) || self.window.copying.is_some() {
+            return None;
+        }
+        let most = (bytes / u64::from(self.sb.segment)).max(1) as usize;
+        let durable = self.commit.durable();
+        let skip = (self.written - self.first) as usize;
+        let count = (skip..self.segments.len().min(skip + most)).take_while(|&i| {
+            let next = self.segments.get(i + 1).map_or(self.next_chunk, |s| s.chunk);
+            let early = planted::on(Bug::WindowBeforeDurable);
+            self.segments[i].finished && (next <= durable || early)
+        });
+        let count = count.count();
+        if count == 0 {
+            return None;
+        }
+        let end = self.written + count as u64;
+        let there = (self.written..end).zip(self.segments.iter().skip(skip));
+        let planned = there.map(|(number, s)| Planned {
+            number,
+            at: self.sb.place(number),
+            from: 0,
+            used: s.used,
+            epoch: s.epoch,
+            chunk: s.chunk,
+            prev: s.prev,
+        });
+        let segments = planned.collect();
+        if planted::on(Bug::DropTombstone) {
+            self.holes.retire(end, usize::MAX);
+        }
+        self.window.step = Step::Away { end, reached: self.window.reached };
+        self.mixes(end);
+        mark("window.begun");
+        let (stones, records) = self.window.unread_parts.before(end);
+        let patient = self.is_patient() && stones.is_empty();
+        Some(Plan { segments, patient, images: Vec::new(), stones, records })
+    }
+
+    /// Whether no window is at work.
+    pub fn is_between_windows(&self) -> bool {
+        matches!(self.window.step, Step::Idle)
+    }
+
+    /// Whether there is more to do that needs no drive: the thread that drives the core asks for a
+    /// command again at once.
+    pub fn is_stepping(&self) -> bool {
+        let steps = match &self.window.step {
+            Step::Judging(_) | Step::Forgetting { .. } => true,
+            Step::Leaving { end } => self.leaves_on(*end),
+            _ => false,
+        };
+        steps || self.is_stepping_copies()
+    }
+
+    /// Whether a window is past the point where it changes the superblock.
+    pub(super) fn window_moves(&self) -> bool {
+        !matches!(self.window.step, Step::Idle | Step::Away { .. })
+    }
+
+    /// Whether the index forgets what the superblock still counts as part of the log.
+    pub(super) fn is_moving_tail(&self) -> bool {
+        let moving = matches!(self.window.step, Step::Forgetting { .. } | Step::Moving { .. });
+        moving || self.is_releasing()
+    }
+
+    /// Lets the next window take the segment that is being filled: no chunk comes to it any more.
+    pub fn finish_segment(&mut self) {
+        self.seal();
+        if let Some(last) = self.segments.back_mut() {
+            last.finished = last.used > 0;
+        }
+    }
+
+    /// Takes back a window.
+    pub fn end_window(&mut self, ended: Ended) {
+        if matches!(ended, Ended::Badly { unread: true }) {
+            mark("window.unread");
+            self.counts.windows_unread += 1;
+            self.window.unread += 1;
+        }
+        let (end, reached, rescues) = match std::mem::take(&mut self.window.step) {
+            Step::Away { .. } if self.is_failed() => return,
+            Step::Away { end, reached } => (end, reached, false),
+            Step::Rescuing { end, reached } => (end, reached, true),
+            step => {
+                self.window.step = step;
+                return;
+            }
+        };
+        let Ended::Well { cut, blocks, damaged, unreadable } = ended else {
+            mark("window.failed");
+            self.counts.windows_failed += 1;
+            if rescues {
+                self.rescue_tried(false);
+            }
+            return;
+        };
+        if rescues {
+            self.rescue_tried(true);
+        }
+        if let Some(cut) = cut {
+            self.window.reached = reached.max(cut);
+        }
+        let end = cut.unwrap_or(end);
+        let judging = self.begin_judging((end, rescues), blocks, damaged, &unreadable);
+        self.window.step = Step::Judging(Box::new(judging));
+        self.step_window();
+    }
+
+    /// Nothing that a window leaves is unsaid: the tail may move when that is durable.
+    pub(super) fn end_judging(&mut self, end: u64, blocks: Vec<u64>, ticket: Ticket) {
+        self.window.step = Step::Securing { end, ticket, blocks };
+    }
+
+    /// Nothing of the segments before this one has to be read again.
+    pub(super) fn read_well(&mut self, end: u64) {
+        self.window.unread = 0;
+        self.window.unread_parts.forget(end, self.sb.segment);
+    }
+
+    /// Carries a window that came back one step further.
+    pub(super) fn step_window(&mut self) {
+        match std::mem::take(&mut self.window.step) {
+            Step::Judging(judging) => {
+                if let Some(judging) = self.judge(judging) {
+                    self.window.step = Step::Judging(judging);
+                }
+            }
+            Step::Securing { end, ticket, blocks } => {
+                if self.progress(ticket) != Progress::Done {
+                    self.window.step = Step::Securing { end, ticket, blocks };
+                    return;
+                }
+                if !self.frees_at_once() {
+                    mark("window.leaves_copies");
+                    if planted::on(Bug::RetireBeforeCopies) {
+                        self.holes.retire(end, usize::MAX);
+                    }
+                    return self.move_tail(end, false);
+                }
+                let retired = planted::on(Bug::ForgetBeforeRetiring);
+                self.window.step = Step::Forgetting { end, blocks, retired };
+            }
+            // First: a block that the index forgets must not uncover an older range.
+            Step::Forgetting { end, blocks, retired: false } => {
+                let retired = self.holes.retire(end, STEP);
+                mark(if retired { "window.retired" } else { "window.retires_on" });
+                self.window.step = Step::Forgetting { end, blocks, retired };
+            }
+            Step::Forgetting { end, mut blocks, retired } => {
+                let from = blocks.len().saturating_sub(STEP);
+                visits(blocks.len() - from);
+                for block in blocks.drain(from..) {
+                    let place = self.map.get(block);
+                    if place.is_some_and(|p| self.segment_of(p.slot) < end) {
+                        self.forget_block(block);
+                    }
+                }
+                if from == 0 {
+                    if planted::on(Bug::ForgetBeforeRetiring) {
+                        self.holes.retire(end, usize::MAX);
+                    }
+                    self.move_tail(end, true);
+                } else {
+                    mark("window.forgets_on");
+                    self.window.step = Step::Forgetting { end, blocks, retired };
+                }
+            }
+            Step::Leaving { end } => {
+                self.window.step = Step::Leaving { end };
+                self.leave(end);
+            }
+            step @ (Step::Idle
+            | Step::Away { .. }
+            | Step::Rescuing { .. }
+            | Step::Moving { .. }) => self.window.step = step,
+        }
+    }
+
+    /// The log has failed: of a window that is at work only its return is awaited.
+    pub(super) fn give_windows_up(&mut self) {
+        match &self.window.step {
+            Step::Away { .. } | Step::Rescuing { .. } => {}
+            Step::Judging(judging) if judging.rescues() => {}
+            Step::Forgetting { end, .. } | Step::Moving { end, .. } | Step::Leaving { end } => {
+                // The index has begun to rely on the backing store for these.
+                self.rescued(*end);
+                self.window.step = Step::Idle;
+            }
+            Step::Idle | Step::Judging(_) | Step::Securing { .. } => self.window.step = Step::Idle,
+        }
+        self.release = Release::default();
+        self.window.copying = None;
+        self.window.purposes.clear();
+        self.window.tries = 0;
+        self.commit.superblock_unflushed = 0;
+    }
+
+    /// A window of a log that has failed is at work, up to a segment.
+    pub(super) fn rescue_until(&mut self, end: u64) {
+        self.window.step = Step::Rescuing { end, reached: self.window.reached };
+        self.mixes(end);
+    }
+
+    /// Whether the next window is given up when the log cannot be read.
+    pub(super) fn is_patient(&self) -> bool {
+        self.window.unread < READ_TRIES
+    }
+
+    fn move_tail(&mut self, end: u64, frees: bool) {
+        self.sb.written = self.tail_at(end);
+        // What else is lost was said again.
+        self.sb.lost = std::mem::take(&mut self.window.lost);
+        if frees {
+            self.sb.tail = self.sb.written;
+            self.drop_epochs();
+        }
+        self.window.step = Step::Moving { end, frees };
+        self.write_superblock(After::Tail);
+        if planted::on(Bug::ReuseBeforeSuperblock) && frees {
+            self.wrote(end);
+            self.leave(end);
+            while self.leaves_on(end) {
+                self.leave(end);
+            }
+        }
+    }
+
+    /// A log that began with this segment.
+    pub(super) fn tail_at(&self, segment: u64) -> Tail {
+        let at = self.segments.get((segment - self.first) as usize);
+        let (chunk, prev) = at.map_or((self.next_chunk, self.prev), |s| (s.chunk, s.prev));
+        Tail { segment, chunk, prev }
+    }
+
+    /// Of epochs that have no chunk left, only the last one before the tail still counts.
+    pub(super) fn drop_epochs(&mut self) {
+        let old = self.sb.epochs.iter().filter(|e| e.from <= self.sb.tail.chunk).count();
+        self.sb.epochs.drain(..old.saturating_sub(1));
+    }
+
+    /// The tail has moved, durably.
+    fn moved(&mut self) {
+        let Step::Moving { end, frees } = self.window.step else { return };
+        self.wrote(end);
+        if frees {
+            return self.leave(end);
+        }
+        self.counts.windows += 1;
+        mark("window.ended");
+        self.window.step = Step::Idle;
+    }
+
+    /// Frees the slots before `end`, if no reader is left.
+    fn leave(&mut self, end: u64) {
+        if !self.free(end) {
+            self.window.step = Step::Leaving { end };
+            return;
+        }
+        self.counts.windows += 1;
+        mark("window.ended");
+        self.window.step = Step::Idle;
+    }
+
+    /// Frees slots before `end`, the oldest first; `false` while there are more, which readers hold
+    /// or the next step frees.
+    pub(super) fn free(&mut self, end: u64) -> bool {
+        for _ in 0..STEP {
+            if self.first >= end {
+                return true;
+            }
+            if !self.leaves_on(end) && !planted::on(Bug::IgnorePins) {
+                mark("window.pinned");
+                return false;
+            }
+            self.segments.pop_front();
+            self.first += 1;
+        }
+        self.first >= end
+    }
+
+    /// Whether no reader holds the oldest segment, and it leaves with those before `end`.
+    pub(super) fn leaves_on(&self, end: u64) -> bool {
+        self.first < end && self.segments.front().is_some_and(|oldest| oldest.pins == 0)
+    }
+
+    /// Begins to write the superblock, or begins again if it is being written.
+    pub(super) fn write_superblock(&mut self, purpose: After) {
+        self.sb.generation += 1;
+        (self.sb.durable, self.sb.at_s) = (self.commit.durable(), self.window.now_s);
+        if !self.window.purposes.contains(&purpose) {
+            self.window.purposes.push(purpose);
+        }
+        let fresh = Copying { copy: 0, stage: Stage::Due, serial: 0, more: true, again: false };
+        self.window.copying = Some(match self.window.copying {
+            None => fresh,
+            Some(now) if now.stage == Stage::Writing => {
+                mark("superblock.again");
+                Copying { again: true, ..now }
+            }
+            // The copy that is not durable yet comes first.
+            Some(now) => Copying { copy: now.copy, ..fresh },
+        });
+    }
+
+    /// The superblock that is to be written now: where, and its bytes.
+    pub(super) fn next_superblock(&mut self) -> Option<(u64, Arc<Buffer>)> {
+        let now = self.window.copying.as_mut().filter(|now| now.stage == Stage::Due)?;
+        now.stage = Stage::Writing;
+        let mut bytes = Buffer::new(SUPER);
+        bytes.copy_from_slice(&self.sb.encode());
+        Some((SUPER_AT[now.copy], Arc::new(bytes)))
+    }
+
+    pub(super) fn superblock_written(&mut self, well: bool) {
+        let Some(now) = self.window.copying.as_mut() else { return };
+        if !well {
+            mark("superblock.write_failed");
+            now.stage = Stage::Due;
+            return self.superblock_failed();
+        }
+        if planted::on(Bug::SuperblocksTogether) && now.more {
+            (now.copy, now.more, now.stage) = (1 - now.copy, false, Stage::Due);
+            return;
+        }
+        self.window.serial += 1;
+        (now.stage, now.serial) = (Stage::Flushing, self.window.serial);
+        self.commit.superblock_unflushed = self.window.serial;
+    }
+
+    pub(super) fn superblock_flushed(&mut self, serial: u64, well: bool) {
+        let Some(now) = self.window.copying.as_mut() else { return };
+        if now.stage != Stage::Flushing || now.serial != serial {
+            return;
+        }
+        if !well {
+            mark("superblock.flush_failed");
+            now.stage = Stage::Due;
+            return self.superblock_failed();
+        }
+        if now.more || now.again {
+            *now = Copying {
+                copy: 1 - now.copy,
+                stage: Stage::Due,
+                serial: 0,
+                more: now.again,
+                again: false,
+            };
+            return;
+        }
+        self.window.copying = None;
+        self.window.tries = 0;
+        for purpose in std::mem::take(&mut self.window.purposes) {
+            match purpose {
+                After::Rewrite => self.commit.rewrite_may_begin(self.next_chunk),
+                After::Identity => {}
+                After::Checkpoint => self.checkpoint.named(),
+                After::Close => self.window.closed = true,
+                After::Spent => self.spent(),
+                After::Tail => self.moved(),
+                After::Release => self.released(),
+            }
+        }
+    }
+
+    fn superblock_failed(&mut self) {
+        self.window.tries += 1;
+        if self.window.tries > TRIES && self.is_failed() {
+            self.give_windows_up();
+            self.cannot_mark();
+        } else if self.window.tries > TRIES {
+            self.fail();
+        }
+    }
+
+    /// Writes that the log was closed in order; [`Self::is_closed`] says when that is done. Call it
+    /// when everything is durable, and take nothing more. `witness` is what is known of the backing
+    /// store.
+    pub fn close(&mut self, witness: Witness) {
+        (self.sb.open, self.sb.witness) = (false, witness);
+        self.settle_copies();
+        self.checkpoint.abort();
+        self.write_superblock(After::Close);
+    }
+
+    /// Notes what identifies the backing store, for the next superblock that is written.
+    pub fn note_identity(&mut self, identity: [u8; IDENTITY]) {
+        self.sb.identity = identity;
+    }
+
+    /// Notes what identifies the backing store now; durable when [`Self::is_written`], unless the
+    /// log has failed.
+    pub fn identify(&mut self, identity: [u8; IDENTITY]) {
+        self.note_identity(identity);
+        if !self.is_failed() || self.is_rescuing() {
+            self.write_superblock(After::Identity);
+        }
+    }
+
+    /// Whether the superblock on the drive is the newest.
+    pub fn is_written(&self) -> bool {
+        self.window.copying.is_none()
+    }
+
+    /// Whether [`Self::close`] is done.
+    pub fn is_closed(&self) -> bool {
+        self.window.closed
+    }
+}

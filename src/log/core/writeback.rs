@@ -1,0 +1,496 @@
+//! One window of writeback: read the segments, keep the last writer of each block, write sorted.
+//!
+//! Like the core, this does no I/O: commands come out, outcomes go in. Invariants: every payload is
+//! verified before it is written; zeroed ranges reach the backing store before newer data of the
+//! same blocks, adjacent and overlapping ones as one; the backing store is flushed after the last
+//! write has ended; only then is the window over. What cannot be verified is not written, and is
+//! reported. No call does more than a bounded part of the work: the thread that drives a window can
+//! check between two of them whether it is to stop.
+
+use super::command::{Command, Device, Op, Outcome};
+use super::gather::Gathering;
+use super::window::{Ended, Plan, Planned};
+use crate::BLOCK_SIZE;
+use crate::codec::{Algorithm, Codec};
+use crate::log::disk::cluster::Unpacked;
+use crate::log::disk::format::{CLUSTER, Data, Kind, SUPER_AT, Stamp, Sums};
+use crate::log::planted::{self, Bug, mark, visits};
+use crate::media::{ALIGN, Action, Buffer};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Most blocks in a write to the backing store: 1 MiB.
+const RUN: usize = 256;
+/// Most blocks that one command zeroes, 64 MiB: a drive that has to write the zeros takes half a
+/// second for them.
+const ZEROED: u64 = if cfg!(sim) { 8 } else { 16 << 10 };
+/// Damaged blocks that are passed over in one step.
+const DAMAGED: usize = if cfg!(sim) { 1 } else { 64 };
+/// Commands that are out at once.
+const DEPTH: usize = 16;
+/// How often a read or a write is repeated that failed.
+const REPEATS: u32 = 2;
+/// Bytes of segments that are read, but for at least one, before they are gathered: a window that
+/// has enough then is not read to its end.
+const BATCH: u64 = if cfg!(sim) { 1 } else { 32 << 20 };
+
+/// A command that is out.
+struct Flight {
+    command: Command,
+    /// The part of a segment that it reads.
+    part: Option<(usize, Range<u32>)>,
+    /// How often it was repeated.
+    repeats: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Whether the log's drive answers at all.
+    Probe,
+    /// Segments are read, a batch of them.
+    Read,
+    /// Those that were read are gathered.
+    Gather,
+    /// It will change a watched range, and waits for [`Writeback::proceed`].
+    Held,
+    Zero,
+    Write,
+    Flush,
+    Over,
+}
+
+/// A window at work.
+pub struct Writeback {
+    plan: Vec<Planned>,
+    images: Vec<Option<Buffer>>,
+    phase: Phase,
+    codec: Codec,
+    unpacked: Unpacked,
+    sums: Sums,
+    gathered: Gathering,
+    /// Ranges, and parts of larger ones, to zero in all.
+    zeros: u64,
+    /// Blocks before this one are written, and how many those are.
+    next: u64,
+    written: usize,
+    /// The blocks that are written next, which are neighbours.
+    run: Vec<(u64, usize, Data)>,
+    damaged: Vec<(u64, Data)>,
+    /// Parts to read yet: segment, from which byte to which.
+    reads: VecDeque<(usize, Range<u32>)>,
+    /// Segments of the plan that are read before more is gathered.
+    batch: usize,
+    /// Bytes of all segments of the plan, and how many were read.
+    bytes: u64,
+    read: u64,
+    flights: BTreeMap<u64, Flight>,
+    /// What failed and is to be repeated.
+    again: Vec<Flight>,
+    next_id: u64,
+    /// Where to probe the log's drive.
+    probes: VecDeque<u64>,
+    answers: bool,
+    /// A failing read ends the window; else it is done without what cannot be read.
+    patient: bool,
+    failed: bool,
+    /// It has failed because the log could not be read.
+    unread: bool,
+    flush_out: bool,
+    /// It has ended before this segment, because there was enough for one window.
+    cut: Option<u64>,
+    /// There is more to do that needs no drive.
+    steps: bool,
+    watched: Vec<Range<u64>>,
+}
+
+impl Writeback {
+    /// Begins to carry out a plan.
+    pub fn new(plan: Plan) -> Self {
+        mark("writeback.begun");
+        let Plan { segments, patient, images, stones, records } = plan;
+        let is_read = images.is_empty();
+        let mut known: Vec<_> = images.into_iter().map(Some).collect();
+        known.resize_with(segments.len(), || None);
+        Self {
+            // What is in memory alone is all written at once; there is not much of it.
+            gathered: Gathering::new(&segments, stones, &records, is_read),
+            bytes: segments.iter().map(|p| u64::from(p.used)).sum(),
+            read: 0,
+            images: known,
+            plan: segments,
+            phase: Phase::Probe,
+            codec: Codec::new(Algorithm::None),
+            unpacked: Unpacked::default(),
+            sums: Sums::default(),
+            zeros: 0,
+            next: 0,
+            written: 0,
+            run: Vec::new(),
+            damaged: Vec::new(),
+            reads: VecDeque::new(),
+            batch: 0,
+            patient,
+            unread: false,
+            flights: BTreeMap::new(),
+            again: Vec::new(),
+            next_id: 0,
+            probes: if patient { VecDeque::new() } else { SUPER_AT.into() },
+            answers: patient,
+            failed: false,
+            flush_out: false,
+            cut: None,
+            steps: false,
+            watched: Vec::new(),
+        }
+    }
+
+    /// The same, and it will be held before it changes any of these ranges of blocks.
+    #[must_use]
+    pub fn watching(self, watched: Vec<Range<u64>>) -> Self {
+        Self { watched, ..self }
+    }
+
+    /// Whether it waits for [`Self::proceed`].
+    pub fn is_held(&self) -> bool {
+        self.phase == Phase::Held && self.flights.is_empty()
+    }
+
+    /// Whether it will change a block of this range. Known once it is held.
+    pub fn changes(&self, range: &Range<u64>) -> bool {
+        let written = self.gathered.blocks.range(range.clone()).next().is_some();
+        written || self.gathered.zeros.meets(range)
+    }
+
+    /// Lets it go on.
+    pub fn proceed(&mut self) {
+        if self.phase == Phase::Held {
+            self.zeros = self.zeros_left();
+            self.phase =
+                if planted::on(Bug::DiscardOutOfOrder) { Phase::Write } else { Phase::Zero };
+        }
+    }
+
+    /// Whether there is more to do that needs no drive, although there was no command: the thread
+    /// that drives it asks again, at once.
+    pub fn is_stepping(&self) -> bool {
+        self.steps
+    }
+
+    fn launch(
+        &mut self,
+        device: Device,
+        at: u64,
+        op: Op,
+        part: Option<(usize, Range<u32>)>,
+    ) -> Command {
+        let command = Command { id: 0, device, at, op };
+        self.send(Flight { command, part, repeats: 0 })
+    }
+
+    fn send(&mut self, mut flight: Flight) -> Command {
+        let id = self.next_id;
+        self.next_id += 1;
+        flight.command.id = id;
+        let command = flight.command.clone();
+        self.flights.insert(id, flight);
+        command
+    }
+
+    /// The next thing to do, if there is one now.
+    pub fn next_command(&mut self) -> Option<Command> {
+        self.steps = false;
+        if self.failed || self.flights.len() >= DEPTH {
+            return None;
+        }
+        if let Some(flight) = self.again.pop() {
+            mark("writeback.repeats");
+            return Some(self.send(flight));
+        }
+        loop {
+            let command = match self.phase {
+                Phase::Probe => self.next_probe(),
+                Phase::Read => self.next_read(),
+                Phase::Gather => {
+                    self.steps = !self.gather();
+                    None
+                }
+                Phase::Zero => self.next_zero(),
+                Phase::Write => self.next_write(),
+                Phase::Flush => self.next_flush(),
+                Phase::Held | Phase::Over => None,
+            };
+            let waits = matches!(self.phase, Phase::Held | Phase::Over) || self.steps;
+            if command.is_some() || !self.flights.is_empty() || waits || self.failed {
+                return command;
+            }
+            self.advance();
+        }
+    }
+
+    /// What was to be done in this phase is done.
+    fn advance(&mut self) {
+        self.phase = match self.phase {
+            Phase::Probe if !self.answers => {
+                mark("writeback.silent");
+                (self.failed, self.unread) = (true, true);
+                Phase::Over
+            }
+            Phase::Probe => Phase::Read,
+            Phase::Read => Phase::Gather,
+            Phase::Gather if self.batch < self.plan.len() => Phase::Read,
+            Phase::Gather => {
+                self.phase = Phase::Held;
+                if !self.watched.iter().any(|range| self.changes(range)) {
+                    self.proceed();
+                }
+                self.phase
+            }
+            Phase::Held => Phase::Held,
+            Phase::Zero if planted::on(Bug::DiscardOutOfOrder) => Phase::Flush,
+            Phase::Zero => Phase::Write,
+            Phase::Write if planted::on(Bug::DiscardOutOfOrder) => Phase::Zero,
+            Phase::Write => Phase::Flush,
+            Phase::Flush | Phase::Over => Phase::Over,
+        };
+    }
+
+    /// What cannot be read is lost where the drive gives other parts, and not if it gives nothing:
+    /// then it may come back with all of it.
+    fn next_probe(&mut self) -> Option<Command> {
+        let at = self.probes.pop_front()?;
+        Some(self.launch(Device::Log, at, Op::Read(ALIGN), None))
+    }
+
+    fn next_read(&mut self) -> Option<Command> {
+        if self.batch == self.gathered.segments {
+            self.next_batch();
+        }
+        let (i, part) = self.reads.pop_front()?;
+        let at = self.plan.get(i)?.at + u64::from(part.start);
+        let op = Op::Read(part.len());
+        Some(self.launch(Device::Log, at, op, Some((i, part))))
+    }
+
+    /// Begins to read the next segments.
+    fn next_batch(&mut self) {
+        let mut bytes = 0;
+        while let Some(&Planned { used, .. }) = self.plan.get(self.batch)
+            && (bytes == 0 || bytes + u64::from(used) <= BATCH)
+        {
+            if self.images[self.batch].is_none() && used > 0 {
+                self.reads.push_back((self.batch, 0..used));
+                bytes += u64::from(used);
+            }
+            self.batch += 1;
+        }
+    }
+
+    /// Gathers some of what was read; whether that is done.
+    fn gather(&mut self) -> bool {
+        if !self.gathered.step(&self.plan, &self.images, self.batch) {
+            return false;
+        }
+        let taken = self.gathered.segments;
+        if taken < self.plan.len() {
+            if !self.gathered.is_full() {
+                return true;
+            }
+            mark("writeback.cut_short");
+            self.cut = self.plan.get(taken).map(|planned| planned.number);
+            self.plan.truncate(taken);
+            self.images.truncate(taken);
+            self.batch = taken;
+        }
+        let last = self.plan.last().map_or(0, |planned| planned.number);
+        self.gathered.close(last)
+    }
+
+    fn next_zero(&mut self) -> Option<Command> {
+        let Range { start, end } = self.gathered.zeros.take_first(ZEROED)?;
+        mark("writeback.zeros");
+        let (at, len) = (start * BLOCK_SIZE as u64, (end - start) * BLOCK_SIZE as u64);
+        Some(self.launch(Device::Backing, at, Op::Zero(len), None))
+    }
+
+    /// Ranges that are still to be zeroed, and parts of them.
+    fn zeros_left(&self) -> u64 {
+        self.gathered.zeros.ranges() as u64 + self.gathered.zeros.total() / ZEROED
+    }
+
+    fn next_write(&mut self) -> Option<Command> {
+        for _ in 0..DAMAGED {
+            let fits = self.next_run();
+            let &(first, segment, data) = self.run.first()?;
+            let (good, bytes) = if fits { self.decode_run() } else { (0, Buffer::new(0)) };
+            self.next = first + good.max(1) as u64;
+            self.written += good.max(1);
+            if good > 0 {
+                mark(if good > 1 { "writeback.merged" } else { "writeback.single" });
+                let op = Op::Write(Arc::new(bytes), 0..good * BLOCK_SIZE);
+                return Some(self.launch(Device::Backing, first * BLOCK_SIZE as u64, op, None));
+            }
+            // A check word that fits is no help where the payload does not decode.
+            mark(if fits { "writeback.undecodable" } else { "writeback.damaged" });
+            self.damaged.push((self.plan[segment].number, data));
+        }
+        mark("writeback.damaged_on");
+        self.steps = true;
+        None
+    }
+
+    /// Finds the blocks that are written next: neighbours whose check words fit; or, and then it is
+    /// `false`, the next one alone, because its does not.
+    fn next_run(&mut self) -> bool {
+        let Self { gathered, images, plan, sums, run, .. } = self;
+        run.clear();
+        for (&block, &(segment, data)) in gathered.blocks.range(self.next..).take(RUN) {
+            if run.last().is_some_and(|(last, ..)| last + 1 != block) {
+                break;
+            }
+            let Planned { epoch, number, .. } = plan[segment];
+            let stamp = Stamp { epoch, segment: number, offset: data.offset, block };
+            let payload = payload(images, segment, &data);
+            let fits = payload.is_some_and(|payload| sums.fits(&stamp, payload, data.check));
+            let first = run.is_empty();
+            if fits || first {
+                run.push((block, segment, data));
+            }
+            if !fits {
+                return !first;
+            }
+        }
+        visits(run.len());
+        true
+    }
+
+    /// Decodes the blocks that are written next, up to the first that does not decode; how many.
+    fn decode_run(&mut self) -> (usize, Buffer) {
+        let mut bytes = Buffer::new(self.run.len() * BLOCK_SIZE);
+        let (blocks, _) = bytes.as_chunks_mut::<BLOCK_SIZE>();
+        let mut good = 0;
+        while let Some(&(block, segment, data)) = self.run.get(good) {
+            // What is left of a cluster is decoded once.
+            let shares = |(_, other, at): &&(u64, usize, Data)| {
+                (*other, at.offset) == (segment, data.offset) && at.kind == Kind::Cluster
+            };
+            let some = self.run[good..].iter().take_while(shares).count().max(1);
+            let payload = payload(&self.images, segment, &data).unwrap_or_default();
+            let (codec, out) = (&mut self.codec, &mut blocks[good..good + some]);
+            if !self.unpacked.decode(codec, data.kind, payload, block, out) {
+                break;
+            }
+            if data.kind == Kind::Cluster {
+                mark(if some < CLUSTER { "writeback.cluster_part" } else { "writeback.cluster" });
+            }
+            good += some;
+        }
+        (good, bytes)
+    }
+
+    fn next_flush(&mut self) -> Option<Command> {
+        if self.flush_out || planted::on(Bug::ForgetBackingFlush) {
+            return None;
+        }
+        self.flush_out = true;
+        Some(self.launch(Device::Backing, 0, Op::Flush, None))
+    }
+
+    /// Says what became of a command.
+    pub fn complete(&mut self, id: u64, outcome: Outcome) {
+        let Some(flight) = self.flights.remove(&id) else { return };
+        if let Outcome::Failed(e) = &outcome
+            // A flush that fails may have lost what was written before.
+            && e.action != Action::Flush
+            && flight.repeats < REPEATS
+        {
+            self.again.push(Flight { repeats: flight.repeats + 1, ..flight });
+            return;
+        }
+        if self.phase == Phase::Probe {
+            self.answers |= matches!(outcome, Outcome::Bytes(_));
+            return;
+        }
+        match (outcome, flight.part) {
+            (Outcome::Failed(_), Some((i, part))) if !self.patient => self.read_failed(i, part),
+            (Outcome::Failed(_), part) => {
+                mark("writeback.failed");
+                self.failed = true;
+                self.unread |= part.is_some();
+            }
+            (Outcome::Bytes(bytes), Some((i, part))) => {
+                self.read += part.len() as u64;
+                match &mut self.images[i] {
+                    None => self.images[i] = Some(bytes),
+                    Some(image) => {
+                        let place = part.start as usize..part.end as usize;
+                        image[place].copy_from_slice(&bytes);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Reads the blocks of a part one by one; of those that fail nothing is known.
+    fn read_failed(&mut self, i: usize, part: Range<u32>) {
+        if part.len() <= ALIGN {
+            mark("writeback.unread");
+            self.read += part.len() as u64;
+            return;
+        }
+        let used = self.plan[i].used as usize;
+        self.images[i].get_or_insert_with(|| Buffer::new(used));
+        let pieces = part.step_by(ALIGN).map(|at| (i, at..at + ALIGN as u32));
+        self.reads.extend(pieces);
+    }
+
+    /// How much of its way it has gone, of `way`: reading, gathering and the flush count as a tenth
+    /// each, and the rest goes by what is zeroed and written.
+    pub fn gone(&self, way: u64) -> u64 {
+        let part = |done: u64, all: u64, of: u64| of * done.min(all) / all.max(1);
+        let tenth = way / 10;
+        match self.phase {
+            Phase::Probe => 0,
+            Phase::Read | Phase::Gather => {
+                let gathered = part(self.gathered.bytes, self.bytes, tenth);
+                part(self.read, self.bytes, tenth) + gathered
+            }
+            Phase::Held => 2 * tenth,
+            Phase::Zero | Phase::Write => {
+                let zeroed = self.zeros.saturating_sub(self.zeros_left());
+                let all = self.zeros + self.gathered.blocks.len() as u64;
+                2 * tenth + part(zeroed + self.written as u64, all, way - 3 * tenth)
+            }
+            Phase::Flush => way - tenth,
+            Phase::Over => way,
+        }
+    }
+
+    /// Whether nothing is left to do, for better or worse.
+    pub fn is_over(&self) -> bool {
+        self.flights.is_empty() && (self.failed || self.phase == Phase::Over)
+    }
+
+    /// What became of the window, when it is over.
+    pub fn ended(&mut self) -> Option<Ended> {
+        if !self.is_over() {
+            return None;
+        }
+        if self.failed {
+            return Some(Ended::Badly { unread: self.unread });
+        }
+        let Gathering { blocks, copies, unreadable, .. } = std::mem::take(&mut self.gathered);
+        Some(Ended::Well {
+            cut: self.cut,
+            blocks: blocks.into_keys().chain(copies).collect(),
+            damaged: std::mem::take(&mut self.damaged),
+            unreadable,
+        })
+    }
+}
+
+fn payload<'a>(images: &'a [Option<Buffer>], segment: usize, data: &Data) -> Option<&'a [u8]> {
+    let from = data.offset as usize;
+    images.get(segment)?.as_ref()?.get(from..from + data.len as usize)
+}

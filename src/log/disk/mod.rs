@@ -1,0 +1,9 @@
+//! The bytes of a log on its drive: superblocks and chunks, clusters of blocks, the sheets of a
+//! checkpoint (`docs/format.md`).
+//!
+//! Invariant: bytes in, values out, and the other way round. Nothing here knows the state of a log.
+
+pub mod cluster;
+pub mod format;
+pub(super) mod open_error;
+pub(super) mod sheet;

@@ -1,0 +1,28 @@
+//! The log engine: changes of a volume, compressed, in the order in which they came, on a fast
+//! drive before a slow one.
+//!
+//! [`disk`] has every byte on the log's drive; `core` is the state machine, which does no I/O:
+//! commands come out, outcomes go in; `recovery` makes a log and opens one after a cut; [`run`]
+//! carries commands out, on the threads of a volume. Each uses only those before it.
+//!
+//! Data flows [`Logged`] → [`Core`] → the log's drive, and from there by [`Writeback`], which
+//! [`Tending`] drives, to the backing store. What the log has of the backing store is on a
+//! [`Shelf`].
+
+mod core;
+pub mod disk;
+pub mod planted;
+mod recovery;
+pub mod run;
+
+pub use self::core::{
+    Command, Core, Device, Ended, Fills, Found, Kept, Lost, Op, Options, Outcome, Plan, Planned,
+    Progress, Reading, Refused, Ticket, Token, Tombstone, Writeback, join,
+};
+pub use disk::cluster::decode;
+pub use disk::open_error::OpenError;
+pub use recovery::{
+    Accepted, Inspection, Report, Step, format, inspect, inspect_telling, inspect_warm, least_size,
+    open, read_superblock,
+};
+pub use run::{Fault, LogHand, Logged, Policy, Shelf, Standing, Tending};

@@ -1,0 +1,443 @@
+//! Reading a checkpoint: the index as it was, put together from a whole copy and its increments.
+//!
+//! Invariants: nothing is believed unless all of it is there, in the order in which it was made;
+//! what a later run says of a block counts before what an earlier one does; items of segments that
+//! were freed since are left out. Not to have a checkpoint costs time and nothing else.
+
+use super::step::Step;
+use crate::log::core::holes::{Hole, Holes};
+use crate::log::core::map::{Map, Packed, Pages};
+use crate::log::core::state::Segment;
+use crate::log::disk::format::{Kind, Pointer, Superblock};
+use crate::log::disk::sheet::{Content, Front, ITEM, chain, check_of, get8};
+use crate::log::planted::{self, Bug, mark, visit};
+use crate::media::{Buffer, Drive};
+use std::collections::BinaryHeap;
+
+/// Bytes of a checkpoint that are read at once.
+const LOAD: u64 = 32 << 20;
+
+/// Sheets that a thread is worth: verifying fewer takes less time than starting it.
+const SHARE_MIN: usize = 8;
+
+/// The index of a log, as far as a checkpoint has it.
+pub(super) struct Loaded {
+    pub map: Map,
+    pub holes: Holes,
+}
+
+impl Loaded {
+    /// What the superblock says is lost, as if it came before everything else.
+    pub(super) fn new(sb: &Superblock) -> Self {
+        let (map, mut holes) = (Map::default(), Holes::default());
+        for &(block, count) in &sb.lost {
+            let hole = Hole { segment: sb.written.segment, offset: 0, kind: Kind::Lost };
+            holes.insert(block, block + count, hole);
+        }
+        Self { map, holes }
+    }
+}
+
+/// A range: first block, end, what covers it.
+type Covered = (u64, u64, Hole);
+
+/// The whole copy, or an increment.
+#[derive(Default)]
+struct Run {
+    ranges: Vec<Covered>,
+    /// Entries in the order of blocks.
+    blocks: Vec<Packed>,
+    /// All its segments and ranges have been read.
+    has_blocks: bool,
+}
+
+/// A checkpoint that is read.
+struct Loading<'a> {
+    sb: &'a Superblock,
+    pointer: &'a Pointer,
+    /// What the check words of the sheets so far stand for.
+    sum: u32,
+    /// Segments in use when it was made that still are, from the tail on.
+    segments: Vec<Segment>,
+    map: Map,
+    runs: Vec<Run>,
+}
+
+/// A sheet that is what it should be.
+struct Sheet {
+    check: u32,
+    items: Items,
+}
+
+enum Items {
+    /// Segments from a number on.
+    Segments(u64, Vec<u8>),
+    Ranges(Vec<u8>),
+    /// Pages of the index.
+    Pages(Vec<Vec<Packed>>),
+    /// Entries of an increment.
+    Blocks(Vec<Packed>),
+}
+
+/// The checkpoint, if the log's tail has not passed it.
+pub(super) fn usable(sb: &Superblock) -> Option<Pointer> {
+    let pointer = sb.checkpoint?;
+    let passed = pointer.is_passed(&sb.tail);
+    if passed {
+        mark("recover.checkpoint_passed");
+    }
+    (!passed).then_some(pointer)
+}
+
+/// Reads a checkpoint; `None` when not all of it is there.
+pub(super) fn load(
+    log: &dyn Drive,
+    sb: &Superblock,
+    pointer: &Pointer,
+    told: &dyn Fn(Step),
+) -> Option<(Loaded, Vec<Segment>)> {
+    let found = Loading::new(sb, pointer).read(log, told);
+    if found.is_none() {
+        mark("recover.checkpoint_damaged");
+    }
+    found?.finish()
+}
+
+impl<'a> Loading<'a> {
+    fn new(sb: &'a Superblock, pointer: &'a Pointer) -> Self {
+        let (segments, map, runs) = (Vec::new(), Map::default(), Vec::new());
+        Self { sb, pointer, sum: 0, segments, map, runs }
+    }
+
+    fn read(mut self, log: &dyn Drive, told: &dyn Fn(Step)) -> Option<Self> {
+        let Pointer { count, sheet, .. } = *self.pointer;
+        let at = self.sb.area_at(self.pointer.area);
+        let at_once = (LOAD / u64::from(sheet)).max(1) as usize;
+        for first in (0..count).step_by(at_once) {
+            let [done, of] = [first, count].map(|sheets| u64::from(sheets) * u64::from(sheet));
+            told(Step::Checkpoint { done, of });
+            let wanted = (first..count).take(at_once);
+            let wanted = wanted.map(|i| at + u64::from(i) * u64::from(sheet));
+            let wanted = wanted.map(|at| (at, Buffer::new(sheet as usize)));
+            let read: Result<Vec<_>, _> = log.read_many(wanted.collect()).into_iter().collect();
+            for sheet in self.verify_all(first, &read.ok()?)? {
+                self.take(sheet)?;
+            }
+        }
+        let noted = self.pointer.sum;
+        (noted == 0 || noted == self.sum).then_some(self)
+    }
+
+    /// Verifies sheets, as many at once as there are processors.
+    fn verify_all(&self, first: u32, sheets: &[(u64, Buffer)]) -> Option<Vec<Sheet>> {
+        let share = match sheets.len() {
+            few if few <= SHARE_MIN => SHARE_MIN,
+            many => {
+                let workers = std::thread::available_parallelism().map_or(1, usize::from);
+                many.div_ceil(workers).max(SHARE_MIN)
+            }
+        };
+        let verify = |(first, sheets): (u32, &[(u64, Buffer)])| -> Option<Vec<Sheet>> {
+            (first..).zip(sheets).map(|(index, (_, sheet))| self.verify(index, sheet)).collect()
+        };
+        let mut shares = (first..).step_by(share).zip(sheets.chunks(share));
+        std::thread::scope(|scope| {
+            let own = shares.next()?;
+            let others: Vec<_> = shares
+                .map(|share| {
+                    let thread = std::thread::Builder::new();
+                    (share, thread.spawn_scoped(scope, move || verify(share)).ok())
+                })
+                .collect();
+            let mut all = verify(own)?;
+            for (share, thread) in others {
+                // Where no thread could be had, there is time.
+                all.extend(match thread {
+                    Some(thread) => thread.join().ok()??,
+                    None => verify(share)?,
+                });
+            }
+            Some(all)
+        })
+    }
+
+    /// What a sheet says. `None` when it is not what it should be.
+    fn verify(&self, index: u32, sheet: &[u8]) -> Option<Sheet> {
+        let (front, items) = Front::decode(sheet, self.pointer.stamp, index)?;
+        let items = match front.content {
+            Content::Segments => Items::Segments(front.base, items.to_vec()),
+            Content::Ranges => Items::Ranges(items.to_vec()),
+            // Those of a checkpoint without increments are all of the whole copy.
+            Content::Blocks if index < self.pointer.whole || self.pointer.whole == 0 => {
+                let mut pages = Pages::default();
+                self.used(front.first, items, |packed| pages.push(packed))?;
+                Items::Pages(pages.into_inner())
+            }
+            Content::Blocks => {
+                let mut blocks = Vec::with_capacity(items.len() / Content::Blocks.size());
+                self.used(front.first, items, |packed| {
+                    blocks.push(packed);
+                    Some(())
+                })?;
+                Items::Blocks(blocks)
+            }
+        };
+        Some(Sheet { check: check_of(sheet), items })
+    }
+
+    /// Gives those entries of a sheet to `take` whose segments are in use.
+    fn used(
+        &self,
+        first: u64,
+        items: &[u8],
+        mut take: impl FnMut(Packed) -> Option<()>,
+    ) -> Option<()> {
+        let (slots, at) = (self.sb.segments, first % self.sb.segments);
+        for item in items.chunks_exact(Content::Blocks.size()) {
+            let packed = Packed::from_words([get8(item, 0), get8(item, 8)])?;
+            let slot = u64::from(packed.slot());
+            let segment = first + if slot >= at { slot - at } else { slot + slots - at };
+            if packed.is_copy() && segment < self.sb.void && !planted::on(Bug::ServeVoid) {
+                mark("recover.checkpoint_void");
+            } else if segment >= self.sb.tail.segment || planted::on(Bug::CheckpointKeepsFreed) {
+                take(packed)?;
+            } else {
+                mark("recover.checkpoint_freed");
+            }
+        }
+        Some(())
+    }
+
+    /// Takes the sheets in order. `None` when one does not fit to those before.
+    fn take(&mut self, sheet: Sheet) -> Option<()> {
+        self.sum = chain(self.sum, sheet.check);
+        if let Items::Segments(base, items) = &sheet.items {
+            if self.runs.last().is_none_or(|run| run.has_blocks) {
+                self.runs.push(Run::default());
+            }
+            return self.take_segments(*base, items);
+        }
+        let run = self.runs.last_mut()?;
+        match sheet.items {
+            Items::Segments(..) => {}
+            Items::Ranges(items) => take_ranges(&items, self.sb.tail.segment, &mut run.ranges)?,
+            Items::Pages(pages) => {
+                run.has_blocks = true;
+                pages.into_iter().try_for_each(|page| self.map.push_page(page))?;
+            }
+            Items::Blocks(blocks) => {
+                run.has_blocks = true;
+                let last = run.blocks.last().map(|last| last.block());
+                let follows = blocks.first().is_none_or(|first| last < Some(first.block()));
+                let ascends = blocks.windows(2).all(|two| two[0].block() < two[1].block());
+                run.blocks.extend(blocks);
+                (follows && ascends).then_some(())?;
+            }
+        }
+        Some(())
+    }
+
+    fn take_segments(&mut self, base: u64, items: &[u8]) -> Option<()> {
+        let tail = self.sb.tail.segment;
+        // An increment knows better of the segment where it begins.
+        self.segments.truncate(base.saturating_sub(tail) as usize);
+        for (number, item) in (base..).zip(items.chunks_exact(ITEM)) {
+            let (epoch, chunk, rest) = (get8(item, 0), get8(item, 8), get8(item, 16));
+            if number < tail {
+                continue;
+            }
+            if number != tail + self.segments.len() as u64 {
+                return None;
+            }
+            let (prev, used) = (rest as u32, (rest >> 32) as u32);
+            let (pins, changes, finished) = (0, 0, true);
+            self.segments.push(Segment { epoch, chunk, prev, used, pins, changes, finished });
+        }
+        Some(())
+    }
+
+    /// Puts the runs together. `None` when they do not reach to where replaying begins.
+    fn finish(mut self) -> Option<(Loaded, Vec<Segment>)> {
+        let reach = self.sb.tail.segment + self.segments.len() as u64;
+        if reach < self.pointer.segment {
+            return None;
+        }
+        let mut loaded = Loaded::new(self.sb);
+        for _ in 1..self.runs.len() {
+            mark("recover.increment");
+        }
+        let mut covers = Covers::new(&self.runs);
+        let changed = newest(&mut self.runs, covers.again());
+        loaded.map = match changed.is_empty() && covers.is_empty() {
+            true => self.map,
+            false => self.map.with(changed.into_iter(), |block| covers.last(block).is_some())?,
+        };
+        for (start, end, hole) in self.runs.into_iter().flat_map(|run| run.ranges) {
+            loaded.holes.insert(start, end, hole);
+        }
+        Some((loaded, self.segments))
+    }
+}
+
+fn take_ranges(items: &[u8], tail: u64, ranges: &mut Vec<Covered>) -> Option<()> {
+    for item in items.chunks_exact(ITEM) {
+        let range = Hole::from_item([get8(item, 0), get8(item, 8), get8(item, 16)])?;
+        if range.2.segment >= tail {
+            ranges.push(range);
+        }
+    }
+    Some(())
+}
+
+/// The ranges of all increments, gone through in the order of blocks: those that reach over a block
+/// are looked at when it comes, and never again once it has passed their end.
+struct Covers {
+    /// First block, end, which run; ascending.
+    ranges: Vec<(u64, u64, usize)>,
+    next: usize,
+    /// Those that began, the latest run first, with their ends.
+    begun: BinaryHeap<(usize, u64)>,
+}
+
+impl Covers {
+    fn new(runs: &[Run]) -> Self {
+        let increments = runs.iter().enumerate().skip(1);
+        let all = increments.flat_map(|(i, run)| run.ranges.iter().map(move |r| (r.0, r.1, i)));
+        let mut ranges: Vec<_> =
+            if planted::on(Bug::IncrementIgnoresRanges) { Vec::new() } else { all.collect() };
+        ranges.sort_unstable();
+        Self { ranges, next: 0, begun: BinaryHeap::new() }
+    }
+
+    /// The same from the first block on.
+    fn again(&self) -> Self {
+        Self { ranges: self.ranges.clone(), next: 0, begun: BinaryHeap::new() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// The last run that has a range over a block; asked for blocks that ascend.
+    fn last(&mut self, block: u64) -> Option<usize> {
+        while let Some(&(start, end, run)) = self.ranges.get(self.next)
+            && start <= block
+        {
+            visit();
+            self.next += 1;
+            self.begun.push((run, end));
+        }
+        while self.begun.peek().is_some_and(|(_, end)| *end <= block) {
+            visit();
+            self.begun.pop();
+        }
+        self.begun.peek().map(|(run, _)| *run)
+    }
+}
+
+/// What the increments say of each block, ascending: the last that has an entry counts, unless a
+/// later one has a range over it.
+fn newest(runs: &mut [Run], mut covers: Covers) -> Vec<Packed> {
+    let increments = runs.iter_mut().enumerate().skip(1);
+    let mut all: Vec<(Packed, usize)> = increments
+        .flat_map(|(i, run)| std::mem::take(&mut run.blocks).into_iter().map(move |b| (b, i)))
+        .collect();
+    // They are sorted runs, which this sort finds, and it keeps their order.
+    all.sort_by_key(|(entry, _)| entry.block());
+    let mut newest = Vec::with_capacity(all.len());
+    for (i, (entry, run)) in all.iter().enumerate() {
+        visit();
+        if all.get(i + 1).is_some_and(|(next, _)| next.block() == entry.block()) {
+            continue;
+        }
+        if covers.last(entry.block()).is_some_and(|covered| covered > *run) {
+            mark("recover.increment_discards");
+        } else {
+            newest.push(*entry);
+        }
+    }
+    newest
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::log::core::map::Place;
+    use crate::log::planted::visited;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn entry(block: u64, check: u32) -> Packed {
+        let place = Place { slot: 1, offset: 16, len: 1, kind: Kind::Raw, check, copy: false };
+        let mut map = Map::default();
+        map.insert(block, place);
+        map.packed_from(0).next().unwrap()
+    }
+
+    fn run(ranges: impl Iterator<Item = (u64, u64)>, blocks: impl Iterator<Item = Packed>) -> Run {
+        let hole = Hole { segment: 1, offset: 0, kind: Kind::Zeros };
+        let ranges = ranges.map(|(start, end)| (start, end, hole)).collect();
+        Run { ranges, blocks: blocks.collect(), has_blocks: true }
+    }
+
+    /// The index that runs make of a map.
+    fn put_together(map: Map, mut runs: Vec<Run>) -> Map {
+        let mut covers = Covers::new(&runs);
+        let changed = newest(&mut runs, covers.again());
+        map.with(changed.into_iter(), |block| covers.last(block).is_some()).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn later_runs_count_before_earlier_ones(
+            whole in prop::collection::btree_set(0u64..200, 0..100),
+            increments in prop::collection::vec(
+                (
+                    prop::collection::btree_set((0u64..200, 1u64..20), 0..8),
+                    prop::collection::btree_set(0u64..200, 0..30),
+                ),
+                0..8,
+            ),
+        ) {
+            let (mut map, mut model) = (Map::default(), BTreeMap::new());
+            for block in whole {
+                map.insert(block, entry(block, 0).place());
+                model.insert(block, 0);
+            }
+            // What the whole copy says of ranges changes nothing: it has none over its blocks.
+            let mut runs = vec![run([(0, 200)].into_iter(), [].into_iter())];
+            for (number, (ranges, blocks)) in (1..).zip(increments) {
+                for (start, count) in &ranges {
+                    model.retain(|block, _| !(*start..start + count).contains(block));
+                }
+                model.extend(blocks.iter().map(|block| (*block, number)));
+                let ranges = ranges.into_iter().map(|(start, count)| (start, start + count));
+                runs.push(run(ranges, blocks.iter().map(|block| entry(*block, number))));
+            }
+            let found = put_together(map, runs);
+            prop_assert!(found.iter().map(|(block, place)| (block, place.check)).eq(model));
+        }
+    }
+
+    /// So many increments, each of a few blocks and ranges.
+    #[test]
+    fn work_grows_with_what_the_runs_have_not_with_their_number() {
+        let work = |n: u64| {
+            let mut map = Map::default();
+            for block in 0..4 * n {
+                map.insert(block, entry(block, 0).place());
+            }
+            let mut runs = vec![run([].into_iter(), [].into_iter())];
+            for i in 0..n / 10 {
+                let ranges = (0..5).map(|k| (k * n / 5 + i, k * n / 5 + i + 40));
+                runs.push(run(ranges, (0..5).map(|k| entry(k * n / 5 + i * 7, 1))));
+            }
+            let before = visited();
+            put_together(map, runs);
+            visited() - before
+        };
+        let (few, many) = (work(1000), work(4000));
+        assert!(many < 5 * few, "{few} and {many}");
+    }
+}

@@ -1,0 +1,16 @@
+//! Making a log, and opening one after a cut: from the last checkpoint on, chunk by chunk.
+//!
+//! Invariants: opening changes nothing but superblocks, and only after everything was read; done
+//! twice, it ends in the same state.
+
+mod load;
+mod recover;
+mod report;
+mod step;
+mod walk;
+
+pub use recover::{
+    Inspection, format, inspect, inspect_telling, inspect_warm, least_size, open, read_superblock,
+};
+pub use report::{Accepted, Report};
+pub use step::Step;

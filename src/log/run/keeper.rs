@@ -1,0 +1,224 @@
+//! The thread that keeps what is read again and again in the log.
+//!
+//! Blocks that were read twice from below the log are given to it as copies; and of what leaves it
+//! next, those that were read since are given to it again. Invariants: no thread waits for this
+//! one, and it waits for no other: where there is no room, or others are at work, nothing is kept.
+//! What it writes to the log's drive is bounded by [`Purse`].
+
+use super::logged::Logged;
+use crate::BLOCK_SIZE;
+use crate::codec::{Algorithm, Codec, Coding, Encoded};
+use crate::log::disk::format::Kind;
+use crate::sync::{Instant, now, sleep};
+use std::time::Duration;
+
+/// How often it looks whether there is something to keep.
+const TICK: Duration = Duration::from_millis(100);
+/// Blocks that it takes at once.
+const BATCH: usize = 256;
+/// Bytes that it writes in a tick at most: 16 MiB in a second.
+const PER_TICK: u64 = (16 << 20) / 10;
+/// How many times the share of the log that copies may take are written in a day, and once more at
+/// first.
+const TIMES_A_DAY: u64 = 4;
+const DAY_MS: u64 = 86_400_000;
+/// How long it reads nothing from the backing store after it had to, while others are at work.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A volume that gets no request for this long is idle.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// Bytes that may be written.
+struct Purse {
+    left: u64,
+    seen_ms: u64,
+}
+
+impl Purse {
+    /// What is left `now_ms` of a share of so many bytes.
+    fn fill(&mut self, now_ms: u64, share: u64) {
+        let rate = u128::from(share) * u128::from(TIMES_A_DAY);
+        let more = rate * u128::from(now_ms - self.seen_ms) / u128::from(DAY_MS);
+        // Else nothing would ever come together of a small share.
+        if more > 0 {
+            self.left = (self.left + more as u64).min(share);
+            self.seen_ms = now_ms;
+        }
+    }
+
+    fn pay(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(bytes);
+    }
+}
+
+/// What the thread has.
+pub(super) struct Keeper<'a> {
+    logged: &'a Logged,
+    codec: Codec,
+    payload: Vec<u8>,
+    blocks: Vec<[u8; BLOCK_SIZE]>,
+    purse: Purse,
+    /// Nothing is read of the backing store before then.
+    pauses_until: Instant,
+    /// Nothing leaves before the log has reached this segment: else what is kept again would be
+    /// why it has to be kept again.
+    stays_until: u64,
+}
+
+impl<'a> Keeper<'a> {
+    pub(super) fn new(logged: &'a Logged, algorithm: Algorithm) -> Self {
+        let purse = Purse { left: u64::MAX, seen_ms: logged.now_ms() };
+        Self {
+            logged,
+            codec: Codec::new(algorithm),
+            payload: vec![0; BLOCK_SIZE],
+            blocks: vec![[0; BLOCK_SIZE]; BATCH],
+            purse,
+            pauses_until: now(),
+            stays_until: 0,
+        }
+    }
+
+    /// Works until the volume goes down.
+    pub(super) fn run(mut self) {
+        while !self.logged.is_stopping() {
+            let share = self.logged.core().keep_bytes();
+            self.purse.left = self.purse.left.min(share);
+            self.purse.fill(self.logged.now_ms(), share);
+            let mut left = self.purse.left.min(PER_TICK);
+            self.keep_leaving(&mut left);
+            self.keep_wanted(&mut left);
+            sleep(TICK);
+        }
+    }
+
+    /// Keeps what was read twice.
+    fn keep_wanted(&mut self, left: &mut u64) {
+        let idle = self.logged.idle() >= IDLE;
+        while *left > 0 && self.logged.core().may_keep() && !self.logged.is_stopping() {
+            if !idle && now() < self.pauses_until {
+                return;
+            }
+            let mut wanted = self.logged.take_wanted(BATCH);
+            if wanted.is_empty() {
+                return;
+            }
+            wanted.sort_unstable();
+            wanted.dedup();
+            let core = self.logged.core();
+            wanted.retain(|block| core.lacks_copy(*block));
+            drop(core);
+            let (asked, rest) = self.keep(&wanted, left);
+            if asked {
+                self.pauses_until = now() + PAUSE;
+            }
+            if !rest.is_empty() {
+                return self.logged.want(rest);
+            }
+        }
+    }
+
+    /// Of what leaves the log next, keeps what was read since it was kept last; lets that leave.
+    fn keep_leaving(&mut self, left: &mut u64) {
+        if self.logged.core().head() < self.stays_until {
+            return;
+        }
+        let (mut from, mut leaving, mut some) = (0, Vec::new(), false);
+        while let Some(next) = self.logged.core().leaving(from, &mut leaving) {
+            (from, some) = (next, true);
+            if self.logged.is_stopping() {
+                return;
+            }
+        }
+        if !some && leaving.is_empty() {
+            return self.logged.core().let_leave();
+        }
+        leaving.retain(|block| self.logged.heat().cool(*block));
+        // What leaves is not waited for: it is kept now or not at all.
+        let mut all = self.purse.left.min(self.logged.core().leaving_bytes());
+        for batch in leaving.chunks(BATCH) {
+            if all == 0 {
+                break;
+            }
+            self.keep(batch, &mut all);
+        }
+        *left = (*left).min(self.purse.left);
+        let mut core = self.logged.core();
+        core.let_leave();
+        let more = core.leaving_bytes() / u64::from(core.superblock().segment);
+        self.stays_until = core.head() + more.div_ceil(2);
+    }
+
+    /// Reads blocks, which ascend, and gives them to the log, as many as may be written; whether
+    /// the backing store had to be asked, and what the log has not taken.
+    fn keep(&mut self, wanted: &[u64], left: &mut u64) -> (bool, Vec<u64>) {
+        let (mut i, mut asked, mut rest) = (0, false, Vec::new());
+        while i < wanted.len() {
+            if *left == 0 || self.logged.is_stopping() {
+                rest.extend(&wanted[i..]);
+                break;
+            }
+            let follows = |(n, block): &(usize, &u64)| **block == wanted[i] + *n as u64;
+            let count = wanted[i..].iter().take(BATCH).enumerate().take_while(follows).count();
+            let token = self.logged.core().token();
+            let at = wanted[i] * BLOCK_SIZE as u64;
+            let out = self.blocks[..count].as_flattened_mut();
+            match self.logged.backing().read_noting(at, out) {
+                Ok(more) => asked |= more,
+                // A request that reads these blocks gets the error.
+                Err(_) => return (asked, rest),
+            }
+            for (n, block) in self.blocks[..count].iter().enumerate() {
+                let (len, kind) = encode(&mut self.codec, block, &mut self.payload);
+                let payload = &self.payload[..len];
+                if self.logged.core().keep(wanted[i] + n as u64, token, kind, payload) {
+                    *left = left.saturating_sub(len as u64);
+                    self.purse.pay(len as u64);
+                } else {
+                    rest.push(wanted[i] + n as u64);
+                }
+            }
+            self.logged.wake();
+            i += count;
+        }
+        (asked, rest)
+    }
+}
+
+/// Encodes a block; the length of the payload, and its kind.
+fn encode(codec: &mut Codec, block: &[u8; BLOCK_SIZE], out: &mut Vec<u8>) -> (usize, Kind) {
+    out.resize(BLOCK_SIZE, 0);
+    match codec.encode(block, out) {
+        Encoded::Same(word) => {
+            let both = u64::from(word) << 32 | u64::from(word);
+            out[..8].copy_from_slice(&both.to_le_bytes());
+            (8, Kind::Same)
+        }
+        Encoded::Payload(len, coding) => {
+            let kind = match coding {
+                Coding::Lz4 => Kind::Lz4,
+                Coding::Zstd => Kind::Zstd,
+                Coding::Fill => Kind::Same,
+                Coding::Raw | Coding::Cluster(_) => Kind::Raw,
+            };
+            (len, kind)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_written_than_four_shares_a_day_and_one() {
+        let mut purse = Purse { left: 1000, seen_ms: 0 };
+        let mut written = 0;
+        for now_ms in (0..=DAY_MS).step_by(100) {
+            purse.fill(now_ms, 1000);
+            let some = purse.left.min(7);
+            purse.pay(some);
+            written += some;
+        }
+        assert!((4900..=5000).contains(&written), "{written}");
+    }
+}

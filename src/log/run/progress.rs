@@ -1,0 +1,190 @@
+//! How a thread of a logged volume waits: it carries the core's commands out itself, and sleeps
+//! only when there are none.
+//!
+//! Invariants: there is one place where a thread sleeps until others have done something, and each
+//! sleep says what it waits for ([`super::waits`]). A request that waits for room, or for the
+//! rescue of a log that has failed, waits as long as the drives do their part, and [`PATIENCE`]
+//! when they fail.
+
+use super::logged::{Fault, Logged};
+use super::planted::{self, Bug};
+use super::waits::{self, Awaited};
+use crate::log::core::{Command, Core, Device, Op, Outcome, Progress};
+use crate::media::DriveError;
+use crate::sync::atomic::Ordering;
+use crate::sync::{Instant, MutexGuard, now, step_aside};
+use std::time::Duration;
+
+/// How long to wait for news before looking again.
+const WAIT: Duration = Duration::from_millis(50);
+/// How long a request waits for room at least while writeback fails, and how many windows in a row
+/// have to have failed then, before it is answered with what the drive said.
+const PATIENCE: Duration = Duration::from_secs(10);
+const FAILURES: u32 = 3;
+
+impl Logged {
+    /// A command of a window has failed.
+    pub(super) fn note_failure(&self, failure: DriveError) {
+        *self.failure.lock() = Some(failure);
+    }
+
+    /// A window has ended.
+    pub(super) fn note_window(&self, well: bool) {
+        if well {
+            self.failures.store(0, Ordering::Release);
+        } else {
+            self.failures.fetch_add(1, Ordering::AcqRel);
+            // Requests that wait for room look whether to wait on.
+            self.news.tell();
+        }
+    }
+
+    /// Why a request that has waited for room since `began` must not wait any longer, if so.
+    fn gives_up(&self, began: Instant) -> Option<Fault> {
+        let few = self.failures.load(Ordering::Acquire) < FAILURES;
+        if few || now() - began < PATIENCE || planted::on(Bug::WaitForRoomForEver) {
+            return None;
+        }
+        Some(self.failure.lock().map_or(Fault::Failed, Fault::Drive))
+    }
+
+    /// Makes everything durable that was acknowledged before. If the log has failed, that is when
+    /// all of it is in the backing store.
+    ///
+    /// # Errors
+    /// The log has failed, and what it held is not in the backing store.
+    pub fn flush(&self) -> Result<(), Fault> {
+        self.flush_awaiting(Awaited::Writeback)
+    }
+
+    /// The same for a thread that must not wait for the rescue of a log that has failed.
+    ///
+    /// # Errors
+    /// The log has failed.
+    pub(super) fn commit(&self) -> Result<(), Fault> {
+        self.flush_awaiting(Awaited::Commit)
+    }
+
+    fn flush_awaiting(&self, most: Awaited) -> Result<(), Fault> {
+        self.touch();
+        let mut core = self.core.lock();
+        if core.is_through() {
+            drop(core);
+            return Ok(self.backing.flush()?);
+        }
+        core.clock(self.now_us());
+        let ticket = core.flush();
+        let (mut worked, mut watches) = (false, false);
+        loop {
+            let awaited = match core.progress(ticket) {
+                Progress::Pending => Awaited::Commit,
+                Progress::Rescue if most >= Awaited::Writeback => Awaited::Writeback,
+                progress => {
+                    self.hand_over(worked);
+                    return if progress == Progress::Done { Ok(()) } else { Err(Fault::Failed) };
+                }
+            };
+            (core, worked) = self.act(core);
+            if !worked {
+                let soon = core.patience_us(&mut watches).map_or(WAIT, Duration::from_micros);
+                let seen = self.news.seen();
+                drop(core);
+                self.wait(awaited, seen, soon.min(WAIT));
+                if ticket.is_done(self.durable.load(Ordering::Acquire)) {
+                    return Ok(());
+                }
+                core = self.core.lock();
+            }
+        }
+    }
+
+    /// Waits until the log has taken what another process left in memory.
+    ///
+    /// # Errors
+    /// The log has failed before, or there is no room because writeback fails.
+    pub fn recommit(&self) -> Result<(), Fault> {
+        self.wait_for_room(|core| match (core.is_recommitting(), core.is_failed()) {
+            (false, _) => Some(Ok(())),
+            (true, true) => Some(Err(Fault::Failed)),
+            (true, false) => None,
+        })?
+    }
+
+    /// Carries out the core's commands until `ready` says something, which may need room.
+    ///
+    /// # Errors
+    /// There is none, because writeback fails.
+    pub(super) fn wait_for_room<T>(
+        &self,
+        mut ready: impl FnMut(&mut Core) -> Option<T>,
+    ) -> Result<T, Fault> {
+        let began = now();
+        self.settle(Awaited::Writeback, |core| match ready(core) {
+            Some(value) => Some(Ok(value)),
+            None => self.gives_up(began).map(Err),
+        })
+    }
+
+    /// Carries out the core's commands until `ready` says something, for which this thread waits.
+    pub(super) fn settle<T>(
+        &self,
+        awaited: Awaited,
+        mut ready: impl FnMut(&mut Core) -> Option<T>,
+    ) -> T {
+        let mut core = self.core.lock();
+        let mut worked = false;
+        loop {
+            if let Some(value) = ready(&mut core) {
+                self.hand_over(worked);
+                return value;
+            }
+            (core, worked) = self.act(core);
+            if !worked && core.is_stepping() {
+                // In steps, so that others have their turn between them.
+                core = step_aside(&self.core, core);
+            } else if !worked {
+                let seen = self.news.seen();
+                drop(core);
+                self.wait(awaited, seen, WAIT);
+                core = self.core.lock();
+            }
+        }
+    }
+
+    /// The one place where a thread waits for other threads of the log.
+    fn wait(&self, awaited: Awaited, seen: u32, most: Duration) {
+        waits::check(awaited);
+        self.news.wait(seen, most);
+    }
+
+    /// Carries out a command of the core; `false` if there is none.
+    fn act<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> (MutexGuard<'a, Core>, bool) {
+        core.clock(self.now_us());
+        let Some(command) = core.next_command() else { return (core, false) };
+        drop(core);
+        let outcome = self.carry_out(&command);
+        let mut core = self.core.lock();
+        self.note(&mut core, command.id, &outcome);
+        (core, true)
+    }
+
+    /// A thread that has worked may leave work of which no waiter has been told: tells them.
+    fn hand_over(&self, worked: bool) {
+        if worked {
+            self.news.tell();
+        }
+    }
+
+    /// Flushes the backing store.
+    pub(super) fn flush_backing(&self) -> Outcome {
+        self.backing.flush().map_or_else(Outcome::Failed, |()| Outcome::Done)
+    }
+
+    /// Does what a command says.
+    pub(super) fn carry_out(&self, command: &Command) -> Outcome {
+        if let (Device::Backing, Op::Write(_, range)) = (command.device, &command.op) {
+            self.written_back.fetch_add(range.len() as u64, Ordering::Relaxed);
+        }
+        command.carry_out(&*self.log, &*self.backing)
+    }
+}

@@ -1,0 +1,307 @@
+//! A backing store, with what the log has of it as well.
+//!
+//! A drive below the read cache: a block that was written back and is still in the log, or that
+//! the log has a copy of, is read from there, and all others from the backing store. Invariants:
+//! it is the core that says where a block is, under its lock; what is read from the log is
+//! verified, and what cannot be is read from the backing store, which has the same; writes, zeroes
+//! and flushes go to the backing store alone.
+
+use crate::BLOCK_SIZE;
+use crate::codec::{Algorithm, Codec};
+use crate::log::core::{Core, Found, Reading};
+use crate::log::disk::cluster::Unpacked;
+use crate::log::disk::format::Kind;
+use crate::media::{ALIGN, Buffer, Drive, DriveError, Failures};
+use crate::sync::Mutex;
+use std::sync::Arc;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Blocks that are looked up at once: 1 MiB.
+const PART: usize = 256;
+/// Unwanted bytes that are read along between two places in the log.
+const GAP: u64 = 4096;
+/// Most bytes of a read of the log.
+const RUN: u64 = 256 << 10;
+
+/// The drive.
+pub struct Shelf {
+    core: Arc<Mutex<Core>>,
+    log: Arc<dyn Drive>,
+    backing: Arc<dyn Drive>,
+    /// What threads decode with that have nothing to decode now.
+    hands: Mutex<Vec<Hand>>,
+}
+
+/// What is needed to decode payloads.
+struct Hand {
+    codec: Codec,
+    unpacked: Unpacked,
+    /// Payloads that the log has in memory: which of the blocks that are wanted.
+    found: Vec<(usize, Kind, Vec<u8>)>,
+}
+
+/// Payloads that the log's drive has, of which of the blocks that are wanted. They stay there until
+/// this is dropped, however that comes.
+struct Pins<'a> {
+    core: &'a Mutex<Core>,
+    readings: Vec<(usize, Reading)>,
+}
+
+impl Drop for Pins<'_> {
+    fn drop(&mut self) {
+        if !self.readings.is_empty() {
+            let mut core = self.core.lock();
+            self.readings.iter().for_each(|(_, reading)| core.release(reading));
+        }
+    }
+}
+
+impl Shelf {
+    /// What `core` and its drive `log` have of `backing`, and that.
+    pub fn new(core: Arc<Mutex<Core>>, log: Arc<dyn Drive>, backing: Arc<dyn Drive>) -> Self {
+        Self { core, log, backing, hands: Mutex::default() }
+    }
+
+    fn hand(&self) -> Hand {
+        self.hands.lock().pop().unwrap_or_else(|| {
+            let (codec, unpacked) = (Codec::new(Algorithm::None), Unpacked::default());
+            Hand { codec, unpacked, found: Vec::new() }
+        })
+    }
+
+    /// Looks up which of the blocks the log has.
+    fn locate(
+        &self,
+        first: u64,
+        count: usize,
+        found: &mut Vec<(usize, Kind, Vec<u8>)>,
+    ) -> Pins<'_> {
+        found.clear();
+        let mut pins = Pins { core: &self.core, readings: Vec::new() };
+        let mut core = self.core.lock();
+        if !core.has_copies() {
+            return pins;
+        }
+        let mut payload = Vec::new();
+        for (i, block) in (first..).take(count).enumerate() {
+            match core.locate_copy(block, &mut payload) {
+                Some(Found::Memory(kind)) => found.push((i, kind, std::mem::take(&mut payload))),
+                Some(Found::Log(reading)) => pins.readings.push((i, reading)),
+                _ => {}
+            }
+        }
+        pins
+    }
+
+    /// Reads up to [`PART`] blocks; whether the backing store was asked.
+    fn read_part(&self, first: u64, out: &mut [[u8; BLOCK_SIZE]]) -> Result<bool, DriveError> {
+        let mut hand = self.hand();
+        let pins = self.locate(first, out.len(), &mut hand.found);
+        let mut missing = vec![true; out.len()];
+        let Hand { codec, unpacked, found } = &mut hand;
+        for (i, kind, payload) in found.iter() {
+            let (block, out) = (first + *i as u64, std::slice::from_mut(&mut out[*i]));
+            missing[*i] = !unpacked.decode(codec, *kind, payload, block, out);
+        }
+        self.read_log(&mut hand, pins, out, &mut missing);
+        self.hands.lock().push(hand);
+        let mut asked = false;
+        let mut from = 0;
+        while let Some(start) = (from..out.len()).find(|i| missing[*i]) {
+            let end = (start..out.len()).find(|i| !missing[*i]).unwrap_or(out.len());
+            let at = (first + start as u64) * BLOCK;
+            self.backing.read(at, out[start..end].as_flattened_mut())?;
+            (asked, from) = (true, end);
+        }
+        Ok(asked)
+    }
+
+    /// Reads what the log's drive has: neighbours there in one go.
+    fn read_log(
+        &self,
+        hand: &mut Hand,
+        mut pins: Pins<'_>,
+        out: &mut [[u8; BLOCK_SIZE]],
+        missing: &mut [bool],
+    ) {
+        let readings = &mut pins.readings;
+        if readings.is_empty() {
+            return;
+        }
+        readings.sort_unstable_by_key(|(_, reading)| reading.at);
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for (_, Reading { at, len, .. }) in readings.iter() {
+            let from = at / ALIGN as u64 * ALIGN as u64;
+            let to = (at + u64::from(*len)).next_multiple_of(ALIGN as u64);
+            match runs.last_mut() {
+                Some((start, end)) if from <= *end + GAP && to - *start <= RUN => {
+                    *end = to.max(*end);
+                }
+                _ => runs.push((from, to)),
+            }
+        }
+        let buffer = |(from, to): (u64, u64)| (from, Buffer::new((to - from) as usize));
+        let read: Vec<Result<(u64, Buffer), DriveError>> = match runs[..] {
+            [run] => {
+                let (at, mut bytes) = buffer(run);
+                vec![self.log.read(at, &mut bytes).map(|()| (at, bytes))]
+            }
+            _ => self.log.read_many(runs.into_iter().map(buffer).collect()),
+        };
+        let mut bad = Vec::new();
+        // Both are in the order of places.
+        let mut read = read.iter().flatten().peekable();
+        for (i, reading) in readings.iter() {
+            let end = reading.at + u64::from(reading.len);
+            while read.next_if(|(at, bytes)| at + (bytes.len() as u64) < end).is_some() {}
+            let part = read.peek().filter(|(at, _)| *at <= reading.at).map(|(at, bytes)| {
+                let from = (reading.at - at) as usize;
+                &bytes[from..from + reading.len as usize]
+            });
+            let Hand { codec, unpacked, .. } = hand;
+            let block = reading.stamp.block;
+            let whole = std::slice::from_mut(&mut out[*i]);
+            let fine = part.is_some_and(|payload| {
+                reading.stamp.fits(payload, reading.check)
+                    && unpacked.decode(codec, reading.kind, payload, block, whole)
+            });
+            missing[*i] = !fine;
+            if !fine {
+                bad.push(*reading);
+            }
+        }
+        if !bad.is_empty() {
+            let mut core = self.core.lock();
+            bad.iter().for_each(|reading| core.drop_copy(reading, reading.stamp.block));
+        }
+    }
+}
+
+impl Drive for Shelf {
+    fn size(&self) -> u64 {
+        self.backing.size()
+    }
+
+    fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+        self.read_noting(at, buf).map(|_| ())
+    }
+
+    fn read_noting(&self, at: u64, buf: &mut [u8]) -> Result<bool, DriveError> {
+        if !self.core.lock().has_copies() {
+            return self.backing.read_noting(at, buf);
+        }
+        let parts = buf.as_chunks_mut::<BLOCK_SIZE>().0.chunks_mut(PART);
+        (at / BLOCK..).step_by(PART).zip(parts).try_fold(false, |asked, (first, part)| {
+            self.read_part(first, part).map(|more| asked | more)
+        })
+    }
+
+    fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+        self.backing.write(at, data)
+    }
+
+    fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
+        self.backing.zero(at, len)
+    }
+
+    fn zeroes_quickly(&self) -> bool {
+        self.backing.zeroes_quickly()
+    }
+
+    fn failures(&self) -> Option<&Failures> {
+        self.backing.failures()
+    }
+
+    fn flush(&self) -> Result<(), DriveError> {
+        self.backing.flush()
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::logged::{LogHand, Logged};
+    use super::super::tending::{Policy, Tending};
+    use super::*;
+    use crate::log::core::{Kept, Options};
+    use crate::log::disk::format::IDENTITY;
+    use crate::log::recovery::{format, open};
+    use crate::media::{Access, FileDrive, Memory};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
+
+    /// A drive whose readers panic once it strikes.
+    struct Deadly {
+        drive: FileDrive,
+        strikes: AtomicBool,
+    }
+
+    impl Drive for Deadly {
+        fn size(&self) -> u64 {
+            self.drive.size()
+        }
+
+        fn read(&self, at: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+            assert!(!self.strikes.load(Ordering::SeqCst), "it strikes");
+            self.drive.read(at, buf)
+        }
+
+        fn write(&self, at: u64, data: &[u8]) -> Result<(), DriveError> {
+            self.drive.write(at, data)
+        }
+
+        fn zero(&self, at: u64, len: u64) -> Result<(), DriveError> {
+            self.drive.zero(at, len)
+        }
+
+        fn flush(&self) -> Result<(), DriveError> {
+            self.drive.flush()
+        }
+    }
+
+    fn eventually(what: &str, is_so: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !is_so() {
+            assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_reader_that_ends_early_keeps_nothing_in_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let drive = |name, bytes| {
+            let path = dir.path().join(name);
+            std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
+            FileDrive::open(&path, Access::Exclusive).unwrap()
+        };
+        let (drive, backing) = (drive("log", 16 << 20), Arc::new(drive("backing", 1 << 20)));
+        let log = Arc::new(Deadly { drive, strikes: AtomicBool::new(false) });
+        format(&*log, [7; 16], [0; IDENTITY], 256, 64 << 10).unwrap();
+        let kept = Kept::new(&Memory::default()).unwrap();
+        let options = Options { keep_percent: 50, ..Options::default() };
+        let (core, _) = open(&*log, options, 1000, false, kept).unwrap();
+        let core = Arc::new(Mutex::new(core));
+        let [log_too, below]: [Arc<dyn Drive>; 2] = [log.clone(), backing.clone()];
+        let logged = Logged::new(Arc::clone(&core), Arc::clone(&log_too), Arc::clone(&below));
+        let (shelf, logged) = (Shelf::new(Arc::clone(&core), log_too, below), Arc::new(logged));
+        let none = Algorithm::None;
+        let tending = Tending::start(&logged, Policy::default(), none, None).unwrap();
+        logged.write(&mut LogHand::new(none), 3, &[[5; BLOCK_SIZE]]).unwrap();
+        tending.drain(true);
+        eventually("it is not written back", || core.lock().is_clean());
+        // From the log: the backing store has something else now.
+        backing.write(3 * BLOCK, &[6; BLOCK_SIZE]).unwrap();
+        let mut out = [0; BLOCK_SIZE];
+        shelf.read(3 * BLOCK, &mut out).unwrap();
+        assert_eq!(out, [5; BLOCK_SIZE]);
+        log.strikes.store(true, Ordering::SeqCst);
+        let ended = catch_unwind(AssertUnwindSafe(|| shelf.read(3 * BLOCK, &mut out)));
+        assert!(ended.is_err());
+        assert!(core.lock().stats().segments_clean > 0);
+        logged.keep(0);
+        eventually("the segment is still pinned", || core.lock().stats().segments_clean == 0);
+        tending.close(&crate::media::Witness::default).unwrap();
+    }
+}

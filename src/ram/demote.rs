@@ -1,0 +1,405 @@
+//! Going down into the slots of a spill device, and coming up again: which segments, when, and
+//! which thread waits for it.
+//!
+//! A clock's hand goes over the segments in memory by their age. What it comes to goes down, unless
+//! half of it was read since the hand was there before; what was read of the others is appended
+//! anew. Where that turns out to be wrong again and again (`hindsight.rs`), what it comes to is by
+//! chance. A record that is read a second time in its slot comes back, if there is room.
+//!
+//! A thread of the volume's own keeps a reserve of free memory ([`Ram::keep_reserve`]), so that a
+//! writer finds room; one that finds none takes a segment down itself, or is refused. That thread
+//! alone also has what goes down recompressed, while there is time for it (`recompress.rs`).
+//! Nothing here allocates memory: what is needed was there when the volume came up.
+//!
+//! Invariant: while the device is waited for, no lock of the store's is held and no epoch pinned.
+
+use super::engine::Ram;
+use super::hindsight::{Gone, Hindsight};
+use super::policy::{self, CHILL, Candidate};
+use super::spill::{Spill, SpillCounts, SpillTo};
+use crate::BLOCK_SIZE;
+use crate::media::budget::Taker;
+use crate::media::{ALIGN, Buffer, Failures};
+use crate::ram::store::planted::{Bug, on};
+use crate::ram::store::segment::Sealed;
+use crate::ram::store::{
+    Below, Blocked, Cleaned, ReadAgain, Session, Spilled, Stopped, Store, Survey, Version, Why,
+};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
+
+/// A block could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unread {
+    /// Its record is not what was written.
+    Damaged(u64),
+    /// The spill device failed to give it.
+    Drive(u64),
+}
+
+/// A home below memory, and what is known of the way there.
+pub(super) struct Lower {
+    pub(super) spill: Spill,
+    clock: Mutex<Clock>,
+    /// Bytes of a slot that is emptied; also, one does that at a time.
+    slot: Mutex<Buffer>,
+    /// Live bytes in slots, as of a while ago.
+    live: AtomicU64,
+    promoted: AtomicU64,
+}
+
+/// What the hand came to last.
+struct Clock {
+    hand: u64,
+    hindsight: Hindsight,
+    /// Another one for each choice by chance.
+    seed: u64,
+    candidates: [Candidate; CHILL],
+    /// Of those, the ones that may go; the last first.
+    left: usize,
+}
+
+impl Lower {
+    pub(super) fn new(to: SpillTo, store: &Store) -> Self {
+        let size = store.segment_size();
+        store.budget().add(u64::from(size) + size_of::<Self>() as u64);
+        let none = Candidate {
+            sealed: Sealed { segment: 0, end: 0, dead: 0, sequence: 0 },
+            survey: Survey::default(),
+        };
+        Self {
+            spill: Spill::new(to, size),
+            clock: Mutex::new(Clock {
+                hand: 0,
+                hindsight: Hindsight::default(),
+                seed: 0,
+                candidates: [none; CHILL],
+                left: 0,
+            }),
+            slot: Mutex::new(Buffer::new(size as usize)),
+            live: AtomicU64::new(store.segments().live_below().0),
+            promoted: AtomicU64::new(0),
+        }
+    }
+
+    /// Live bytes in slots, as of a while ago.
+    pub(super) fn live(&self) -> u64 {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn look(&self, store: &Store) {
+        self.live.store(store.segments().live_below().0, Ordering::Relaxed);
+    }
+}
+
+impl Ram {
+    /// What was asked of the spill device, if there is one.
+    pub fn spill_counts(&self) -> Option<SpillCounts> {
+        self.lower().map(|lower| lower.spill.counts())
+    }
+
+    /// What has failed on the spill device.
+    pub fn spill_failures(&self) -> Option<&Failures> {
+        self.lower().and_then(|lower| lower.spill.failures())
+    }
+
+    /// Whether the spill device failed to take what it was given last.
+    pub fn spill_failed(&self) -> bool {
+        self.lower().is_some_and(|lower| lower.spill.has_failed())
+    }
+
+    /// Bytes that may still be written to the spill device now; `None` when there is no limit.
+    pub fn spill_allowed(&self) -> Option<u64> {
+        self.lower().and_then(|lower| lower.spill.allowed())
+    }
+
+    /// Takes the label off the device: what is in its slots is worth nothing any more.
+    pub fn disown(&self) {
+        if let Some(lower) = self.lower() {
+            lower.spill.disown();
+        }
+    }
+
+    /// Blocks that came back because they were read again.
+    pub fn promoted(&self) -> u64 {
+        self.lower().map_or(0, |lower| lower.promoted.load(Ordering::Relaxed))
+    }
+
+    /// Reads one block as of some moment during the call. Returns which version that was.
+    ///
+    /// # Errors
+    /// [`Unread`]; then `out` holds nothing of use.
+    pub fn read(
+        &self,
+        session: &mut Session,
+        block: u64,
+        out: &mut [u8; BLOCK_SIZE],
+    ) -> Result<Version, Unread> {
+        loop {
+            match self.store().read(session, block, out) {
+                Ok(version) => {
+                    self.promote(session, block, std::slice::from_ref(out));
+                    return Ok(version);
+                }
+                Err(stopped) => self.go_on(block, stopped)?,
+            };
+        }
+    }
+
+    /// Reads consecutive blocks, each as of some moment during the call.
+    ///
+    /// # Errors
+    /// [`Unread`] at the first one that can't be read; the rest is not.
+    pub fn read_run(
+        &self,
+        session: &mut Session,
+        first: u64,
+        out: &mut [[u8; BLOCK_SIZE]],
+    ) -> Result<(), Unread> {
+        let mut done = 0;
+        while let Err(stopped) =
+            self.store().read_run(session, first + done as u64, &mut out[done..])
+        {
+            done += self.go_on(first + done as u64, stopped)?;
+        }
+        self.promote(session, first, out);
+        Ok(())
+    }
+
+    /// Brings what a read from `first` on stopped at, if that can be; says how far it had come.
+    fn go_on(&self, first: u64, stopped: Stopped) -> Result<usize, Unread> {
+        let Stopped { done, why } = stopped;
+        let block = first + done as u64;
+        match why {
+            Why::Damaged => Err(Unread::Damaged(block)),
+            Why::Below(below) if self.bring(&below) => Ok(done),
+            Why::Below(_) => Err(Unread::Drive(block)),
+        }
+    }
+
+    fn bring(&self, below: &Below) -> bool {
+        let Some(lower) = self.lower() else { return false };
+        let bring = |below: &Below| {
+            let read = |window: &mut [u8]| lower.spill.read(below.slot, below.from, window).is_ok();
+            self.store().bring(below, read)
+        };
+        // What fails may be what would have been read along.
+        bring(below) || below.alone().is_some_and(|alone| bring(&alone))
+    }
+
+    /// Appends those of the blocks anew that were read from a slot or a cluster not for the first
+    /// time, if that takes no room that writers need.
+    fn promote(&self, session: &mut Session, first: u64, blocks: &[[u8; BLOCK_SIZE]]) {
+        while let Some(ReadAgain { block, version, below }) = session.read_again() {
+            let at = block.checked_sub(first).and_then(|at| blocks.get(at as usize));
+            let Some(data) = at else { continue };
+            if self.free() < policy::TIGHT_SEGMENTS * u64::from(self.store().segment_size()) {
+                continue;
+            }
+            self.store().stage(session, std::slice::from_ref(data));
+            let expect = (!on(Bug::PromoteWithoutCheck)).then_some(version);
+            let mut progress = self.store().commit(session, block, 0, expect);
+            if let Some(Blocked::Segment(len)) = progress.blocked
+                && self.store().open_segment(Taker::Ordinary, len)
+            {
+                progress = self.store().commit(session, block, 0, expect);
+            }
+            if progress.blocked.is_none() {
+                match self.lower().filter(|_| below) {
+                    Some(lower) => lower.promoted.fetch_add(1, Ordering::Relaxed),
+                    None => self.recompression().count_promoted(),
+                };
+            }
+        }
+    }
+
+    /// Takes the coldest segment down, and waits for the device to have it. `false` when none can
+    /// go down now.
+    pub(super) fn demote_one(&self, session: &Session, who: Taker) -> bool {
+        let Some(lower) = self.lower().filter(|lower| lower.spill.takes()) else { return false };
+        let store = self.store();
+        if store.slots().free() == 0 && store.free_dead_slots() > 0 {
+            self.settle();
+        }
+        let Some(victim) = self.coldest(lower, session) else { return false };
+        self.take_down(lower, session, victim, who)
+    }
+
+    /// Takes a segment down that is claimed, and waits for the device to have it. `false` when that
+    /// can't be.
+    pub(super) fn take_down(
+        &self,
+        lower: &Lower,
+        session: &Session,
+        victim: Sealed,
+        who: Taker,
+    ) -> bool {
+        let store = self.store();
+        match store.go_down(session, victim, who) {
+            Spilled::Emptied => true,
+            Spilled::Not => false,
+            Spilled::Going(going) => {
+                let (slot, bytes) = store.bytes_of(&going);
+                let written = lower.spill.write(slot, bytes);
+                let live = victim.end.saturating_sub(store.segments().dead_bytes(victim.segment));
+                let gone = Gone { segment: victim.segment, sequence: victim.sequence, live };
+                store.spilled(session, going, written);
+                lower.clock.lock().hindsight.note(gone, store.budget().limit());
+                written
+            }
+        }
+    }
+
+    /// The segment that is to go down next, claimed.
+    pub(super) fn coldest(&self, lower: &Lower, session: &Session) -> Option<Sealed> {
+        let mut clock = lower.clock.lock();
+        for _ in 0..2 {
+            while let Some(last) = clock.left.checked_sub(1) {
+                clock.left = last;
+                let Sealed { segment, sequence, .. } = clock.candidates[last].sealed;
+                let claimed = self.store().segments().claim(segment, sequence);
+                if claimed.is_some() {
+                    return claimed;
+                }
+            }
+            lower.look(self.store());
+            clock.move_hand(self.store(), session);
+        }
+        None
+    }
+
+    /// Empties the slot with the most garbage, if it has at least one part in `worth_part` of that.
+    /// `false` when none has, or there is no room for what is live in it.
+    pub(super) fn compact_one(&self, session: &Session, who: Taker, worth_part: u32) -> bool {
+        let Some(lower) = self.lower() else { return false };
+        let store = self.store();
+        if store.free_dead_slots() > 0 {
+            return true;
+        }
+        let least = store.segment_size() / worth_part;
+        let emptiest = store.segments().all_spilled().max_by_key(|s| s.dead);
+        let Some(chosen) = emptiest.filter(|s| s.dead >= least) else { return false };
+        // A thread that makes room for a writer can do nothing better than wait for the buffer. The
+        // thread that holds the buffer waits only for the device.
+        let buffer = match who {
+            Taker::Cleaner => Some(lower.slot.lock()),
+            Taker::Ordinary => lower.slot.try_lock(),
+        };
+        let Some(mut buffer) = buffer else { return false };
+        let claimed = store.segments().claim_spilled(chosen.segment, chosen.sequence);
+        let Some((victim, slot)) = claimed else { return true };
+        let len = (victim.end as usize).next_multiple_of(ALIGN);
+        if lower.spill.read(slot, 0, &mut buffer[..len]).is_err() {
+            // Only a reader of what is in it has to be told.
+            store.segments().quarantine(victim.segment);
+            store.segments().unclaim(victim.segment);
+            return false;
+        }
+        match store.take_up(session, victim, &buffer, who) {
+            Cleaned::Emptied => true,
+            Cleaned::NoRoom => false,
+            // Its slot is free when all in it was written anew.
+            Cleaned::Damaged => {
+                store.segments().unclaim(victim.segment);
+                false
+            }
+        }
+    }
+
+    /// Takes everything down that is sealed, whatever room there is.
+    pub fn spill_all(&self, session: &Session) {
+        while self.demote_one(session, Taker::Ordinary) {}
+        self.store().collect();
+    }
+
+    /// Empties a slot that has any garbage.
+    pub fn compact_any(&self, session: &Session) {
+        self.compact_one(session, Taker::Ordinary, self.store().segment_size());
+        self.store().collect();
+    }
+
+    /// What the volume's own thread does: sees to it that writers find room, in memory and below.
+    /// Says whether there was something to do. Stops early when `stop` says so.
+    pub fn keep_reserve(&self, session: &Session, stop: &dyn Fn() -> bool) -> bool {
+        let Some(lower) = self.lower() else { return false };
+        let (low, high) = self.reserve_marks();
+        self.store().collect();
+        let mut busy = false;
+        if self.free() < low {
+            let make = || {
+                let part = policy::SPILL_WORTH_PART;
+                self.clean_one(session, Taker::Ordinary, part).is_some()
+                    || self.free() >= low / 2 && self.pack_down(session, low / 2)
+                    || self.demote_one(session, Taker::Ordinary)
+            };
+            while self.free() < high && !stop() && self.assist(make) {
+                busy = true;
+                self.settle();
+            }
+        }
+        let slots = self.store().slots();
+        if self.can_spill() && policy::few_slots(slots.free(), slots.count()) {
+            lower.look(self.store());
+            let part = policy::SLOT_WORTH_PART;
+            let compact = || self.compact_one(session, Taker::Ordinary, part);
+            busy |= !stop() && self.assist(compact);
+            self.settle();
+        }
+        busy
+    }
+
+    /// Whether the reserve of free memory has to be filled up.
+    pub fn wants_reserve(&self) -> bool {
+        self.lower().is_some() && self.free() < self.reserve_marks().0
+    }
+
+    /// Whether segments can go down now, if there are slots for them.
+    pub(super) fn can_spill(&self) -> bool {
+        self.lower().is_some_and(|lower| lower.spill.takes())
+    }
+
+    fn reserve_marks(&self) -> (u64, u64) {
+        policy::reserve(self.store().budget().limit(), self.store().segment_size())
+    }
+}
+
+impl Clock {
+    /// Looks at the next segments, and chooses among them.
+    fn move_hand(&mut self, store: &Store, session: &Session) {
+        let segments = store.segments();
+        let mut next = [self.candidates[0].sealed; CHILL];
+        let live = |gone: &Gone| match segments.spilled(gone.segment) {
+            Some(now) if now.sequence == gone.sequence => now.end.saturating_sub(now.dead),
+            _ => 0,
+        };
+        self.hindsight.look(store.budget().limit(), live);
+        let by_chance = self.hindsight.is_sorry();
+        let count = if by_chance {
+            self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            policy::by_chance(segments.all_sealed(), self.seed, &mut next)
+        } else {
+            policy::behind_hand(segments.all_sealed(), self.hand, &mut next)
+        };
+        let mut found = 0;
+        for sealed in &next[..count] {
+            if let Some(sealed) = segments.claim(sealed.segment, sealed.sequence) {
+                let survey = store.survey(session, sealed, false);
+                segments.unclaim(sealed.segment);
+                self.candidates[found] = Candidate { sealed, survey };
+                found += 1;
+            }
+        }
+        if let Some(last) = next[..count].last().filter(|_| !by_chance) {
+            self.hand = last.sequence + 1;
+        }
+        let stay = policy::chill(&mut self.candidates[..found]);
+        for Candidate { sealed, .. } in &self.candidates[..stay] {
+            if let Some(sealed) = segments.claim(sealed.segment, sealed.sequence) {
+                store.survey(session, sealed, true);
+                segments.unclaim(sealed.segment);
+            }
+        }
+        self.candidates[..found].rotate_left(stay);
+        self.left = found - stay;
+    }
+}

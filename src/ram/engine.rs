@@ -1,0 +1,501 @@
+//! The RAM tier: a store whose limit holds, whose memory stays near its payload, and which fails a
+//! write only when nothing more fits.
+//!
+//! A thread that needs room makes it: one that opens a segment while garbage is above its share
+//! cleans some of it first, so memory stays bounded however fast writes come, and no write waits
+//! for another thread's turn. A thread of the volume's own does the same when writes have ceased
+//! ([`Ram::tend`]).
+//!
+//! Invariants:
+//! - one thread at a time cleans with the reserve; without it, several may, each a segment of its
+//!   own;
+//! - no stripe lock is held and no epoch pinned while a thread waits for the cleaner.
+
+use super::demote::Lower;
+use super::policy;
+use super::recompress::Recompression;
+use super::spill::SpillTo;
+use super::stock::Stock;
+use crate::BLOCK_SIZE;
+use crate::error::Result;
+use crate::media::Memory;
+use crate::media::budget::Taker;
+use crate::ram::store::segment::Sealed;
+use crate::ram::store::{Blocked, Cleaned, Session, Shape, Store, Version};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::thread::Thread;
+use std::time::Instant;
+
+/// Nothing more fits under the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoSpace;
+
+/// Frames kept ready while writes go on: these, and one in so many of those in use.
+const READY_BUSY: usize = 4;
+/// See [`READY_BUSY`].
+const READY_PART: u64 = 100;
+
+/// A store, its limit, and its cleaner.
+pub struct Ram {
+    store: Store,
+    /// The one thread that may use the reserve holds this.
+    cleaner: Mutex<Session>,
+    /// Segments to clean next, the emptiest last.
+    victims: Mutex<Vec<Sealed>>,
+    /// Segments opened by writes: what tells a quiet volume from a busy one.
+    opened: AtomicU64,
+    /// Writers that are cleaning a segment without holding `cleaner`.
+    assisting: AtomicU64,
+    /// Bytes that a session takes.
+    session_memory: u64,
+    stalls: AtomicU64,
+    no_space: AtomicU64,
+    /// Where segments go that memory has no room for.
+    lower: Option<Lower>,
+    /// The thread that keeps the reserve.
+    keeper: OnceLock<Thread>,
+    pub(super) stock: Stock,
+    recompression: Recompression,
+}
+
+impl Ram {
+    /// A tier over `memory`: empty, or with what another process left there.
+    ///
+    /// # Errors
+    /// See [`Store::new`] and [`Store::recount`].
+    pub fn new(memory: &Memory, shape: Shape, limit: u64) -> Result<Self> {
+        Self::above(memory, shape, limit, None)
+    }
+
+    /// The same above a spill device, which has what its slots held if another process left the
+    /// memory.
+    ///
+    /// # Errors
+    /// As [`Ram::new`].
+    pub fn above(
+        memory: &Memory,
+        shape: Shape,
+        limit: u64,
+        below: Option<SpillTo>,
+    ) -> Result<Self> {
+        debug_assert_eq!(shape.slots, below.as_ref().map_or(0, |below| below.slots));
+        let store = Store::new(memory, shape, limit)?;
+        if memory.is_inherited() {
+            store.recount()?;
+        }
+        let session = store.session()?;
+        let session_memory = session.memory();
+        let zero = || AtomicU64::new(0);
+        let lower = below.map(|below| Lower::new(below, &store));
+        Ok(Self {
+            store,
+            lower,
+            keeper: OnceLock::new(),
+            stock: Stock::default(),
+            recompression: Recompression::default(),
+            cleaner: Mutex::new(session),
+            victims: Mutex::new(Vec::with_capacity(policy::VICTIMS_MAX)),
+            opened: zero(),
+            assisting: zero(),
+            session_memory,
+            stalls: zero(),
+            no_space: zero(),
+        })
+    }
+
+    pub(super) fn lower(&self) -> Option<&Lower> {
+        self.lower.as_ref()
+    }
+
+    pub(super) fn recompression(&self) -> &Recompression {
+        &self.recompression
+    }
+
+    /// Makes the calling thread the one that is woken up when the reserve has to be filled up.
+    pub fn keep_awake(&self) {
+        self.keeper.get_or_init(std::thread::current);
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Writes that had to wait for the cleaner at the limit, or for memory in stock.
+    pub fn stalls(&self) -> u64 {
+        self.stalls.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_stall(&self) {
+        self.stalls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Writes that were refused.
+    pub fn refusals(&self) -> u64 {
+        self.no_space.load(Ordering::Relaxed)
+    }
+
+    /// Writes whole blocks of one group.
+    ///
+    /// # Errors
+    /// [`NoSpace`]; blocks before the one that did not fit are written.
+    pub fn write(
+        &self,
+        session: &mut Session,
+        first: u64,
+        blocks: &[[u8; BLOCK_SIZE]],
+    ) -> std::result::Result<(), NoSpace> {
+        self.store.stage(session, blocks);
+        self.commit(session, first, None).map(|_| ())
+    }
+
+    /// Writes one block if it is still the version `expect`; `false` when it is not.
+    ///
+    /// # Errors
+    /// [`NoSpace`]; nothing is written.
+    pub fn write_if(
+        &self,
+        session: &mut Session,
+        block: u64,
+        data: &[u8; BLOCK_SIZE],
+        expect: Version,
+    ) -> std::result::Result<bool, NoSpace> {
+        self.store.stage(session, std::slice::from_ref(data));
+        self.commit(session, block, Some(expect))
+    }
+
+    fn commit(
+        &self,
+        session: &mut Session,
+        first: u64,
+        expect: Option<Version>,
+    ) -> std::result::Result<bool, NoSpace> {
+        let mut done = 0;
+        loop {
+            let progress = self.store.commit(session, first, done, expect);
+            done = progress.done;
+            match progress.blocked {
+                None => return Ok(true),
+                Some(Blocked::Changed) => return Ok(false),
+                Some(Blocked::Segment(len)) => self.roll(session, len)?,
+                Some(Blocked::Leaf) => self.reclaim(session, |store| {
+                    store.frames().trim_to(store.budget(), 0);
+                    store.index().ensure(first, store.budget())
+                })?,
+            }
+        }
+    }
+
+    /// Opens a segment with room for `len` bytes. When garbage is above its share, or the limit
+    /// near, the caller first cleans as much as it is about to fill; several threads may do so
+    /// at once.
+    fn roll(&self, session: &mut Session, len: u32) -> std::result::Result<(), NoSpace> {
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        self.store.collect();
+        self.assisting.fetch_add(1, Ordering::AcqRel);
+        let mut cleaned = 0;
+        while cleaned < policy::PAY_SEGMENTS * self.store.segment_size()
+            && (self.over(policy::BUSY_PERMILLE) || self.tight())
+        {
+            let part = match (self.tight(), self.can_spill()) {
+                (true, true) => policy::SPILL_WORTH_PART,
+                (true, false) => policy::WORTH_PART,
+                (false, _) => policy::BUSY_WORTH_PART,
+            };
+            let Some(gain) = self.clean_one(session, Taker::Ordinary, part) else { break };
+            cleaned += gain;
+            self.store.collect();
+        }
+        self.assisting.fetch_sub(1, Ordering::AcqRel);
+        if self.wants_reserve()
+            && let Some(keeper) = self.keeper.get()
+        {
+            keeper.unpark();
+        }
+        self.trim_surplus();
+        self.store.frames().prepare(self.store.budget());
+        self.look_at_stock();
+        let open = || self.store.open_segment(Taker::Ordinary, len);
+        if open() || self.await_stock(session) && open() {
+            return Ok(());
+        }
+        self.reclaim(session, |store| store.open_segment(Taker::Ordinary, len))
+    }
+
+    /// Returns ready frames that a busy volume does not need.
+    fn trim_surplus(&self) {
+        let frames = self.store.budget().used() / u64::from(self.store.segment_size());
+        let keep = READY_BUSY + (frames / READY_PART) as usize;
+        self.store.frames().trim(self.store.budget(), keep);
+    }
+
+    /// Whether the limit is near.
+    fn tight(&self) -> bool {
+        self.free() < policy::TIGHT_SEGMENTS * u64::from(self.store.segment_size())
+    }
+
+    /// Bytes of memory that writers could take.
+    pub(super) fn free(&self) -> u64 {
+        let (budget, segment) = (self.store.budget(), u64::from(self.store.segment_size()));
+        let ready = self.store.frames().ready() as u64 * segment;
+        (budget.limit() + ready).saturating_sub(budget.used() + budget.reserve())
+    }
+
+    /// Counts the caller among the threads that make room, while `work` lasts.
+    pub(super) fn assist<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.assisting.fetch_add(1, Ordering::AcqRel);
+        let result = work();
+        self.assisting.fetch_sub(1, Ordering::AcqRel);
+        result
+    }
+
+    /// Makes room at the limit for the writer of `session`, until `enough` says that it is.
+    fn reclaim(
+        &self,
+        session: &mut Session,
+        mut enough: impl FnMut(&Store) -> bool,
+    ) -> std::result::Result<(), NoSpace> {
+        self.count_stall();
+        let start = Instant::now();
+        let result = {
+            let cleaner = self.cleaner.lock();
+            self.reclaim_locked(&cleaner, &mut enough)
+        };
+        session.stalled += start.elapsed();
+        if result.is_err() {
+            self.no_space.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn reclaim_locked(
+        &self,
+        cleaner: &Session,
+        enough: &mut dyn FnMut(&Store) -> bool,
+    ) -> std::result::Result<(), NoSpace> {
+        self.drop_empty_leaves();
+        let mut waited = false;
+        loop {
+            self.settle();
+            if enough(&self.store) {
+                return Ok(());
+            }
+            if self.make_some_room(cleaner) {
+                waited = false;
+                continue;
+            }
+            if std::mem::replace(&mut waited, true) {
+                return Err(NoSpace);
+            }
+            // What other threads clean, are about to fill, or leave behind may be room a moment
+            // later, and empty leaves are given back when no thread looks at them. None of those
+            // threads waits for this one.
+            let mut round = 0;
+            while self.assisting.load(Ordering::Acquire) > 0 {
+                crate::sync::relax(round);
+                round = round.saturating_add(1);
+            }
+            self.store.epochs().wait();
+        }
+    }
+
+    /// Cleans a segment, or takes one down, or gets one's slot free. `false` when nothing helps.
+    fn make_some_room(&self, cleaner: &Session) -> bool {
+        let clean = |part| self.clean_one(cleaner, Taker::Cleaner, part).is_some();
+        if self.lower.is_none() {
+            let seal = || self.seal_garbage() || self.seal_clusters() || self.end_clusters();
+            return clean(policy::WORTH_PART) || seal();
+        }
+        let compact = |part| self.can_spill() && self.compact_one(cleaner, Taker::Cleaner, part);
+        // Emptying a slot takes memory before it gives any: cleaning what is hardly worth it would
+        // use up what that takes.
+        let few = self.store.slots().free() == 0;
+        self.can_spill() && clean(policy::SPILL_WORTH_PART)
+            || few && compact(policy::SLOT_WORTH_PART)
+            || self.demote_one(cleaner, Taker::Cleaner)
+            || clean(policy::WORTH_PART)
+            || self.seal_garbage()
+            || self.seal_clusters()
+            || compact(policy::WORTH_PART)
+            || self.end_clusters()
+    }
+
+    /// Makes room for `bytes` of tables or buffers, which are added to what is used afterwards.
+    /// `false` when they do not fit.
+    pub fn make_room(&self, bytes: u64) -> bool {
+        let fits = |store: &Store| store.budget().fits(bytes, Taker::Ordinary);
+        let mut enough = |store: &Store| {
+            store.frames().trim_to(store.budget(), 0);
+            fits(store)
+        };
+        fits(&self.store) || self.reclaim_locked(&self.cleaner.lock(), &mut enough).is_ok()
+    }
+
+    /// A way in for one thread, with room made for its buffers. Without room it gets them all the
+    /// same: a client must be able to discard.
+    ///
+    /// # Errors
+    /// See [`Store::session`].
+    pub fn session(&self) -> Result<Session> {
+        self.make_room(self.session_memory);
+        self.store.session()
+    }
+
+    /// Waits until everything that was retired is free. Pins are short, so this is too.
+    pub(super) fn settle(&self) {
+        let mut round = 0;
+        self.store.collect();
+        while self.store.retired() > 0 {
+            crate::sync::relax(round);
+            round += 1;
+            self.store.collect();
+        }
+    }
+
+    /// Cleans the emptiest segment, if that gives back at least one part in `worth_part` of one.
+    /// Says how much that was; `None` when none is worth it, or there is no room to clean.
+    pub(super) fn clean_one(&self, session: &Session, who: Taker, worth_part: u32) -> Option<u32> {
+        let size = self.store.segment_size();
+        let least = size / worth_part;
+        loop {
+            let chosen = {
+                let segments = self.store.segments();
+                let mut victims = self.victims.lock();
+                // A list of what is not worth it may be old, and made for a caller that is content
+                // with less: it says nothing of what has garbage by now.
+                if victims.last().is_none_or(|last| policy::gain(last, size) < least) {
+                    let most = policy::batch(segments.in_use());
+                    policy::victims(segments.all_sealed(), (size, least), most, &mut victims);
+                }
+                victims.pop()?
+            };
+            // The list may be old: the segment may be gone, or have more garbage by now.
+            let Some(victim) = self.store.segments().claim(chosen.segment, chosen.sequence) else {
+                continue;
+            };
+            match self.store.clean(session, victim, who) {
+                Cleaned::Emptied => return Some(policy::gain(&victim, size)),
+                Cleaned::Damaged => {}
+                Cleaned::NoRoom => return None,
+            }
+        }
+    }
+
+    /// Seals the open segment if it holds garbage worth cleaning. `false` when it does not.
+    fn seal_garbage(&self) -> bool {
+        let Some((segment, end)) = self.store.log().open() else { return false };
+        let dead = self.store.segments().dead_bytes(segment);
+        let size = self.store.segment_size();
+        dead >= (size / policy::WORTH_PART).max(1)
+            && end > 0
+            && self.store.open_segment(Taker::Cleaner, size)
+    }
+
+    fn drop_empty_leaves(&self) {
+        self.store.index().drop_empty(self.store.epochs());
+    }
+
+    fn over(&self, permille: u64) -> bool {
+        let mut payload = self.store.tallies().sum().payload.max(0) as u64;
+        let mut index = 0;
+        if let Some(lower) = &self.lower {
+            // Of what is below, only the index is here, and that can't be cleaned.
+            payload = payload.saturating_sub(lower.live());
+            index = self.store.index().leaf_bytes();
+        }
+        // Cleaning makes more ready frames, so it is no answer to having them, nor to those that
+        // wait for a pinned thread: another writer that cleans is one.
+        let ready = self.store.frames().ready() as u64 * u64::from(self.store.segment_size());
+        let coming = self.store.retired_bytes();
+        let used = self.store.budget().used().saturating_sub(ready + coming + index);
+        policy::over(used, payload, permille, self.store.segment_size())
+    }
+
+    /// What the volume's own thread does now and then: `quiet` when no segment was opened for a
+    /// while. Stops early when `stop` says so.
+    pub fn tend(&self, quiet: bool, stop: &dyn Fn() -> bool) {
+        self.store.collect();
+        if !quiet {
+            self.trim_surplus();
+            return;
+        }
+        self.seal_clusters();
+        while self.over(policy::QUIET_PERMILLE) && !stop() {
+            let Some(cleaner) = self.cleaner.try_lock() else { return };
+            if self.clean_one(&cleaner, Taker::Ordinary, policy::WORTH_PART).is_none() {
+                break;
+            }
+            self.store.collect();
+            self.store.frames().trim(self.store.budget(), READY_BUSY);
+        }
+        self.drop_empty_leaves();
+        if let Some(lower) = &self.lower {
+            self.store.free_dead_slots();
+            lower.look(&self.store);
+        }
+        self.store.collect();
+        self.store.frames().trim(self.store.budget(), 0);
+    }
+
+    /// Segments opened by writes so far.
+    pub fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    /// Lowers or raises the limit. `false`, and nothing changes, when what is stored does not fit.
+    /// Where data goes down for it, it goes a little at a time: a writer that is out of room waits
+    /// for that, and not for all of it.
+    pub fn set_limit(&self, bytes: u64) -> bool {
+        let budget = self.store.budget();
+        let before = budget.limit();
+        if bytes < before {
+            self.store.fit_windows(bytes);
+        }
+        let step = policy::LOWER_SEGMENTS * u64::from(self.store.segment_size());
+        let mut now = before.min(bytes.max(budget.used()));
+        while self.lower.is_some() && now > bytes + step {
+            if !self.set_limit_to(now) {
+                break; // the last one tells
+            }
+            now -= step;
+        }
+        let done = self.set_limit_to(bytes);
+        if !done {
+            budget.set_limit(before);
+            self.fit_stock();
+        }
+        self.store.fit_windows(budget.limit());
+        done
+    }
+
+    fn set_limit_to(&self, bytes: u64) -> bool {
+        // Held to the end: a writer that is out of room waits until it is known which limit holds.
+        let cleaner = &*self.cleaner.lock();
+        let before = self.store.budget().limit();
+        self.store.budget().set_limit(bytes);
+        self.fit_stock();
+        // Swapping depends on the stock, so the stock goes only if nothing else helps.
+        let fits = |keep: usize| {
+            let mut fits = |store: &Store| {
+                store.frames().trim_to(store.budget(), keep);
+                store.budget().fits(0, Taker::Ordinary)
+            };
+            self.reclaim_locked(cleaner, &mut fits).is_ok()
+        };
+        let stock = self.store.frames().stock();
+        if bytes >= before || fits(stock) || stock > 0 && fits(0) {
+            return true;
+        }
+        self.store.budget().set_limit(before);
+        self.fit_stock();
+        false
+    }
+}
+
+impl Drop for Ram {
+    fn drop(&mut self) {
+        self.store.leave(&self.cleaner.lock());
+    }
+}

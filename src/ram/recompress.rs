@@ -1,0 +1,308 @@
+//! Recompression of cold data: which segments, when, and when not.
+//!
+//! A pass goes over the segments in memory from the oldest on, up to those that were written too
+//! lately. In each, blocks that were read since a pass came by stay as they are; the others are put
+//! together with their neighbours where that pays. What is left of a segment is copied if that is
+//! little; otherwise it stays, and is not tried again. The thread that keeps memory free does the
+//! same with what is about to go down ([`Ram::pack_down`]), as long as no writer would have to wait
+//! for that.
+//!
+//! Invariants:
+//! - one thread at a time recompresses, and no thread waits for it;
+//! - it takes memory like any writer, and never from the reserve.
+
+use super::engine::Ram;
+use super::policy;
+use crate::codec::together;
+use crate::media::budget::Taker;
+use crate::ram::store::segment::Sealed;
+use crate::ram::store::{Cleaned, Ended, How, Pack, Session, Tried};
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use serde::{Deserialize, Serialize};
+use std::time::Instant;
+
+/// When cold data is recompressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompress {
+    /// When the volume and the machine are idle, and before it goes down: the default.
+    #[default]
+    Idle,
+    /// Only when a user asks for it.
+    Off,
+}
+
+/// What was spent on recompression, and what came back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecompressCounts {
+    /// Blocks that left their clusters because they were read again.
+    pub promoted: u64,
+    /// Nanoseconds that it took.
+    pub spent_ns: u64,
+}
+
+/// What recompresses, and how that went lately.
+#[derive(Default)]
+pub(super) struct Recompression {
+    work: Mutex<Option<Work>>,
+    by_itself: AtomicBool,
+    promoted: AtomicU64,
+    spent_ns: AtomicU64,
+}
+
+struct Work {
+    pack: Pack,
+    /// Segments in a row of which nothing paid.
+    in_vain: u32,
+    /// How many segments writers have to have opened before it is tried again.
+    rests_until: u64,
+}
+
+impl Recompression {
+    pub(super) fn count_promoted(&self) -> u64 {
+        self.promoted.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn count_spent(&self, since: Instant) {
+        let spent = since.elapsed().as_nanos() as u64;
+        self.spent_ns.fetch_add(spent, Ordering::Relaxed);
+    }
+}
+
+/// How far a pass over all segments has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    /// The sequence of the next one.
+    next: u64,
+    /// Those from here on were written too lately.
+    before: u64,
+    /// A user asked for it, so it is tried whatever came of it lately.
+    asked: bool,
+}
+
+impl Pass {
+    /// One by itself, over what is older than `before`.
+    pub fn over(before: u64) -> Self {
+        Self { next: 0, before, asked: false }
+    }
+
+    /// One that a user asked for, over everything that is there now.
+    pub fn over_all(ram: &Ram) -> Self {
+        Self { next: 0, before: ram.store().segments().next_sequence(), asked: true }
+    }
+}
+
+/// How a step of a pass went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pressed {
+    /// A segment was tried; there may be more.
+    On,
+    /// There is nothing more to try.
+    Over,
+    /// Another thread recompresses at the moment.
+    Busy,
+    /// It was told to stop, or there is no room now.
+    Stopped,
+}
+
+impl Ram {
+    /// Recompresses by itself from now on, or not. `false` when there is no memory for what that
+    /// takes; then nothing changes. Only a volume that may be short of memory later takes it at
+    /// once.
+    pub fn recompress_by_itself(&self, on: bool) -> bool {
+        let at_once = self.lower().is_some() || self.is_stocked();
+        if on && at_once && !self.can_recompress() {
+            return false;
+        }
+        self.recompression().by_itself.store(on, Ordering::Release);
+        self.store().watch_reads(on);
+        true
+    }
+
+    /// Whether it does.
+    pub fn recompresses(&self) -> bool {
+        self.recompression().by_itself.load(Ordering::Acquire)
+    }
+
+    /// Makes what it takes to recompress, if that is not there. `false` when there is no memory.
+    pub fn can_recompress(&self) -> bool {
+        let mut work = self.recompression().work.lock();
+        if work.is_none() && self.make_room(self.store().pack_memory()) {
+            *work = Some(Work { pack: self.store().pack(), in_vain: 0, rests_until: 0 });
+        }
+        work.is_some()
+    }
+
+    /// See [`RecompressCounts`].
+    pub fn recompress_counts(&self) -> RecompressCounts {
+        let get = |n: &AtomicU64| n.load(Ordering::Relaxed);
+        let Recompression { promoted, spent_ns, .. } = self.recompression();
+        RecompressCounts { promoted: get(promoted), spent_ns: get(spent_ns) }
+    }
+
+    /// Tries the next segment of a pass. Stops early when `stop` says so.
+    pub fn press_one(
+        &self,
+        session: &Session,
+        pass: &mut Pass,
+        stop: &dyn Fn() -> bool,
+    ) -> Pressed {
+        let Some(mut work) = self.recompression().work.try_lock() else { return Pressed::Busy };
+        let Some(work) = &mut *work else { return Pressed::Stopped };
+        if !pass.asked && self.opened() < work.rests_until {
+            return Pressed::Over;
+        }
+        let segments = self.store().segments();
+        let Some(oldest) = self.next_of(pass) else { return Pressed::Over };
+        if !self.has_room_to_press(session) {
+            return Pressed::Stopped;
+        }
+        pass.next = oldest.sequence + 1;
+        let Some(victim) = segments.claim(oldest.segment, oldest.sequence) else {
+            return Pressed::On;
+        };
+        let began = Instant::now();
+        let (before, patience) = (pass.before, policy::PATIENCE);
+        let most = together::most_together;
+        let how = How { most, before, cools: true, thorough: true, patience };
+        let tried = self.assist(|| {
+            let tried = self.store().press_segment(session, &mut work.pack, victim, &how, stop);
+            if !self.clean_pressed(session, victim, policy::PRESSED_PART) {
+                self.leave_pressed(victim, &tried);
+            }
+            tried
+        });
+        self.store().collect();
+        self.look_at_stock();
+        self.recompression().count_spent(began);
+        work.note(&tried, self.opened());
+        match tried.ended {
+            Ended::Tried => Pressed::On,
+            Ended::Stopped | Ended::NoRoom => Pressed::Stopped,
+        }
+    }
+
+    /// The segment that a pass comes to next.
+    pub(super) fn next_of(&self, pass: &Pass) -> Option<Sealed> {
+        let segments = self.store().segments();
+        let may = |s: &Sealed| {
+            (pass.next..pass.before).contains(&s.sequence) && segments.may_shrink(s.segment)
+        };
+        segments.all_sealed().filter(may).min_by_key(|s| s.sequence)
+    }
+
+    /// Whether there is anything for a pass to try.
+    pub fn has_cold(&self, pass: &Pass) -> bool {
+        self.next_of(pass).is_some()
+    }
+
+    /// Whether there is room for a segment of clusters, and for what is left of those that they
+    /// come from; cleans for it.
+    fn has_room_to_press(&self, session: &Session) -> bool {
+        let least = policy::TIGHT_SEGMENTS * u64::from(self.store().segment_size());
+        if self.is_short_of_stock() {
+            return false;
+        }
+        while self.free() < least {
+            if self.clean_one(session, Taker::Ordinary, policy::WORTH_PART).is_none() {
+                return false;
+            }
+            self.settle();
+        }
+        true
+    }
+
+    /// Whether the frames in stock are so few that they are for writers alone.
+    fn is_short_of_stock(&self) -> bool {
+        let frames = self.store().frames();
+        self.is_stocked() && frames.ready() * 2 <= frames.stock()
+    }
+
+    /// Empties a segment that was recompressed, if one part in `worth_part` of it is garbage.
+    /// `false`, and it is still claimed, when less is.
+    fn clean_pressed(&self, session: &Session, victim: Sealed, worth_part: u32) -> bool {
+        let dead = u64::from(self.store().segments().dead_bytes(victim.segment));
+        if dead * u64::from(worth_part) < u64::from(victim.end) {
+            return false;
+        }
+        match self.store().clean(session, victim, Taker::Ordinary) {
+            // Set aside, or left for the thread that cleans when there is room.
+            Cleaned::Damaged | Cleaned::NoRoom | Cleaned::Emptied => true,
+        }
+    }
+
+    /// Leaves a segment as it is, which is claimed.
+    fn leave_pressed(&self, victim: Sealed, tried: &Tried) {
+        // What was read may be cold the next time.
+        if tried.ended == Ended::Tried && tried.hot <= tried.in_vain {
+            self.store().give_up_on(victim.segment);
+        }
+        self.store().segments().unclaim(victim.segment);
+    }
+
+    /// Recompresses the coldest segment, and takes down what is full of such, as long as `least`
+    /// bytes of memory are free; what does not pay goes down as it is. `false` when nothing was
+    /// done.
+    pub(super) fn pack_down(&self, session: &Session, least: u64) -> bool {
+        let Some(lower) = self.lower().filter(|_| self.can_spill() && self.recompresses()) else {
+            return false;
+        };
+        let Some(mut work) = self.recompression().work.try_lock() else { return false };
+        let (Some(Work { pack, .. }), store) = (&mut *work, self.store()) else { return false };
+        if store.slots().free() == 0 || self.is_short_of_stock() {
+            return false;
+        }
+        let Some(victim) = self.coldest(lower, session) else { return false };
+        let began = Instant::now();
+        let mut shrunk = false;
+        if store.segments().may_shrink(victim.segment) {
+            let before = victim.sequence + policy::GO_TOGETHER;
+            let (most, patience) = (together::most_together, policy::PATIENCE);
+            let how = How { most, before, cools: false, thorough: false, patience };
+            let hurry = || self.free() < least;
+            store.press_segment(session, pack, victim, &how, &hurry);
+            shrunk = self.clean_pressed(session, victim, policy::SPILL_WORTH_PART);
+            self.recompression().count_spent(began);
+        }
+        let full = store.filled_pack(pack);
+        drop(work);
+        let mut done = shrunk || self.take_down(lower, session, victim, Taker::Ordinary);
+        let full = full.and_then(|full| store.segments().claim(full.segment, full.sequence));
+        if let Some(full) = full {
+            done |= self.take_down(lower, session, full, Taker::Ordinary);
+        }
+        done
+    }
+
+    /// Seals the segment that is being filled with clusters if much of it is garbage, so that it
+    /// can be cleaned. `false` when it is not.
+    pub(super) fn seal_clusters(&self) -> bool {
+        let Some(mut work) = self.recompression().work.try_lock() else { return false };
+        let Some(Work { pack, .. }) = &mut *work else { return false };
+        self.store().seal_pack(pack, policy::SPILL_WORTH_PART)
+    }
+
+    /// Seals it whatever is in it, so that it can go down, or what is in it be put elsewhere: where
+    /// a limit leaves room for few segments, it may be one too many. `false` when there is none.
+    pub(super) fn end_clusters(&self) -> bool {
+        let Some(mut work) = self.recompression().work.try_lock() else { return false };
+        let Some(Work { pack, .. }) = &mut *work else { return false };
+        self.store().end_pack(pack)
+    }
+}
+
+impl Work {
+    /// Learns from a segment that was tried.
+    fn note(&mut self, tried: &Tried, opened: u64) {
+        if tried.blocks > 0 {
+            self.in_vain = 0;
+        } else if tried.in_vain > 0 {
+            self.in_vain += 1;
+        }
+        if self.in_vain >= policy::HOPELESS_SEGMENTS {
+            self.in_vain = 0;
+            self.rests_until = opened + u64::from(policy::HOPELESS_SEGMENTS);
+        }
+    }
+}

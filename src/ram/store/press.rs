@@ -1,0 +1,586 @@
+//! Recompression: cold neighbours are put together into clusters, in segments that hold nothing
+//! else; and what becomes of a cluster when its segment is cleaned.
+//!
+//! Making one is like any change: what is compressed was read and checked before, without a lock;
+//! then, under the group's stripe lock, each block that still is the version that was read gets its
+//! new entry, and the parts of the others are garbage from the start.
+//!
+//! A cluster all of whose owners are live is moved as it is. Else it is made anew of those that
+//! are: at most as long as it was, so cleaning never needs more room than it frees. Where that
+//! fails (the rest alone is no shorter), the record is copied and from then on belongs to those
+//! that are left, so that no garbage is counted which cleaning can't get. One that is damaged stays
+//! where it is, and its segment is set aside.
+//!
+//! Invariants:
+//! - a thread is not pinned while it compresses;
+//! - one [`Pack`] fills a segment of clusters, and seals it before another thread can claim it.
+
+use super::clean::{Records, Which};
+use super::cluster::{Packed, Pool, Press, group_of, owners_of};
+use super::format::{Entry, HEADER, Header, Home, Location, check_word};
+use super::log::Reservation;
+use super::planted::{Bug, on};
+use super::read::Version;
+use super::segment::{BYTES_PER_SEGMENT, Place, Sealed};
+use super::tally::Counts;
+use super::{Session, Store};
+use crate::BLOCK_SIZE;
+use crate::codec::CLUSTER;
+use crate::media::budget::Taker;
+
+/// Records shorter than this have nothing to gain.
+const TINY: u32 = 64;
+
+/// What one thread at a time recompresses with, and into.
+pub struct Pack {
+    press: Press,
+    open: Option<Open>,
+    /// The segment that was filled last, until [`Store::filled_pack`] takes it.
+    full: Option<Sealed>,
+}
+
+/// A segment that is being filled with clusters.
+#[derive(Clone, Copy)]
+struct Open {
+    segment: u32,
+    offset: u32,
+}
+
+/// What is recompressed, and when it pays.
+#[derive(Clone, Copy)]
+pub struct How {
+    /// The most bytes that a cluster may have of blocks that take so many apart.
+    pub most: fn(u32) -> u32,
+    /// Only blocks in segments below this sequence: others were written too lately.
+    pub before: u64,
+    /// What was read stays, with its neighbours, and what of it is in the segment counts as not
+    /// read from now on; else only what was read itself stays.
+    pub cools: bool,
+    /// There is time, which makes clusters a little smaller.
+    pub thorough: bool,
+    /// After so many groups in a row that did not pay, only one in so many is tried.
+    pub patience: (u32, u32),
+}
+
+/// What came of trying to recompress a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tried {
+    /// Blocks that were put into clusters.
+    pub blocks: u32,
+    /// Groups of blocks for which it did not pay.
+    pub in_vain: u32,
+    /// Blocks that stay because they were read.
+    pub hot: u32,
+    /// How it ended.
+    pub ended: Ended,
+}
+
+/// How the recompression of a segment ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// There is nothing more to try.
+    Tried,
+    /// It was told to stop.
+    Stopped,
+    /// No segment can be opened for the clusters.
+    NoRoom,
+}
+
+/// What came of a group of blocks.
+enum Group {
+    Nothing,
+    InVain,
+    NoRoom,
+    Together(u32),
+}
+
+/// What of a group can be put together.
+struct Gathered {
+    versions: [Option<Version>; CLUSTER],
+    /// What they take apart.
+    bytes: u32,
+    hot: u32,
+}
+
+/// Whether a record got into the place of others.
+enum Installed {
+    /// So many blocks are in it.
+    Done(u32),
+    /// They are not any more what was read.
+    Changed,
+    /// There is no room for it.
+    Full,
+}
+
+impl Store {
+    /// Makes what it takes to read clusters, if it is not there.
+    pub fn prepare_clusters(&self) {
+        if self.clusters.get().is_none() {
+            let pool = Pool::new();
+            let bytes = pool.memory();
+            if self.clusters.set(pool).is_ok() {
+                self.budget.add(bytes);
+            }
+        }
+    }
+
+    /// What it takes to recompress, made now; with what it takes to read clusters.
+    pub fn pack(&self) -> Pack {
+        self.prepare_clusters();
+        let press = Press::new();
+        self.budget.add(press.memory());
+        Pack { press, open: None, full: None }
+    }
+
+    /// Bytes of memory that [`Store::pack`] takes, about.
+    pub fn pack_memory(&self) -> u64 {
+        let press = Press::new();
+        let pool = self.clusters.get().map_or_else(|| Pool::new().memory(), |_| 0);
+        press.memory() + pool
+    }
+
+    /// Recompresses what is cold in a sealed segment that the caller has claimed, together with its
+    /// neighbours wherever those are. Stops early when `stop` says so.
+    pub fn press_segment(
+        &self,
+        session: &Session,
+        pack: &mut Pack,
+        victim: Sealed,
+        how: &How,
+        stop: &dyn Fn() -> bool,
+    ) -> Tried {
+        let mut tried = Tried { blocks: 0, in_vain: 0, hot: 0, ended: Ended::Tried };
+        let Some(frame) = self.segments.frame(victim.segment) else { return tried };
+        // The claim keeps the frame.
+        let bytes = self.frames.bytes(frame, 0, victim.end);
+        pack.press.try_hard(how.thorough);
+        let (mut last, mut in_a_row) = (None, 0_u32);
+        for (header, at) in Records::of(victim.segment, bytes) {
+            let first = group_of(header.block);
+            let is_new = at.parts == 0 && last != Some(first);
+            if !is_new || !self.is_at(session, header.block, at) {
+                continue;
+            }
+            last = Some(first);
+            if stop() {
+                tried.ended = Ended::Stopped;
+                break;
+            }
+            let segment = victim.segment;
+            let (patience, retry) = how.patience;
+            if in_a_row >= patience && !in_a_row.is_multiple_of(retry) {
+                in_a_row += 1;
+                continue;
+            }
+            match self.press_group(session, pack, (first, segment), how, &mut tried.hot) {
+                Group::Nothing => {}
+                Group::NoRoom => {
+                    tried.ended = Ended::NoRoom;
+                    break;
+                }
+                Group::InVain => {
+                    tried.in_vain += 1;
+                    in_a_row += 1;
+                }
+                Group::Together(blocks) => {
+                    tried.blocks += blocks;
+                    in_a_row = 0;
+                }
+            }
+        }
+        let vain = i64::from(tried.in_vain);
+        session.count(&Counts { recompressed_in_vain: vain, ..Counts::default() });
+        tried
+    }
+
+    /// Notes that what is left in a segment is not worth trying again.
+    pub fn give_up_on(&self, segment: u32) {
+        self.segments.note_tried(segment);
+    }
+
+    /// Seals the segment that is being filled with clusters, if there is one, and it has at least
+    /// one part in `garbage_part` of garbage, or nothing at all. `false` when it has not.
+    pub fn seal_pack(&self, pack: &mut Pack, garbage_part: u32) -> bool {
+        let Some(Open { segment, offset }) = pack.open else { return false };
+        let dead = u64::from(self.segments.dead_bytes(segment));
+        let is_garbage = dead > 0 && dead * u64::from(garbage_part) >= u64::from(offset);
+        let seals = offset == 0 || is_garbage;
+        if seals {
+            self.close(pack);
+        }
+        seals
+    }
+
+    /// Seals that segment whatever is in it, for a caller that needs its memory. `false` when there
+    /// is none.
+    pub fn end_pack(&self, pack: &mut Pack) -> bool {
+        let was_open = pack.open.is_some();
+        self.close(pack);
+        was_open
+    }
+
+    fn close(&self, pack: &mut Pack) {
+        let Some(Open { segment, offset }) = pack.open.take() else { return };
+        if offset == 0 {
+            self.give(self.segments.free(segment));
+            return;
+        }
+        self.segments.seal(segment, offset);
+        pack.full = self.segments.sealed(segment);
+    }
+
+    /// The last segment that was filled with clusters, once.
+    pub fn filled_pack(&self, pack: &mut Pack) -> Option<Sealed> {
+        pack.full.take()
+    }
+
+    /// Whether a record is still that of its block.
+    fn is_at(&self, session: &Session, block: u64, at: Location) -> bool {
+        let _pin = session.pin(self);
+        block < self.index.blocks_max() && self.index.load(block).same_place(Entry::record(at))
+    }
+
+    fn press_group(
+        &self,
+        session: &Session,
+        pack: &mut Pack,
+        (first, segment): (u64, u32),
+        how: &How,
+        hot: &mut u32,
+    ) -> Group {
+        let gathered = self.gather(session, &mut pack.press, (first, segment), how);
+        *hot += gathered.hot;
+        if pack.press.parts().count_ones() < 2 {
+            return Group::Nothing;
+        }
+        let Some(packed) = pack.press.pack((how.most)(gathered.bytes)) else {
+            return Group::InVain;
+        };
+        if !self.make_open(pack, packed.record_len) {
+            return Group::NoRoom;
+        }
+        let Pack { press, open: Some(open), .. } = pack else { return Group::NoRoom };
+        let reserve = |len| {
+            let room = Reservation { segment: open.segment, offset: open.offset, len };
+            open.offset += len;
+            Some(room)
+        };
+        let pays = |bytes| packed.record_len <= (how.most)(bytes);
+        let expect = &gathered.versions;
+        match self.install(session, (press, &packed), first, expect, pays, reserve) {
+            Installed::Done(blocks) => {
+                let saved = i64::from(gathered.bytes) - i64::from(packed.record_len);
+                session.count(&Counts {
+                    recompressed: i64::from(blocks),
+                    recompressed_saved: saved,
+                    ..Counts::default()
+                });
+                Group::Together(blocks)
+            }
+            Installed::Changed | Installed::Full => Group::Nothing,
+        }
+    }
+
+    /// Sees to it that a record of `len` bytes fits into the segment that is being filled. `false`
+    /// when there is no room for another.
+    fn make_open(&self, pack: &mut Pack, len: u32) -> bool {
+        if pack.open.is_some_and(|open| len <= self.shape.segment - open.offset) {
+            return true;
+        }
+        let Some(frame) = self.frames.take(&self.budget, Taker::Ordinary) else { return false };
+        let Some((segment, fresh)) = self.segments.open(frame) else {
+            self.frames.give(frame);
+            return false;
+        };
+        if fresh {
+            self.budget.add(BYTES_PER_SEGMENT as u64);
+        }
+        self.segments.note_packed(segment);
+        self.close(pack);
+        pack.open = Some(Open { segment, offset: 0 });
+        true
+    }
+
+    /// Reads what of a group is cold for a segment that is tried, and says what that was.
+    fn gather(
+        &self,
+        session: &Session,
+        press: &mut Press,
+        (first, segment): (u64, u32),
+        how: &How,
+    ) -> Gathered {
+        press.clear();
+        let mut gathered = Gathered { versions: [None; CLUSTER], bytes: 0, hot: 0 };
+        let mut found = [None; CLUSTER];
+        let _pin = session.pin(self);
+        for (found, block) in found.iter_mut().zip(first..self.index.blocks_max()) {
+            let entry = self.index.load(block);
+            let Home::Record(at) = entry.home() else { continue };
+            if !self.may_be(at) || at.len < TINY {
+                continue;
+            }
+            let sequence = self.segments.sequence(at.segment);
+            if sequence >= how.before {
+                continue;
+            }
+            let Some(Place::Frame(frame)) = self.segments.place(at.segment) else { continue };
+            if entry.is_hot() {
+                gathered.hot += 1;
+                // Another's turn may come in the same pass.
+                if how.cools && at.segment == segment {
+                    self.index.warm(block, entry, entry.cold());
+                }
+                continue;
+            }
+            *found = Some((block, entry, at, frame, sequence));
+        }
+        if gathered.hot > 0 && how.cools {
+            return gathered;
+        }
+        // What does not shrink alone would cost the others more than it gains.
+        let raw = |at: &Location| at.parts == 0 && at.len as usize == BLOCK_SIZE;
+        let any = found.iter().flatten().any(|(_, _, at, ..)| !raw(at));
+        let is_new = found.iter().flatten().any(|(_, _, at, ..)| at.parts == 0 && any != raw(at));
+        let chosen = found.iter().flatten().filter(|(_, _, at, ..)| is_new && any != raw(at));
+        for (block, entry, at, frame, sequence) in chosen {
+            let record = self.frames.bytes(*frame, at.offset, at.record_len());
+            if press.add(record, (*block, *sequence)) {
+                gathered.versions[(block - first) as usize] = Some(self.version(*entry));
+                gathered.bytes += at.share();
+            }
+        }
+        gathered
+    }
+
+    /// Puts a record that was packed in the place of those of its blocks that still are the
+    /// versions that it was made of, if it pays for what they take.
+    fn install(
+        &self,
+        session: &Session,
+        (press, packed): (&Press, &Packed),
+        first: u64,
+        expect: &[Option<Version>; CLUSTER],
+        pays: impl FnOnce(u32) -> bool,
+        reserve: impl FnOnce(u32) -> Option<Reservation>,
+    ) -> Installed {
+        let _pin = session.pin(self);
+        let Some(leaf) = self.index.retain_present(first) else { return Installed::Changed };
+        let release = |result| {
+            self.index.release(&leaf, 0);
+            result
+        };
+        let guard = self.stripe(first);
+        let each =
+            || (first..).zip(expect).filter_map(|(block, version)| Some((block, (*version)?)));
+        let is_still = |(block, version): &(u64, Version)| {
+            self.version(self.index.load(*block)) == *version || on(Bug::PressWithoutCheck)
+        };
+        let apart = each().filter(is_still).map(|(_, version)| version.share()).sum::<u32>();
+        if apart == 0 || !pays(apart) {
+            drop(guard);
+            return release(Installed::Changed);
+        }
+        let Some(room) = reserve(packed.record_len) else {
+            drop(guard);
+            return release(Installed::Full);
+        };
+        let at = self.put((press, packed), first, room);
+        let (mut blocks, mut counts) = (0, Counts::default());
+        for (block, version) in each() {
+            if is_still(&(block, version)) {
+                let hot = self.index.load(block).is_hot();
+                let new = Entry::record(at);
+                let old = self.index.swap(&leaf, block, if hot { new.hot() } else { new });
+                self.account(&mut counts, old.home(), Home::Record(at));
+                blocks += 1;
+            } else if !on(Bug::ForgetPartsThatChanged) {
+                self.segments.dead(at.segment, at.share());
+            }
+        }
+        self.segments.filled(room);
+        drop(guard);
+        session.count(&counts);
+        release(Installed::Done(blocks))
+    }
+
+    /// Writes a record that was packed into its reservation.
+    fn put(&self, (press, packed): (&Press, &Packed), first: u64, room: Reservation) -> Location {
+        let Some(frame) = self.segments.frame(room.segment) else {
+            unreachable!("a segment that is written to has a frame")
+        };
+        let payload = press.payload(packed);
+        let (len, parts) = (payload.len() as u32, packed.coding.parts());
+        // One that is alone again has its own number.
+        let alone = u64::from(press.parts().trailing_zeros());
+        let block = if parts > 0 { first } else { first + alone };
+        let check = check_word(packed.digest, block, self.segments.sequence(room.segment));
+        let header = Header { len, coding: packed.coding, block, check };
+        self.frames.fill(frame, room.offset, &[&header.encode(), payload]);
+        Location { segment: room.segment, offset: room.offset, len, parts }
+    }
+
+    /// The blocks that may be in a record.
+    pub(super) fn owners(
+        &self,
+        header: &Header,
+        at: Location,
+        bytes: &[u8],
+    ) -> impl Iterator<Item = u64> + use<> {
+        let record = bytes.get(at.offset as usize..).unwrap_or_default();
+        let parts = match at.parts {
+            0 => 1,
+            _ => owners_of(record).filter(|_| group_of(header.block) == header.block).unwrap_or(0),
+        };
+        let (first, blocks) = (header.block, self.index.blocks_max());
+        let each = (0..CLUSTER as u64).filter(move |n| parts & 1 << n != 0);
+        each.map(move |n| first + n).filter(move |block| *block < blocks)
+    }
+
+    /// The blocks of a cluster that are live, and of those the hot ones, one bit each.
+    fn live_parts(&self, session: &Session, cluster: &Cluster<'_>) -> (u8, u8) {
+        let _pin = session.pin(self);
+        let (mut live, mut hot) = (0, 0);
+        for block in self.owners(cluster.header, cluster.at, cluster.bytes) {
+            let entry = self.index.load(block);
+            let bit = 1 << (block - cluster.header.block);
+            if entry.same_place(Entry::record(cluster.at)) {
+                live |= bit;
+                hot |= if entry.is_hot() { bit } else { 0 };
+            }
+        }
+        (live, hot)
+    }
+
+    /// Moves the record of a cluster, or what is live of it, if it is one of `which`. `false` when
+    /// there is no room.
+    pub(super) fn relocate_cluster(
+        &self,
+        session: &Session,
+        cluster: &Cluster<'_>,
+        who: Taker,
+        which: Which,
+    ) -> bool {
+        loop {
+            let (live, hot) = self.live_parts(session, cluster);
+            let owners = cluster.at.owners();
+            let whole = live.count_ones() == owners;
+            // A cluster of a segment that goes down stays in memory only if it is whole and at
+            // least half of its blocks are hot: a thread that takes a segment down compresses
+            // nothing.
+            let goes_down = which == Which::Hot && (!whole || hot.count_ones() * 2 < owners);
+            if live == 0 || goes_down {
+                return true;
+            }
+            let moved = match whole {
+                true => self.move_whole(session, cluster, live, who, which),
+                false => self.make_anew(session, cluster, live, who),
+            };
+            match moved {
+                Some(Installed::Done(_)) | None => return true,
+                Some(Installed::Changed) => {}
+                Some(Installed::Full) if self.open_for(who, cluster.at.record_len()) => {}
+                Some(Installed::Full) => return false,
+            }
+        }
+    }
+
+    /// Moves a cluster all of whose owners are live, as it is. `None` if its leaf has gone, and so
+    /// has all of it.
+    fn move_whole(
+        &self,
+        session: &Session,
+        cluster: &Cluster<'_>,
+        live: u8,
+        who: Taker,
+        which: Which,
+    ) -> Option<Installed> {
+        let Cluster { header, at, .. } = *cluster;
+        let _pin = session.pin(self);
+        let leaf = self.index.retain_present(header.block)?;
+        let guard = self.stripe(header.block);
+        let blocks =
+            || (0..CLUSTER as u64).filter(|n| live & 1 << n != 0).map(|n| header.block + n);
+        let here = |block| self.index.load(block).same_place(Entry::record(at));
+        let room = match blocks().all(here) {
+            true => self.log.reserve(at.record_len(), who == Taker::Cleaner).ok(),
+            false => {
+                drop(guard);
+                self.index.release(&leaf, 0);
+                return Some(Installed::Changed);
+            }
+        };
+        let mut moved = Installed::Full;
+        if let Some(room) = room {
+            let to = header.moved(cluster.sequence, self.segments.sequence(room.segment));
+            let Some(frame) = self.segments.frame(room.segment) else {
+                unreachable!("an open segment has a frame")
+            };
+            let payload = &cluster.record()[HEADER..];
+            self.frames.fill(frame, room.offset, &[&to.encode(), payload]);
+            let to = Location { segment: room.segment, offset: room.offset, ..at };
+            let to = Entry::record(to);
+            for block in blocks() {
+                let keeps = which == Which::All && self.index.load(block).is_hot();
+                self.index.swap(&leaf, block, if keeps { to.hot() } else { to });
+                self.segments.dead(at.segment, at.share());
+            }
+            self.segments.filled(room);
+            count_moved(session, live, room.len);
+            moved = Installed::Done(live.count_ones());
+        }
+        drop(guard);
+        self.index.release(&leaf, 0);
+        Some(moved)
+    }
+
+    /// Makes a cluster of those of its blocks that are `live`. `None` when it is damaged.
+    fn make_anew(
+        &self,
+        session: &Session,
+        cluster: &Cluster<'_>,
+        live: u8,
+        who: Taker,
+    ) -> Option<Installed> {
+        let Cluster { header, at, sequence, .. } = *cluster;
+        let mut press = self.clusters.get()?.press();
+        if !press.take(cluster.record(), (header.block, sequence), live) {
+            return None;
+        }
+        let packed = press.pack(at.record_len());
+        let packed = packed.unwrap_or_else(|| press.keep(cluster.record(), live));
+        let version = Version { home: Home::Record(at), sequence };
+        let bit = |n: usize| live & 1 << n != 0;
+        let expect = std::array::from_fn(|n| bit(n).then_some(version));
+        let reserve = |len| self.log.reserve(len, who == Taker::Cleaner).ok();
+        let press = (&*press, &packed);
+        // What was replaced meanwhile must not get into the log behind what replaced it.
+        let all = live.count_ones() * at.share();
+        let pays = |bytes| bytes == all;
+        let installed = self.install(session, press, header.block, &expect, pays, reserve);
+        if let Installed::Done(_) = installed {
+            count_moved(session, live, packed.record_len);
+        }
+        Some(installed)
+    }
+}
+
+/// A cluster's record in the bytes of a segment that is being cleaned.
+pub(super) struct Cluster<'a> {
+    pub(super) header: &'a Header,
+    pub(super) at: Location,
+    /// All bytes of the segment.
+    pub(super) bytes: &'a [u8],
+    /// Of the segment.
+    pub(super) sequence: u64,
+}
+
+impl Cluster<'_> {
+    fn record(&self) -> &[u8] {
+        &self.bytes[self.at.offset as usize..][..self.at.record_len() as usize]
+    }
+}
+
+fn count_moved(session: &Session, blocks: u8, bytes: u32) {
+    let moved = i64::from(blocks.count_ones());
+    session.count(&Counts { moved, moved_bytes: i64::from(bytes), ..Counts::default() });
+}

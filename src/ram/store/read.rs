@@ -1,0 +1,234 @@
+//! Reads: no lock, one copy, every record checked.
+//!
+//! A record that is in a slot is decoded from a window, once the tier above has brought that part
+//! of the slot into it; until then the read stops there.
+
+use super::format::{Entry, HEADER, Header, Home, Location};
+use super::segment::Place;
+use super::session::ReadAgain;
+use super::spill::Below;
+use super::tally::Counts;
+use super::{Session, Store};
+use crate::BLOCK_SIZE;
+use crate::codec::{Codec, fill};
+
+/// A read that did not come to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// Blocks that were read before it.
+    pub done: usize,
+    /// What is with the next one.
+    pub why: Why,
+}
+
+/// Why a read stopped at a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Its record is not what was written. Never served, never zeros.
+    Damaged,
+    /// Its record is in a slot; read it after [`Store::bring`](super::Store::bring).
+    Below(Below),
+}
+
+/// What a block was when it was read. Two that are equal have equal content: an entry alone does
+/// not tell, as a segment's number comes back, with other records at the same places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    pub(super) home: Home,
+    /// Of the segment, 0 for what is in none that exists.
+    pub(super) sequence: u64,
+}
+
+impl Version {
+    /// What of a record it owns, in bytes.
+    pub(super) fn share(self) -> u32 {
+        if let Home::Record(at) = self.home { at.share() } else { 0 }
+    }
+}
+
+impl Store {
+    /// The version that `entry` stands for; the caller is pinned since before it was loaded.
+    pub(super) fn version(&self, entry: Entry) -> Version {
+        let home = entry.home();
+        let sequence = match home {
+            Home::Record(at) if self.segments.has(at.segment) => self.segments.sequence(at.segment),
+            Home::Hole | Home::Same(_) | Home::Record(_) | Home::Damaged => 0,
+        };
+        Version { home, sequence }
+    }
+
+    /// Whether a record can be there. An entry is not checked by itself, so where memory is damaged
+    /// it may name a place outside of everything.
+    pub(super) fn may_be(&self, at: Location) -> bool {
+        self.segments.has(at.segment) && at.offset + at.record_len() <= self.shape.segment
+    }
+
+    /// Reads one block as of some moment during the call. Returns which version that was.
+    ///
+    /// # Errors
+    /// [`Stopped`]; then `out` holds nothing of use.
+    pub fn read(
+        &self,
+        session: &mut Session,
+        block: u64,
+        out: &mut [u8; BLOCK_SIZE],
+    ) -> Result<Version, Stopped> {
+        self.read_run(session, block, std::slice::from_mut(out))
+    }
+
+    /// Reads consecutive blocks, each as of some moment during the call. Returns the version of the
+    /// first. One pin covers the run, so keep it short: it holds back the reuse of memory.
+    ///
+    /// # Errors
+    /// [`Stopped`] at the first one that can't be read; the rest is not.
+    pub fn read_run(
+        &self,
+        session: &mut Session,
+        first: u64,
+        out: &mut [[u8; BLOCK_SIZE]],
+    ) -> Result<Version, Stopped> {
+        let pin = session.pin(self);
+        let mut result = Ok(self.version(Entry::HOLE));
+        let count = out.len();
+        for (done, out) in out.iter_mut().enumerate() {
+            let block = first + done as u64;
+            let entry = self.index.load(block);
+            let read = match entry.home() {
+                Home::Hole => {
+                    out.fill(0);
+                    Ok(())
+                }
+                Home::Same(word) => {
+                    fill(out, u64::from(word) << 32 | u64::from(word));
+                    Ok(())
+                }
+                Home::Damaged => Err(Why::Damaged),
+                Home::Record(at) => {
+                    self.read_record(session, (block, count - done), (entry, at), out)
+                }
+            };
+            if let Err(why) = read {
+                result = Err(Stopped { done, why });
+                break;
+            }
+            if done == 0 {
+                result = Ok(self.version(entry));
+            }
+        }
+        drop(pin);
+        if matches!(result, Err(Stopped { why: Why::Damaged, .. })) {
+            session.count(&Counts { corrupt: 1, ..Counts::default() });
+        }
+        result
+    }
+
+    /// The caller is pinned.
+    fn read_record(
+        &self,
+        session: &mut Session,
+        (block, count): (u64, usize),
+        (entry, at): (Entry, Location),
+        out: &mut [u8; BLOCK_SIZE],
+    ) -> Result<(), Why> {
+        if !self.may_be(at) {
+            return Err(Why::Damaged);
+        }
+        let sequence = self.segments.sequence(at.segment);
+        match self.segments.place(at.segment) {
+            None => Err(Why::Damaged),
+            Some(Place::Frame(frame)) => {
+                if entry.is_hot() {
+                    if at.parts > 0 {
+                        let version = self.version(entry);
+                        session.again.note(ReadAgain { block, version, below: false });
+                    }
+                } else if at.parts > 0 || self.watches_reads() {
+                    self.index.warm(block, entry, entry.hot());
+                }
+                let record = self.frames.bytes(frame, at.offset, at.record_len());
+                prefetch(record);
+                match self.unpack(&mut session.codec, record, (block, sequence), at, out) {
+                    true => Ok(()),
+                    false => Err(Why::Damaged),
+                }
+            }
+            Some(Place::Slot(slot)) => {
+                self.read_spilled(session, (block, count), (entry, at), slot, out)
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Checks the record of a block in a segment of `sequence`, or that of its cluster, and decodes
+    /// it.
+    pub(super) fn unpack(
+        &self,
+        codec: &mut Codec,
+        record: &[u8],
+        (block, sequence): (u64, u64),
+        at: Location,
+        out: &mut [u8; BLOCK_SIZE],
+    ) -> bool {
+        if at.parts == 0 {
+            return decode(codec, record, (block, sequence), out);
+        }
+        self.clusters.get().is_some_and(|pool| pool.read(record, at, (block, sequence), out))
+    }
+}
+
+/// Checks the record of a block in a segment of `sequence`, and decodes it.
+fn decode(
+    codec: &mut Codec,
+    record: &[u8],
+    (block, sequence): (u64, u64),
+    out: &mut [u8; BLOCK_SIZE],
+) -> bool {
+    let Some((header, payload)) = record.split_first_chunk::<HEADER>() else { return false };
+    let Some(header) = Header::decode(*header) else { return false };
+    header.fits(payload, block, sequence) && codec.decode(header.coding, payload, out)
+}
+
+/// Has the processor fetch all of a record, so that its cache lines come at the same time.
+#[cfg(all(target_arch = "x86_64", not(any(miri, shuttle))))]
+fn prefetch(record: &[u8]) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    for line in record.chunks(64) {
+        // SAFETY: a prefetch reads nothing; the address is inside the slice.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+}
+
+#[cfg(not(all(target_arch = "x86_64", not(any(miri, shuttle)))))]
+fn prefetch(_record: &[u8]) {}
+
+#[cfg(all(test, not(miri), not(shuttle)))]
+mod tests {
+    use super::super::format::{SEGMENT_MIN, SEGMENTS_MAX};
+    use super::super::{Shape, Store};
+    use super::*;
+    use crate::codec::Algorithm;
+    use crate::media::Memory;
+
+    #[test]
+    fn an_entry_that_names_no_segment_is_damage() {
+        let (blocks_max, segment, algorithm) = (512, SEGMENT_MIN, Algorithm::None);
+        let shape = Shape { blocks_max, segment, frames: 4, slots: 0, algorithm };
+        let store = Store::new(&Memory::default(), shape, 8 << 20).unwrap();
+        let mut session = store.session().unwrap();
+        // Just behind the table, and where nothing is mapped.
+        for segment in [4, SEGMENTS_MAX - 1] {
+            let damaged = Entry::record(Location { segment, offset: 0, len: 100, parts: 0 });
+            let leaf = store.index.retain(7, &store.budget).unwrap();
+            let old = store.index.swap(&leaf, 7, damaged);
+            store.index.release(&leaf, i64::from(old.is_hole()));
+            let read = store.read(&mut session, 7, &mut [0; BLOCK_SIZE]);
+            assert_eq!(read, Err(Stopped { done: 0, why: Why::Damaged }));
+            assert_eq!(store.version(damaged).sequence, 0);
+            // Like any other damage it is mended by a write or a discard.
+            store.clear(&mut session, 7, 1, false);
+            store.read(&mut session, 7, &mut [1; BLOCK_SIZE]).unwrap();
+        }
+        store.leave(&session);
+    }
+}

@@ -1,0 +1,122 @@
+//! What one thread needs to use a store: its place in the epochs, its codec, its scratch memory,
+//! its tally. Nothing is allocated after it was made.
+
+use super::epoch::Participant;
+use super::format::RECORD_MAX;
+use super::tally::{Counts, Tally};
+use super::write::Staged;
+use super::{Store, Version};
+use crate::BLOCK_SIZE;
+use crate::GROUP;
+use crate::codec::Codec;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One thread's way into a [`Store`].
+pub struct Session {
+    participant: Participant,
+    pub(super) codec: Codec,
+    /// Room for a group of blocks that did not shrink.
+    pub(super) scratch: Box<[u8]>,
+    pub(super) staged: [Staged; GROUP],
+    pub(super) staged_count: usize,
+    pub(super) tally: Arc<Tally>,
+    pub(super) again: Again,
+    /// Time spent waiting for memory; the channel that measures takes it and sets it to zero.
+    pub stalled: Duration,
+    memory: u64,
+}
+
+/// While it lives, nothing that the index names is reused.
+pub struct Pin<'a> {
+    store: &'a Store,
+    participant: Participant,
+}
+
+/// Blocks that were read once more in a place that is no good for that, such as a slot.
+#[derive(Default)]
+pub(super) struct Again {
+    blocks: [Option<ReadAgain>; GROUP],
+    count: usize,
+}
+
+/// A block that was read once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadAgain {
+    /// Which.
+    pub block: u64,
+    /// And which version of it.
+    pub version: Version,
+    /// It is in a slot; else in a cluster in memory.
+    pub below: bool,
+}
+
+impl Again {
+    /// Notes a block, where there is room for one more.
+    pub(super) fn note(&mut self, block: ReadAgain) {
+        if let Some(place) = self.blocks.get_mut(self.count) {
+            *place = Some(block);
+            self.count += 1;
+        }
+    }
+}
+
+impl Session {
+    /// A block that was read although it had been read before, and is where reading is dear; each
+    /// of them once.
+    pub fn read_again(&mut self) -> Option<ReadAgain> {
+        self.again.count = self.again.count.checked_sub(1)?;
+        self.again.blocks[self.again.count].take()
+    }
+
+    pub(super) fn new(store: &Store) -> Option<Self> {
+        let participant = store.epochs.join()?;
+        let codec = Codec::new(store.shape.algorithm);
+        let scratch = vec![0; GROUP * RECORD_MAX].into_boxed_slice();
+        let memory = codec.memory() + scratch.len() + size_of::<Self>() + size_of::<Tally>();
+        let memory = memory as u64;
+        store.budget.add(memory);
+        let tally = store.tallies.join();
+        let staged = [Staged::default(); GROUP];
+        Some(Self {
+            participant,
+            codec,
+            scratch,
+            staged,
+            staged_count: 0,
+            tally,
+            again: Again::default(),
+            stalled: Duration::ZERO,
+            memory,
+        })
+    }
+
+    pub(super) fn leave(&self, store: &Store) {
+        store.tallies.leave(&self.tally);
+        store.epochs.leave(&self.participant);
+        store.budget.give(self.memory);
+    }
+
+    /// Bytes that this session takes.
+    pub fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// Pins the current epoch. Pins do not nest.
+    pub fn pin<'a>(&self, store: &'a Store) -> Pin<'a> {
+        store.epochs.pin(&self.participant);
+        Pin { store, participant: self.participant }
+    }
+
+    pub(super) fn count(&self, change: &Counts) {
+        self.tally.add(change);
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.store.epochs.unpin(&self.participant);
+    }
+}
+
+const _: () = assert!(RECORD_MAX > BLOCK_SIZE);

@@ -1,0 +1,276 @@
+//! What happens to segments on their way into slots, in them, and out of them again. Nothing here
+//! reads or writes a device: the tier above does, with what it is told here.
+//!
+//! Going down: the thread that has claimed a sealed segment takes a slot, has the frame's bytes
+//! written into it, and only then says so ([`Store::spilled`]); the frame is free when its last
+//! reader is gone. Until then reads find the frame, afterwards the slot, which holds the same
+//! bytes.
+//!
+//! Reading: a read that comes to a record in a slot stops ([`Below`]). The part that is needed is
+//! read into a window, and the read begins again at that block, from its entry on. The read does
+//! not hold the slot meanwhile: if it was given to another segment, nothing names the one before
+//! any more, and what was read for that is never looked at. So a block that was changed meanwhile
+//! is read as it is now, and whatever a read returns, it found while it was pinned.
+//!
+//! Coming back: live records are appended to the log like new ones, one by one when they are read a
+//! second time, or all of a slot when it is mostly garbage.
+//!
+//! Invariant: a thread that waits for a device has no epoch pinned, and holds no lock but that of
+//! the window it fills, past which all other readers look.
+
+use super::clean::{Cleaned, Records, Which};
+use super::format::{Entry, HEADER, Home, Location};
+use super::planted::{Bug, on};
+use super::read::Why;
+use super::segment::Sealed;
+use super::session::ReadAgain;
+use super::tally::Counts;
+use super::window::Wish;
+use super::{Session, Store};
+use crate::BLOCK_SIZE;
+use crate::media::ALIGN;
+use crate::media::budget::Taker;
+
+/// A part of a slot that has to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Below {
+    /// The slot.
+    pub slot: u32,
+    /// Bytes from the slot's start, a multiple of [`ALIGN`].
+    pub from: u32,
+    /// The end of what is needed, and of neighbours that may be wanted next; a multiple of
+    /// [`ALIGN`].
+    pub to: u32,
+    /// The end of what is needed; a multiple of [`ALIGN`].
+    needed: u32,
+    /// What the window is known by.
+    name: u64,
+    wish: Wish,
+}
+
+impl Below {
+    /// What is needed of it, without what would be read along; `None` where that is all.
+    pub fn alone(&self) -> Option<Self> {
+        let wish = self.wish.cut(self.needed - self.from);
+        (self.needed < self.to).then_some(Self { to: self.needed, wish, ..*self })
+    }
+}
+
+/// A segment that is claimed, on its way into a slot that is taken for it.
+#[derive(Debug)]
+pub struct Going {
+    victim: Sealed,
+    frame: u32,
+    slot: u32,
+}
+
+/// How a segment that was asked to go down did.
+#[derive(Debug)]
+pub enum Spilled {
+    /// It is to be written.
+    Going(Going),
+    /// Nothing is left in it that would have to be.
+    Emptied,
+    /// There is no slot, or it is damaged.
+    Not,
+}
+
+/// What is in a sealed segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// Bytes of live records.
+    pub live: u32,
+    /// Of those, records that were read since they were made or looked at.
+    pub hot: u32,
+    /// Of the live ones, records of blocks that did not shrink.
+    pub raw: u32,
+}
+
+impl Store {
+    /// Reads a record from a window, when `count` blocks from this one on are wanted. The caller is
+    /// pinned.
+    pub(super) fn read_spilled(
+        &self,
+        session: &mut Session,
+        (block, count): (u64, usize),
+        (entry, at): (Entry, Location),
+        slot: u32,
+        out: &mut [u8; BLOCK_SIZE],
+    ) -> Result<(), Why> {
+        let Some(windows) = &self.windows else { return Err(Why::Damaged) };
+        let sequence = self.segments.sequence(at.segment);
+        let Session { codec, again, .. } = session;
+        let name = if on(Bug::WindowByNumber) { u64::from(at.segment) + 1 } else { sequence };
+        let unpack = |record: &[u8]| self.unpack(codec, record, (block, sequence), at, out);
+        match windows.look(name, (block, at), unpack) {
+            Some(true) => {}
+            Some(false) => return Err(Why::Damaged),
+            None => {
+                let wish = windows.wish(name, (block, at), count);
+                let from = at.offset / ALIGN as u32 * ALIGN as u32;
+                let to = self.wanted(block, at, from + wish.most, wish.is_stream);
+                let needed = (at.offset + at.record_len()).next_multiple_of(ALIGN as u32);
+                return Err(Why::Below(Below { slot, from, to, needed, name, wish }));
+            }
+        }
+        let soon = self.slots.visit(slot, at.share(), self.budget.limit());
+        if !entry.is_hot() {
+            self.index.warm(block, entry, entry.hot());
+        } else if soon {
+            again.note(ReadAgain { block, version: self.version(entry), below: true });
+        }
+        Ok(())
+    }
+
+    /// The end of what to read for a block's record, up to `most`: of a stream, everything that
+    /// follows in the slot; else the blocks that follow where their records are not far.
+    fn wanted(&self, block: u64, at: Location, most: u32, is_stream: bool) -> u32 {
+        let end = at.offset + at.record_len();
+        let least = end.next_multiple_of(ALIGN as u32);
+        let whole = self.segments.spilled(at.segment).map_or(end, |spilled| spilled.end);
+        let most = most.min(whole.next_multiple_of(ALIGN as u32)).max(least);
+        if is_stream {
+            return most;
+        }
+        let mut end = least;
+        for next in block + 1..self.index.blocks_max() {
+            match self.index.load(next).home() {
+                Home::Record(next) if next.segment == at.segment && next.offset >= at.offset => {
+                    let to = next.offset + next.record_len();
+                    if to > most {
+                        break;
+                    }
+                    end = end.max(to);
+                }
+                _ => break,
+            }
+        }
+        end.next_multiple_of(ALIGN as u32)
+    }
+
+    /// Has `read` bring a part of a slot, which waits for the device. `false` if it fails.
+    pub fn bring(&self, below: &Below, read: impl FnOnce(&mut [u8]) -> bool) -> bool {
+        let Below { from, to, name, wish, .. } = *below;
+        self.windows.as_ref().is_some_and(|windows| windows.fill(name, from..to, wish, read))
+    }
+
+    /// Makes the memory for what is read of slots go with a `limit`; see [`Windows::fit`].
+    ///
+    /// [`Windows::fit`]: super::window::Windows::fit
+    pub fn fit_windows(&self, limit: u64) {
+        if let Some(windows) = &self.windows {
+            let take = |bytes| self.budget.take(bytes, Taker::Ordinary);
+            self.budget.give(windows.fit(limit, take));
+        }
+    }
+
+    /// Looks at what is live in a sealed segment in a frame that the caller has claimed, as of some
+    /// moments during the call. With `cool`, its records are not hot any more.
+    pub fn survey(&self, session: &Session, sealed: Sealed, cool: bool) -> Survey {
+        let mut survey = Survey::default();
+        let segment = sealed.segment;
+        let Some(frame) = self.segments.frame(segment) else { return survey };
+        // For the index: the claim keeps the frame.
+        let _pin = session.pin(self);
+        let bytes = self.frames.bytes(frame, 0, sealed.end);
+        for (header, at) in Records::of(segment, bytes) {
+            for block in self.owners(&header, at, bytes) {
+                let now = self.index.load(block);
+                if !now.same_place(Entry::record(at)) {
+                    continue;
+                }
+                let len = at.share();
+                survey.live += len;
+                survey.raw += if at.len as usize == BLOCK_SIZE { len } else { 0 };
+                if now.is_hot() {
+                    survey.hot += len;
+                    if cool {
+                        self.index.warm(block, now, now.cold());
+                    }
+                }
+            }
+        }
+        survey
+    }
+
+    /// Begins to take a segment down that the caller has claimed: what is hot of it is appended
+    /// anew first, where there is room; the rest has to be written. If that is
+    /// [`Spilled::Not`], it is not claimed any more.
+    pub fn go_down(&self, session: &Session, victim: Sealed, who: Taker) -> Spilled {
+        let Some(frame) = self.segments.frame(victim.segment) else {
+            unreachable!("who is sealed and claimed has a frame")
+        };
+        self.keep_hot(session, victim, frame, who);
+        if self.segments.dead_bytes(victim.segment) == victim.end {
+            self.retire(victim.segment);
+            return Spilled::Emptied;
+        }
+        match self.slots.take() {
+            Some(slot) => {
+                if on(Bug::SpillBeforeWritten) {
+                    self.forget_frame(victim.segment, slot, 0);
+                }
+                Spilled::Going(Going { victim, frame, slot })
+            }
+            None => {
+                self.segments.unclaim(victim.segment);
+                Spilled::Not
+            }
+        }
+    }
+
+    fn keep_hot(&self, session: &Session, victim: Sealed, frame: u32, who: Taker) {
+        let bytes = self.frames.bytes(frame, 0, victim.end);
+        let mut records = Records::of(victim.segment, bytes);
+        self.relocate_all(session, bytes, victim.sequence, &mut records, who, Which::Hot);
+    }
+
+    /// What to write to the slot of a segment that goes down, from the slot's start on.
+    pub fn bytes_of(&self, going: &Going) -> (u32, &[u8]) {
+        // What is behind the end has no meaning, and no thread writes there any more.
+        let len = going.victim.end.next_multiple_of(ALIGN as u32);
+        (going.slot, self.frames.bytes(going.frame, 0, len))
+    }
+
+    /// Ends what [`Store::go_down`] began: if it is `written`, the segment is in its slot from now
+    /// on; else it stays where it is, and the slot is free.
+    pub fn spilled(&self, session: &Session, going: Going, written: bool) {
+        let Going { victim, frame, slot } = going;
+        if written {
+            let records = Records::of(victim.segment, self.frames.bytes(frame, 0, victim.end));
+            let blocks = records.map(|(_, at)| at.owners()).sum();
+            self.forget_frame(victim.segment, slot, blocks);
+            self.slots.turn(victim.end.saturating_sub(self.segments.dead_bytes(victim.segment)));
+            session.count(&Counts { spilled: 1, ..Counts::default() });
+        } else {
+            self.slots.give(slot);
+        }
+        self.segments.unclaim(victim.segment);
+    }
+
+    fn forget_frame(&self, segment: u32, slot: u32, records: u32) {
+        if let Some(frame) = self.segments.spill(segment, slot, records) {
+            let mut retired = self.retired.lock();
+            retired.frames.push((frame, self.epochs.stamp()));
+        }
+    }
+
+    /// Frees the slots of segments that nothing names any more. Says how many that were.
+    pub fn free_dead_slots(&self) -> usize {
+        let mut freed = 0;
+        while let Some(dead) = self.segments.claim_dead_below() {
+            self.retire(dead);
+            freed += 1;
+        }
+        freed
+    }
+
+    /// Empties a spilled segment that the caller has claimed, with its bytes: what is live of it is
+    /// appended anew, and its slot is free when its last reader is gone.
+    pub fn take_up(&self, session: &Session, victim: Sealed, bytes: &[u8], who: Taker) -> Cleaned {
+        let end = (victim.end as usize).min(bytes.len());
+        self.clean_from(session, victim, &bytes[..end], who)
+    }
+}
+
+const _: () = assert!(HEADER < ALIGN);

@@ -1,0 +1,219 @@
+//! The holders of a block device or a file: mounts, swap, stacked devices, processes.
+//!
+//! Invariant: only `/proc`, `/sys` and device nodes are looked at; files of any mounted file system
+//! are named by their links in `/proc/PID/fd` and never opened or asked for attributes, so that a
+//! dead or slow server can't stop the search. What a process in another mount namespace mounted is
+//! found through its own mount table.
+
+use super::mounts::{MountEntry, mounted_on, mounts, mounts_in, swaps};
+use crate::media::process_name;
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::linux::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Everything that holds the block device `device` or a partition of it open, besides this process,
+/// in words (`mounted on /mnt`, `swap`, `process 123 (fio)`). Best effort: what belongs to other
+/// users is visible to root only.
+pub(crate) fn of_block_device(device: &Path) -> Vec<String> {
+    let nodes = nodes(device);
+    let is_mount = |m: &MountEntry| nodes.iter().any(|n| is_mount_of(m, &n.path, n.number));
+    let mut held = BTreeSet::new();
+    for m in mounts().iter().filter(|m| is_mount(m)) {
+        held.insert(format!("mounted on {}", m.point.display()));
+    }
+    if held.is_empty() {
+        held.extend(foreign_mounts(is_mount));
+    }
+    if !swaps_on(device).is_empty() {
+        held.insert("swap".to_owned());
+    }
+    for node in &nodes {
+        let above = entries(&node.sys.join("holders"));
+        held.extend(above.map(|entry| format!("device {}", file_name(&entry))));
+        let loops = loops_over(&node.path);
+        held.extend(loops.into_iter().map(|l| format!("loop device {}", l.display())));
+    }
+    held.extend(processes(|link| nodes.iter().any(|node| node.is(link))));
+    held.into_iter().collect()
+}
+
+/// Whether the kernel swaps to `device`.
+pub fn is_swap(device: &Path) -> bool {
+    swaps().iter().any(|s| is_same_device(s, device))
+}
+
+/// What the kernel swaps to on `device`: itself, or partitions of it.
+pub(crate) fn swaps_on(device: &Path) -> Vec<PathBuf> {
+    let nodes = nodes(device);
+    swaps().into_iter().filter(|swap| nodes.iter().any(|node| node.is(swap))).collect()
+}
+
+/// A block device, or a partition of it.
+struct Node {
+    path: PathBuf,
+    number: Option<(u32, u32)>,
+    /// Its directory below `/sys`.
+    sys: PathBuf,
+}
+
+impl Node {
+    fn is(&self, path: &Path) -> bool {
+        let number = self.number.filter(|_| path.starts_with("/dev"));
+        path == self.path || (number.is_some() && device_number(path) == number)
+    }
+}
+
+/// A block device and its partitions: a holder of one of those holds all of it.
+fn nodes(device: &Path) -> Vec<Node> {
+    let sys = Path::new("/sys/block").join(device.file_name().unwrap_or_default());
+    let parts = entries(&sys).filter(|dir| dir.join("partition").exists());
+    let parts: Vec<_> = parts.map(|dir| (Path::new("/dev").join(file_name(&dir)), dir)).collect();
+    let all = std::iter::once((device.to_owned(), sys)).chain(parts);
+    all.map(|(path, sys)| Node { number: device_number(&path), path, sys }).collect()
+}
+
+/// Whether `node` is the block device `device`, by another name maybe.
+pub(super) fn is_same_device(node: &Path, device: &Path) -> bool {
+    let number = device_number(device);
+    node == device || (number.is_some() && device_number(node) == number)
+}
+
+/// Whether what is mounted on `point` is on `device`.
+pub(super) fn mounted_at(device: &Path, point: &Path) -> bool {
+    mounted_on(point).is_some_and(|m| is_mount_of(&m, device, device_number(device)))
+}
+
+/// Everything that holds the file `file` or its directory, which is a mount of its own, besides
+/// this process and the loop device `ours`.
+#[cfg(feature = "fuse")]
+pub(crate) fn of_file(file: &Path, ours: Option<&Path>) -> Vec<String> {
+    let mut held: BTreeSet<String> = loops_over(file)
+        .into_iter()
+        .filter(|l| Some(l.as_path()) != ours)
+        .map(|l| format!("loop device {}", l.display()))
+        .collect();
+    if swaps().iter().any(|s| s == file) {
+        held.insert("swap".to_owned());
+    }
+    let dir = file.parent().unwrap_or(file);
+    held.extend(processes(|link| link == file || link == dir));
+    held.into_iter().collect()
+}
+
+/// The loop devices that show `file`.
+pub(super) fn loops_over(file: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in entries(Path::new("/sys/block")) {
+        if file_name(&entry).starts_with("loop") {
+            let device = Path::new("/dev").join(file_name(&entry));
+            if backing_file(&device).is_some_and(|b| b == file) {
+                found.push(device);
+            }
+        }
+    }
+    found
+}
+
+/// The file behind a loop device, as the kernel names it; `None` when it is not attached.
+pub(crate) fn backing_file(device: &Path) -> Option<PathBuf> {
+    let sys = Path::new("/sys/block").join(device.file_name()?).join("loop/backing_file");
+    let text = fs::read_to_string(sys).ok()?;
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    // The kernel adds this when the file or its mount is gone from the tree.
+    Some(PathBuf::from(text.strip_suffix(" (deleted)").unwrap_or(text)))
+}
+
+/// Major and minor number of a block device node.
+fn device_number(node: &Path) -> Option<(u32, u32)> {
+    use std::os::unix::fs::FileTypeExt;
+    let meta = fs::metadata(node).ok()?;
+    let rdev = meta.st_rdev();
+    meta.file_type().is_block_device().then(|| (rustix::fs::major(rdev), rustix::fs::minor(rdev)))
+}
+
+fn is_mount_of(m: &MountEntry, device: &Path, number: Option<(u32, u32)>) -> bool {
+    // Some file systems (btrfs) have device numbers of their own: go by the source as well.
+    Some(m.device) == number || m.source == device
+}
+
+/// Mounts in other mount namespaces for which `is_mount`, one line each.
+fn foreign_mounts(is_mount: impl Fn(&MountEntry) -> bool) -> Vec<String> {
+    let own = fs::read_link("/proc/self/ns/mnt").ok();
+    let mut seen = BTreeSet::new();
+    let mut held = Vec::new();
+    for (pid, dir) in pids() {
+        let Ok(namespace) = fs::read_link(dir.join("ns/mnt")) else { continue };
+        if Some(&namespace) == own.as_ref() || !seen.insert(namespace) {
+            continue;
+        }
+        for m in mounts_in(&dir.join("mountinfo")) {
+            if is_mount(&m) {
+                let (point, name) = (m.point.display(), name_of(&dir));
+                held.push(format!("mounted on {point} in the namespace of process {pid} ({name})"));
+            }
+        }
+    }
+    held
+}
+
+/// The processes, besides this one, that have something open or for their directory whose link
+/// satisfies `is_it`.
+fn processes(is_it: impl Fn(&Path) -> bool) -> Vec<String> {
+    let me = std::process::id();
+    pids()
+        .filter(|(pid, _)| *pid != me)
+        .filter(|(_, dir)| {
+            let places = ["cwd", "root"].map(|place| dir.join(place));
+            let mut all = entries(&dir.join("fd")).chain(places);
+            all.any(|place| fs::read_link(place).is_ok_and(|link| is_it(&link)))
+        })
+        .map(|(pid, dir)| format!("process {pid} ({})", name_of(&dir)))
+        .collect()
+}
+
+fn pids() -> impl Iterator<Item = (u32, PathBuf)> {
+    entries(Path::new("/proc")).filter_map(|dir| Some((file_name(&dir).parse().ok()?, dir)))
+}
+
+fn name_of(proc_dir: &Path) -> String {
+    process_name(proc_dir).unwrap_or_else(|| "?".to_owned())
+}
+
+fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path())
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[cfg(feature = "fuse")]
+    #[test]
+    fn another_process_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().canonicalize().unwrap().join("file");
+        fs::write(&path, "x").unwrap();
+        assert_eq!(of_file(&path, None), Vec::<String>::new());
+        let mut child = std::process::Command::new("sleep")
+            .arg("20")
+            .stdin(fs::File::open(&path).unwrap())
+            .spawn()
+            .unwrap();
+        let held = of_file(&path, None);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(held, [format!("process {} (sleep)", child.id())]);
+    }
+
+    #[test]
+    fn what_does_not_exist_has_no_holders() {
+        assert_eq!(of_block_device(Path::new("/dev/loop-none")), Vec::<String>::new());
+        assert_eq!(backing_file(Path::new("/dev/loop-none")), None);
+    }
+}

@@ -1,0 +1,177 @@
+//! Making a loop device on a file, and growing it.
+//!
+//! Invariants: the device has direct I/O or is not made at all; it has the partitions of its own
+//! content and none of an earlier user's; no descriptor of it is kept.
+
+use super::{backing_file, detach, held, open, partitions, require_backing, sys};
+use crate::error::{Context, Error, Result};
+use crate::media::LoopInfo;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl};
+use std::ffi::c_void;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const LOOP_SET_CAPACITY: Opcode = 0x4C07;
+const LOOP_CONFIGURE: Opcode = 0x4C0A;
+const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
+
+const LO_FLAGS_PARTSCAN: u32 = 8;
+const LO_FLAGS_DIRECT_IO: u32 = 16;
+
+/// How long a free loop device may be in use by something else.
+const FREE_WAIT: Duration = Duration::from_secs(5);
+/// How often it is tried.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// Major number of all loop devices (a fixed one: `LOOP_MAJOR`).
+const LOOP_MAJOR: u32 = 7;
+
+/// `struct loop_config` of the kernel's ABI.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo,
+    reserved: [u64; 8],
+}
+
+const _: () = assert!(size_of::<LoopConfig>() == 304);
+
+/// `LOOP_CTL_GET_FREE`: the number of a free device is what the call returns.
+struct GetFree;
+
+// SAFETY: the opcode takes no argument and touches no memory of ours; the return value is the
+// result.
+unsafe impl Ioctl for GetFree {
+    type Output = u32;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        LOOP_CTL_GET_FREE
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::null_mut()
+    }
+
+    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> rustix::io::Result<u32> {
+        u32::try_from(out).map_err(|_| Errno::INVAL)
+    }
+}
+
+/// Opens `/dev/loop-control`, which makes and finds devices.
+pub(crate) fn open_control() -> rustix::io::Result<OwnedFd> {
+    rustix::fs::open("/dev/loop-control", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Shows `file` as a block device with blocks of `block_size` bytes, direct I/O, and the partitions
+/// that are in it, and says which.
+pub(crate) fn attach(file: &Path, block_size: u32) -> Result<PathBuf> {
+    let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(file, flags, Mode::empty())
+        .context(format!("cannot open {}", file.display()))?;
+    let control = open_control().context("cannot open /dev/loop-control")?;
+    let deadline = Instant::now() + FREE_WAIT;
+    loop {
+        // SAFETY: `GetFree` describes this opcode truly (see its implementation).
+        let number =
+            unsafe { ioctl(&control, GetFree) }.context("cannot get a free loop device")?;
+        let device = node_of(number)?;
+        match configure(&device, opened.as_fd(), file, block_size) {
+            Ok(()) => {
+                require_direct(&device, file)?;
+                return Ok(device);
+            }
+            // Something else takes the same free device; then there is another one. Or a partition
+            // of an earlier user is in use.
+            Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(RETRY),
+            Err(Errno::BUSY) => return Err(held(&device)),
+            Err(Errno::INVAL | Errno::NOTTY) => {
+                return Err(Error::failure(format!(
+                    "cannot attach {}: the kernel refuses LOOP_CONFIGURE with blocks of {block_size} bytes",
+                    device.display()
+                ))
+                .mend("use Linux 5.8 or newer, or --export nbd"));
+            }
+            Err(e) => return Err(e).context(format!("cannot attach {}", device.display())),
+        }
+    }
+}
+
+/// The node of loop device `number`, made when nothing else (devtmpfs, udev) makes it.
+fn node_of(number: u32) -> Result<PathBuf> {
+    let path = PathBuf::from(format!("/dev/loop{number}"));
+    if !path.exists() {
+        let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP;
+        let rdev = rustix::fs::makedev(LOOP_MAJOR, number);
+        match rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &path,
+            rustix::fs::FileType::BlockDevice,
+            mode,
+            rdev,
+        ) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(e) => return Err(e).context(format!("cannot make {}", path.display())),
+        }
+    }
+    Ok(path)
+}
+
+fn configure(
+    device: &Path,
+    file: BorrowedFd<'_>,
+    name: &Path,
+    block_size: u32,
+) -> rustix::io::Result<()> {
+    // While it is claimed nothing else attaches it.
+    let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
+    let node = rustix::fs::open(device, flags, Mode::empty())?;
+    if backing_file(device).is_some() {
+        return Err(Errno::BUSY);
+    }
+    // Those of an earlier user.
+    partitions::remove(&node, device).map_err(|_| Errno::BUSY)?;
+    let mut info = LoopInfo::ZERO;
+    info.flags = LO_FLAGS_DIRECT_IO | LO_FLAGS_PARTSCAN;
+    let text = name.as_os_str().as_bytes();
+    let len = text.len().min(info.file_name.len() - 1);
+    info.file_name[..len].copy_from_slice(&text[..len]);
+    let fd = u32::try_from(file.as_raw_fd()).map_err(|_| Errno::BADF)?;
+    let config = LoopConfig { fd, block_size, info, reserved: [0; 8] };
+    // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, which `LoopConfig` is, byte for byte
+    // (its size is checked above); the descriptor in it is open for the whole call.
+    unsafe { ioctl(&node, Setter::<LOOP_CONFIGURE, LoopConfig>::new(config)) }
+}
+
+/// Direct I/O that the kernel quietly declined would keep every block twice and could deadlock when
+/// memory is short.
+fn require_direct(device: &Path, file: &Path) -> Result<()> {
+    let dio = sys(device).join("loop/dio");
+    if std::fs::read_to_string(dio).is_ok_and(|t| t.trim() == "1") {
+        return Ok(());
+    }
+    detach(device, file)?;
+    Err(Error::failure(format!(
+        "cannot attach {}: no direct I/O on the FUSE file",
+        device.display()
+    ))
+    .mend("use --export nbd"))
+}
+
+/// Makes the device as large as its file is now.
+pub(crate) fn grow(device: &Path, file: &Path) -> Result<()> {
+    require_backing(device, file)?;
+    // Fetches the size into the kernel, from where the loop device takes it.
+    std::fs::metadata(file).context(format!("cannot stat {}", file.display()))?;
+    let node =
+        open(device, OFlags::empty()).context(format!("cannot open {}", device.display()))?;
+    // SAFETY: LOOP_SET_CAPACITY takes no argument and touches no memory of ours.
+    unsafe { ioctl(&node, NoArg::<LOOP_SET_CAPACITY>::new()) }
+        .context(format!("cannot grow {}", device.display()))
+}

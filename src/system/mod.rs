@@ -1,0 +1,20 @@
+//! What front-ends need of the operating system and what is no protocol: mounts, loop devices,
+//! swap, the device's holders, settings of the machine, other processes.
+//!
+//! Invariant: nothing here knows a front-end or a volume; a front-end calls it, with paths and file
+//! descriptors.
+
+mod check;
+pub(crate) mod depth;
+pub mod helper;
+pub(crate) mod holders;
+pub mod job;
+pub(crate) mod link;
+pub(crate) mod loopdev;
+pub(crate) mod mounts;
+pub mod reclaim;
+mod swaps;
+mod tuning;
+pub mod usage;
+
+pub use check::Check;
