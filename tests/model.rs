@@ -36,7 +36,7 @@ enum Step {
         no_hole: bool,
     },
     Flush,
-    Tend,
+    Clean,
     /// What is cold is put together into clusters.
     Recompress,
     /// Another volume goes on with the memory of this one.
@@ -62,7 +62,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (range(), any::<bool>())
             .prop_map(|((offset, len), no_hole)| Step::Zero { offset, len, no_hole }),
         1 => Just(Step::Flush),
-        1 => Just(Step::Tend),
+        1 => Just(Step::Clean),
         2 => Just(Step::Recompress),
         1 => Just(Step::Succeed),
     ]
@@ -173,7 +173,7 @@ impl Pair {
                 }
             }
             Step::Flush => self.submit(Request::Flush).unwrap(),
-            Step::Tend => self.volume().clean_now(),
+            Step::Clean => self.volume().clean_now(),
             Step::Recompress => self.volume().recompress_now(),
             Step::Succeed => self.succeed(),
         }

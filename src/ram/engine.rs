@@ -4,7 +4,7 @@
 //! A thread that needs room makes it: one that opens a segment while garbage is above its share
 //! cleans some of it first, so memory stays bounded however fast writes come, and no write waits
 //! for another thread's turn. A thread of the volume's own does the same when writes have ceased
-//! ([`Ram::tend`]).
+//! ([`Ram::maintain`]).
 //!
 //! Invariants:
 //! - one thread at a time cleans with the reserve; without it, several may, each a segment of its
@@ -413,9 +413,9 @@ impl Ram {
         policy::over(used, payload, permille, self.store.segment_size())
     }
 
-    /// What the volume's own thread does now and then: `quiet` when no segment was opened for a
+    /// What the cleaner thread does now and then: `quiet` when no segment was opened for a
     /// while. Stops early when `stop` says so.
-    pub fn tend(&self, quiet: bool, stop: &dyn Fn() -> bool) {
+    pub fn maintain(&self, quiet: bool, stop: &dyn Fn() -> bool) {
         self.store.collect();
         if !quiet {
             self.trim_surplus();

@@ -469,7 +469,7 @@ fn two_who_free_slots_beside_a_writer() {
     volume.spill_now();
     let discard = Request::Discard { offset: 0, len: 32 * 4096 };
     channel.submit(discard, Instant::now()).unwrap();
-    let tender = {
+    let cleaner = {
         let volume = Arc::clone(&volume);
         thread::spawn(move || volume.clean_now())
     };
@@ -480,7 +480,7 @@ fn two_who_free_slots_beside_a_writer() {
     for number in (0..4).chain(16..24) {
         write(&mut *channel, number, 2).unwrap();
     }
-    tender.join().unwrap();
+    cleaner.join().unwrap();
     spiller.join().unwrap();
     volume.clean_now();
     for number in (0..4).chain(16..24) {

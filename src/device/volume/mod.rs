@@ -5,12 +5,12 @@
 //! at most [`THREADS_MAX`] for front-ends; no thread waits for another to find one.
 
 mod channel;
+mod cleaner;
 mod crew;
 mod hand;
 mod packer;
 mod spiller;
 mod stocker;
-mod tender;
 
 use super::contract::no_log;
 use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Serving, Tuning};
@@ -129,7 +129,7 @@ impl Volume {
     ) -> Result<Arc<Self>> {
         let spills = below.is_some();
         let volume = Arc::new(Self::new_over(options, memory, below)?);
-        volume.workers.lock().push(tender::start(&volume)?);
+        volume.workers.lock().push(cleaner::start(&volume)?);
         volume.workers.lock().push(packer::start(&volume)?);
         if spills {
             volume.workers.lock().push(spiller::start(&volume)?);
@@ -403,7 +403,7 @@ impl Volume {
     /// Cleans as after a long quiet time, and makes the room that writers find on a volume with a
     /// spill device, at once.
     pub fn clean_now(&self) {
-        self.ram.tend(true, &|| false);
+        self.ram.maintain(true, &|| false);
         if let Some(session) = &*self.inspector.lock() {
             self.ram.keep_reserve(session, &|| false);
         }

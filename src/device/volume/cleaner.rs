@@ -1,4 +1,4 @@
-//! The volume's own thread: cleans when no request writes, and returns what is not needed.
+//! The cleaner thread: cleans when no request writes, and returns what is not needed.
 
 use super::Volume;
 use crate::device::worker::Worker;
@@ -21,10 +21,10 @@ const IDLE_TICK: Duration = Duration::from_secs(1);
 /// # Errors
 /// See [`Worker::start`].
 pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
-    Worker::start("ztier-tender", Arc::downgrade(volume), tend)
+    Worker::start("ztier-cleaner", Arc::downgrade(volume), clean)
 }
 
-fn tend(volume: &Weak<Volume>, stop: &AtomicBool) {
+fn clean(volume: &Weak<Volume>, stop: &AtomicBool) {
     let mut opened = 0;
     let mut since = Instant::now();
     while !stop.load(Ordering::Acquire) {
@@ -35,7 +35,7 @@ fn tend(volume: &Weak<Volume>, stop: &AtomicBool) {
             (opened, since) = (now, Instant::now());
         }
         let _turn = volume.turn();
-        volume.ram().tend(since.elapsed() >= QUIET, &|| {
+        volume.ram().maintain(since.elapsed() >= QUIET, &|| {
             stop.load(Ordering::Acquire) || volume.ram().opened() != opened
         });
     }
