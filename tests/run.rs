@@ -75,7 +75,7 @@ fn loaded(sandbox: &Sandbox, flags: &[&str], load: &str) -> Command {
 }
 
 /// Runs [`load`] to its good end, and says what was written down of it. Where a processor is taken
-/// away for a moment, memory in stock is used up and writes are refused, as swap is told to expect:
+/// away for a moment, the mempool is used up and writes are refused, as swap is told to expect:
 /// then it runs again, twice at most.
 fn measured(sandbox: &Sandbox, flags: &[&str], load: &str, json: &Path) -> (Done, Value) {
     let run = || {

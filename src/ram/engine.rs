@@ -15,7 +15,7 @@ use super::demote::Lower;
 use super::policy;
 use super::recompress::Recompression;
 use super::spill::SpillTo;
-use super::stock::Stock;
+use super::mempool::Mempool;
 use crate::BLOCK_SIZE;
 use crate::error::Result;
 use crate::media::Memory;
@@ -55,8 +55,8 @@ pub struct Ram {
     /// Where segments go that memory has no room for.
     lower: Option<Lower>,
     /// The thread that keeps the reserve.
-    keeper: OnceLock<Thread>,
-    pub(super) stock: Stock,
+    spiller: OnceLock<Thread>,
+    pub(super) mempool: Mempool,
     recompression: Recompression,
 }
 
@@ -92,8 +92,8 @@ impl Ram {
         Ok(Self {
             store,
             lower,
-            keeper: OnceLock::new(),
-            stock: Stock::default(),
+            spiller: OnceLock::new(),
+            mempool: Mempool::default(),
             recompression: Recompression::default(),
             cleaner: Mutex::new(session),
             victims: Mutex::new(Vec::with_capacity(policy::VICTIMS_MAX)),
@@ -115,7 +115,7 @@ impl Ram {
 
     /// Makes the calling thread the one that is woken up when the reserve has to be filled up.
     pub fn keep_awake(&self) {
-        self.keeper.get_or_init(std::thread::current);
+        self.spiller.get_or_init(std::thread::current);
     }
 
     /// The store below.
@@ -123,7 +123,7 @@ impl Ram {
         &self.store
     }
 
-    /// Writes that had to wait for the cleaner at the limit, or for memory in stock.
+    /// Writes that had to wait for the cleaner at the limit, or for a frame of the mempool.
     pub fn stalls(&self) -> u64 {
         self.stalls.load(Ordering::Relaxed)
     }
@@ -210,15 +210,15 @@ impl Ram {
         }
         self.assisting.fetch_sub(1, Ordering::AcqRel);
         if self.wants_reserve()
-            && let Some(keeper) = self.keeper.get()
+            && let Some(spiller) = self.spiller.get()
         {
-            keeper.unpark();
+            spiller.unpark();
         }
         self.trim_surplus();
         self.store.frames().prepare(self.store.budget());
-        self.look_at_stock();
+        self.look_at_mempool();
         let open = || self.store.open_segment(Taker::Ordinary, len);
-        if open() || self.await_stock(session) && open() {
+        if open() || self.await_mempool(session) && open() {
             return Ok(());
         }
         self.reclaim(session, |store| store.open_segment(Taker::Ordinary, len))
@@ -464,7 +464,7 @@ impl Ram {
         let done = self.set_limit_to(bytes);
         if !done {
             budget.set_limit(before);
-            self.fit_stock();
+            self.fit_mempool();
         }
         self.store.fit_windows(budget.limit());
         done
@@ -475,8 +475,8 @@ impl Ram {
         let cleaner = &*self.cleaner.lock();
         let before = self.store.budget().limit();
         self.store.budget().set_limit(bytes);
-        self.fit_stock();
-        // Swapping depends on the stock, so the stock goes only if nothing else helps.
+        self.fit_mempool();
+        // Swapping depends on the mempool, so the mempool goes only if nothing else helps.
         let fits = |keep: usize| {
             let mut fits = |store: &Store| {
                 store.frames().trim_to(store.budget(), keep);
@@ -484,12 +484,12 @@ impl Ram {
             };
             self.reclaim_locked(cleaner, &mut fits).is_ok()
         };
-        let stock = self.store.frames().stock();
-        if bytes >= before || fits(stock) || stock > 0 && fits(0) {
+        let mempool = self.store.frames().mempool();
+        if bytes >= before || fits(mempool) || mempool > 0 && fits(0) {
             return true;
         }
         self.store.budget().set_limit(before);
-        self.fit_stock();
+        self.fit_mempool();
         false
     }
 }

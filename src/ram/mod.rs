@@ -8,11 +8,11 @@
 mod allowance;
 mod demote;
 mod engine;
+mod mempool;
 mod hindsight;
 pub mod policy;
 mod recompress;
 mod spill;
-mod stock;
 pub mod store;
 
 pub use demote::Unread;

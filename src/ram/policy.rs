@@ -59,17 +59,17 @@ const RESERVE_PART: u64 = 16;
 
 /// Frames that a volume that carries swap keeps ready, for a `limit`: what the machine swaps out
 /// in one go takes no more.
-pub fn stock(limit: u64, segment: u32) -> usize {
-    let bytes = (limit / STOCK_PART).min(STOCK_MOST);
-    (bytes / u64::from(segment)).max(STOCK_LEAST) as usize
+pub fn mempool(limit: u64, segment: u32) -> usize {
+    let bytes = (limit / MEMPOOL_PART).min(MEMPOOL_MOST);
+    (bytes / u64::from(segment)).max(MEMPOOL_LEAST) as usize
 }
 
-/// See [`stock`].
-const STOCK_PART: u64 = 16;
-/// See [`stock`]: bytes.
-const STOCK_MOST: u64 = 32 << 20;
-/// See [`stock`]: those of the cleaner, and as many for writers.
-const STOCK_LEAST: u64 = 4;
+/// See [`mempool`].
+const MEMPOOL_PART: u64 = 16;
+/// See [`mempool`]: bytes.
+const MEMPOOL_MOST: u64 = 32 << 20;
+/// See [`mempool`]: those of the cleaner, and as many for writers.
+const MEMPOOL_LEAST: u64 = 4;
 
 /// Whether slots are so few that those with garbage should be emptied.
 pub fn few_slots(free: u32, count: u32) -> bool {

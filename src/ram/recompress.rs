@@ -111,7 +111,7 @@ impl Ram {
     /// takes; then nothing changes. Only a volume that may be short of memory later takes it at
     /// once.
     pub fn recompress_by_itself(&self, on: bool) -> bool {
-        let at_once = self.lower().is_some() || self.is_stocked();
+        let at_once = self.lower().is_some() || self.has_mempool();
         if on && at_once && !self.can_recompress() {
             return false;
         }
@@ -174,7 +174,7 @@ impl Ram {
             tried
         });
         self.store().collect();
-        self.look_at_stock();
+        self.look_at_mempool();
         self.recompression().count_spent(began);
         work.note(&tried, self.opened());
         match tried.ended {
@@ -201,7 +201,7 @@ impl Ram {
     /// come from; cleans for it.
     fn has_room_to_press(&self, session: &Session) -> bool {
         let least = policy::TIGHT_SEGMENTS * u64::from(self.store().segment_size());
-        if self.is_short_of_stock() {
+        if self.is_short_of_frames() {
             return false;
         }
         while self.free() < least {
@@ -213,10 +213,10 @@ impl Ram {
         true
     }
 
-    /// Whether the frames in stock are so few that they are for writers alone.
-    fn is_short_of_stock(&self) -> bool {
+    /// Whether the frames of the mempool are so few that they are for writers alone.
+    fn is_short_of_frames(&self) -> bool {
         let frames = self.store().frames();
-        self.is_stocked() && frames.ready() * 2 <= frames.stock()
+        self.has_mempool() && frames.ready() * 2 <= frames.mempool()
     }
 
     /// Empties a segment that was recompressed, if one part in `worth_part` of it is garbage.
@@ -250,7 +250,7 @@ impl Ram {
         };
         let Some(mut work) = self.recompression().work.try_lock() else { return false };
         let (Some(Work { pack, .. }), store) = (&mut *work, self.store()) else { return false };
-        if store.slots().free() == 0 || self.is_short_of_stock() {
+        if store.slots().free() == 0 || self.is_short_of_frames() {
             return false;
         }
         let Some(victim) = self.coldest(lower, session) else { return false };

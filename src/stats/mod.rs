@@ -118,7 +118,7 @@ pub struct Stats {
     pub blocks_moved: u64,
     /// Bytes that the cleaner moved.
     pub bytes_moved: u64,
-    /// Writes that had to wait for the cleaner to make room, or for memory in stock.
+    /// Writes that had to wait for the cleaner to make room, or for a frame of the mempool.
     pub stalls: u64,
     /// Writes refused because nothing more fits.
     pub no_space: u64,

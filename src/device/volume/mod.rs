@@ -9,8 +9,8 @@ mod cleaner;
 mod crew;
 mod hand;
 mod packer;
+mod refill;
 mod spiller;
-mod stocker;
 
 use super::contract::no_log;
 use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Serving, Tuning};
@@ -134,7 +134,7 @@ impl Volume {
         if spills {
             volume.workers.lock().push(spiller::start(&volume)?);
         }
-        volume.workers.lock().push(stocker::start(&volume)?);
+        volume.workers.lock().push(refill::start(&volume)?);
         if let Some(crew) = Crew::start(&volume)? {
             volume.crew.get_or_init(|| crew);
         }
@@ -594,14 +594,14 @@ impl Serving for Volume {
 
     fn carry_swap(&self, on: bool) -> Result<()> {
         if !on {
-            self.ram.end_stock();
+            self.ram.end_mempool();
             return Ok(());
         }
         if self.ram.recompresses() {
             // Now, before memory is short. Without room for that nothing is recompressed.
             self.ram.can_recompress();
         }
-        self.ram.begin_stock(self.size_now() / BLOCK_SIZE as u64)
+        self.ram.begin_mempool(self.size_now() / BLOCK_SIZE as u64)
     }
 
     fn disown(&self) {

@@ -4,8 +4,8 @@
 //! taken frames are in the budget.
 //!
 //! Usually the thread that needs a frame gets the frame's memory from the machine. Where the
-//! machine may be waiting for that thread to free memory (swap), a *stock* of ready frames is kept
-//! instead, and only [`Frames::restock`] asks the machine for any.
+//! machine may be waiting for that thread to free memory (swap), a *mempool* of ready frames is
+//! kept instead, and only [`Frames::refill`] asks the machine for any.
 
 use super::RESERVE_SEGMENTS;
 use crate::error::{Error, Result};
@@ -25,9 +25,9 @@ pub struct Frames {
     frame_size: usize,
     count: u32,
     free: Mutex<Free>,
-    /// Frames to be kept ready, so that only [`Frames::restock`] asks the machine for memory; 0:
+    /// Frames to be kept ready, so that only [`Frames::refill`] asks the machine for memory; 0:
     /// every taker does.
-    stock: AtomicUsize,
+mempool: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Frames {
         // Room for all, which costs no memory until it is used: the lists never have to grow.
         let list = || Vec::with_capacity(count as usize);
         let free = Mutex::new(Free { ready: list(), cold: list(), fresh: 0 });
-        Ok(Self { arena, frame_size, count, free, stock: AtomicUsize::new(0) })
+        Ok(Self { arena, frame_size, count, free, mempool: AtomicUsize::new(0) })
     }
 
     /// See [`Arena::lock`].
@@ -95,34 +95,34 @@ impl Frames {
         self.count
     }
 
-    /// How many frames to keep ready from now on; see [`Frames::restock`].
-    pub fn keep(&self, stock: usize) {
-        self.stock.store(stock, Ordering::Release);
+    /// How many frames to keep ready from now on; see [`Frames::refill`].
+    pub fn keep(&self, mempool: usize) {
+        self.mempool.store(mempool, Ordering::Release);
     }
 
-    /// The frames that are to be kept ready; 0 where there is no such stock.
-    pub fn stock(&self) -> usize {
-        self.stock.load(Ordering::Acquire)
+    /// The frames that are to be kept ready; 0 where there is no mempool.
+    pub fn mempool(&self) -> usize {
+        self.mempool.load(Ordering::Acquire)
     }
 
     /// Takes a frame with memory behind it; `None` when the budget or the machine has none left, or
-    /// the stock has none for this taker.
+    /// the mempool has none for this taker.
     pub fn take(&self, budget: &Budget, who: Taker) -> Option<u32> {
         let size = self.frame_size as u64;
-        let is_stocked = self.stock() > 0;
+        let has_mempool = self.mempool() > 0;
         {
             let mut free = self.free.lock();
             // A ready frame is paid for already, but an ordinary taker leaves the reserve alone.
             let others = budget.used().saturating_sub(size * free.ready.len() as u64);
             let ordinary = others + size + budget.reserve() <= budget.limit()
-                && (!is_stocked || free.ready.len() > RESERVE_SEGMENTS as usize);
+                && (!has_mempool || free.ready.len() > RESERVE_SEGMENTS as usize);
             if (who == Taker::Cleaner || ordinary)
                 && let Some(frame) = free.ready.pop()
             {
                 return Some(frame);
             }
         }
-        if is_stocked { None } else { self.warm_up(budget, |bytes| budget.take(bytes, who)) }
+        if has_mempool { None } else { self.warm_up(budget, |bytes| budget.take(bytes, who)) }
     }
 
     /// A frame beyond the limit, for the cleaner of a store that was taken over so full that no
@@ -136,8 +136,8 @@ impl Frames {
 
     /// Gets one frame ready if fewer are than are to be kept. `false` when there are enough, or the
     /// budget or the machine has no memory for another.
-    pub fn restock(&self, budget: &Budget) -> bool {
-        if self.ready() >= self.stock() {
+    pub fn refill(&self, budget: &Budget) -> bool {
+        if self.ready() >= self.mempool() {
             return false;
         }
         // The first frames are the reserve, and paid for, so the budget need not keep the reserve
@@ -178,7 +178,7 @@ impl Frames {
     /// Makes sure that a frame is ready, if the budget allows one more, so that the thread that
     /// opens the next segment under a lock need not wait for the machine to clear its pages.
     pub fn prepare(&self, budget: &Budget) {
-        if self.stock() == 0
+        if self.mempool() == 0
             && self.free.lock().ready.is_empty()
             && let Some(frame) = self.take(budget, Taker::Ordinary)
         {
@@ -191,13 +191,13 @@ impl Frames {
         self.free.lock().ready.push(frame);
     }
 
-    /// Returns the memory of ready frames beyond `keep` of them, and beyond the stock. Says how
+    /// Returns the memory of ready frames beyond `keep` of them, and beyond the mempool. Says how
     /// many frames that were.
     pub fn trim(&self, budget: &Budget, keep: usize) -> usize {
-        self.trim_to(budget, keep.max(self.stock()))
+        self.trim_to(budget, keep.max(self.mempool()))
     }
 
-    /// The same, down to `keep` frames even below the stock, for a caller that needs budget more
+    /// The same, down to `keep` frames even below the mempool, for a caller that needs budget more
     /// than frames. The frames of the cleaner's reserve stay if the budget has no room for the
     /// reserve beside what is taken: nothing would fit without them either.
     pub fn trim_to(&self, budget: &Budget, keep: usize) -> usize {

@@ -77,7 +77,7 @@ fn programs_get_every_byte_back_whatever_is_killed() {
 }
 
 /// Runs a script that has to succeed; once more if writes were refused, as they may be while the
-/// real CPUs are taken away and memory in stock is used up.
+/// real CPUs are taken away and the mempool is used up.
 #[track_caller]
 fn calmly(machine: &Machine, script: &str) -> String {
     let text = ok(machine, script);

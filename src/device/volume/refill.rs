@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How often the thread looks by itself. Writers wake it up when they take of the stock.
+/// How often the thread looks by itself. Writers wake it up when they take from the mempool.
 const TICK: Duration = Duration::from_millis(500);
 
 /// Starts the thread.
@@ -15,13 +15,13 @@ const TICK: Duration = Duration::from_millis(500);
 /// # Errors
 /// See [`Worker::start`].
 pub(super) fn start(volume: &Arc<Volume>) -> Result<Worker> {
-    Worker::start("ztier-stocker", Arc::downgrade(volume), stock)
+    Worker::start("ztier-refill", Arc::downgrade(volume), refill)
 }
 
 /// Has this thread served before others, also with memory: the kernel leaves a part of what it
 /// keeps free to threads of a real-time class, and lets all others wait. Otherwise the
 /// processes that use up the machine's memory would take every page that is swapped out, and the
-/// stock get none.
+/// mempool get none.
 fn hurry() {
     let first = libc::sched_param { sched_priority: 1 };
     // SAFETY: the call reads one structure, which lives, and changes how this thread is scheduled.
@@ -30,20 +30,20 @@ fn hurry() {
     let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &first) };
 }
 
-fn stock(volume: &Weak<Volume>, stop: &AtomicBool) {
+fn refill(volume: &Weak<Volume>, stop: &AtomicBool) {
     // Of all threads this one may wait for pages that are swapped out: what it waits for does not
     // wait for it. Without the right to be an exception, it is none.
     let _ = rustix::process::configure_io_flusher_behavior(false);
     hurry();
     if let Some(volume) = volume.upgrade() {
-        volume.ram().keep_stock();
+        volume.ram().serve_mempool();
     }
     while !stop.load(Ordering::Acquire) {
         let Some(volume) = volume.upgrade() else { return };
-        while volume.ram().restock() && !stop.load(Ordering::Acquire) {}
-        let is_stocked = volume.ram().is_stocked();
+        while volume.ram().refill() && !stop.load(Ordering::Acquire) {}
+        let has_mempool = volume.ram().has_mempool();
         drop(volume);
-        if is_stocked {
+        if has_mempool {
             std::thread::park_timeout(TICK);
         } else {
             std::thread::park();

@@ -93,7 +93,7 @@ impl Writer {
     fn fill(&mut self, bytes: std::ops::Range<u64>) {
         let end = Instant::now() + Duration::from_secs(60);
         for offset in bytes.step_by(64 << 10) {
-            // For a moment the stock may be used up, as swap is told to expect.
+            // For a moment the mempool may be used up, as swap is told to expect.
             while let Err(e) = self.write(offset) {
                 assert!(e == IoError::NoSpace && Instant::now() < end, "{e} at {offset}");
             }
@@ -136,7 +136,7 @@ fn writes_ask_the_machine_for_nothing() {
 }
 
 #[test]
-fn the_stock_is_there_and_goes() {
+fn the_mempool_is_there_and_goes() {
     let volume = volume();
     let mut writer = Writer::new(&volume);
     writer.fill(0..16 * MIB);
@@ -163,7 +163,7 @@ fn a_full_volume_refuses_and_goes_on() {
     volume.carry_swap(true).unwrap();
     let mut refused = 0;
     let end = Instant::now() + Duration::from_secs(20);
-    // While there is room, it is the stock that is used up for a moment.
+    // While there is room, it is the mempool that is used up for a moment.
     let is_full = || volume.stats().compr_data_bytes > LIMIT * 9 / 10 || Instant::now() > end;
     for offset in (0..SIZE).step_by(64 << 10) {
         while let Err(e) = writer.write(offset) {
@@ -176,7 +176,7 @@ fn a_full_volume_refuses_and_goes_on() {
     }
     let stats = volume.stats();
     assert!(refused > 0 && stats.mem_used_max_bytes <= LIMIT, "{refused}, {stats:?}");
-    // All but what is kept for cleaning holds data: the stock is not lost to it.
+    // All but what is kept for cleaning holds data: the mempool is not lost to it.
     assert!(stats.compr_data_bytes > LIMIT * 9 / 10, "{} bytes", stats.compr_data_bytes);
     writer.discard(0..SIZE / 2);
     writer.fill(0..16 * MIB);
@@ -199,7 +199,7 @@ fn the_least_limit_never_ends_in_refusals() {
     volume.set_ram_limit(min_ram_limit_above(SIZE, MIB as u32)).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
     for offset in (0..SIZE).step_by(64 << 10) {
-        // For a moment the stock may be used up, as swap is told to expect.
+        // For a moment the mempool may be used up, as swap is told to expect.
         while let Err(e) = writer.write(offset) {
             assert_eq!(e, IoError::NoSpace);
             assert!(Instant::now() < end, "refused at {offset}: {:?}", volume.stats());

@@ -1,14 +1,14 @@
-//! Memory in stock, for a volume that carries swap.
+//! The mempool: an emergency reserve of frames, for a volume that carries swap.
 //!
 //! A process that swaps out is short of memory, and waits for this volume to take the page. If that
 //! write in turn needs memory from the machine, each waits for the other: so the write path uses
-//! only memory that the volume already has. One thread of the volume ([`Ram::restock`]) is the only
+//! only memory that the volume already has. One thread of the volume ([`Ram::refill`]) is the only
 //! one to ask the machine for frames. Unlike the threads that serve requests, it may cause pages to
 //! be swapped out for that, to this same volume, because the others go on meanwhile.
 //!
-//! When the stock is used up all the same, a write waits a moment, and then is refused. The machine
-//! keeps that page where it was, as with a full device; a longer wait would also hold up threads
-//! that could free memory.
+//! When the mempool is used up all the same, a write waits a moment, and then is refused. The
+//! machine keeps that page where it was, as with a full device; a longer wait would also hold up
+//! threads that could free memory.
 
 use super::engine::Ram;
 use super::policy;
@@ -28,9 +28,9 @@ const NAP: Duration = Duration::from_micros(100);
 
 /// What there is besides the frames themselves.
 #[derive(Debug, Default)]
-pub(super) struct Stock {
-    /// The thread that keeps it.
-    keeper: OnceLock<Thread>,
+pub(super) struct Mempool {
+    /// The thread that refills it.
+    refiller: OnceLock<Thread>,
     /// A write waited in vain since a frame was last added: no other write has to find out.
     dry: AtomicBool,
 }
@@ -40,75 +40,75 @@ impl Ram {
     ///
     /// # Errors
     /// See [`crate::ram::store::Store::keep_tables`]; then nothing has changed.
-    pub fn begin_stock(&self, blocks: u64) -> Result<()> {
+    pub fn begin_mempool(&self, blocks: u64) -> Result<()> {
         let (store, segment) = (self.store(), self.store().segment_size());
         store.keep_tables(blocks)?;
-        store.frames().keep(policy::stock(store.budget().limit(), segment));
-        while self.restock() {}
+        store.frames().keep(policy::mempool(store.budget().limit(), segment));
+        while self.refill() {}
         Ok(())
     }
 
-    /// Makes the stock, if there is one, what the limit asks for.
-    pub(super) fn fit_stock(&self) {
-        if self.is_stocked() {
+    /// Makes the mempool, if there is one, what the limit asks for.
+    pub(super) fn fit_mempool(&self) {
+        if self.has_mempool() {
             let (store, segment) = (self.store(), self.store().segment_size());
-            store.frames().keep(policy::stock(store.budget().limit(), segment));
+            store.frames().keep(policy::mempool(store.budget().limit(), segment));
         }
     }
 
     /// Every write asks the machine for what it needs again.
-    pub fn end_stock(&self) {
+    pub fn end_mempool(&self) {
         self.store().frames().keep(0);
         self.store().let_go();
     }
 
-    /// Whether there is a stock.
-    pub fn is_stocked(&self) -> bool {
-        self.store().frames().stock() > 0
+    /// Whether there is a mempool.
+    pub fn has_mempool(&self) -> bool {
+        self.store().frames().mempool() > 0
     }
 
     /// Makes the calling thread the one that is woken up when something is missing.
-    pub fn keep_stock(&self) {
-        self.stock.keeper.get_or_init(std::thread::current);
+    pub fn serve_mempool(&self) {
+        self.mempool.refiller.get_or_init(std::thread::current);
     }
 
-    /// Puts a frame into the stock if one is missing; waits for the machine to give the memory.
+    /// Puts a frame into the mempool if one is missing; waits for the machine to give the memory.
     /// `false` when there is nothing to do, or no memory under the limit.
-    pub fn restock(&self) -> bool {
-        let added = self.store().frames().restock(self.store().budget());
+    pub fn refill(&self) -> bool {
+        let added = self.store().frames().refill(self.store().budget());
         if added {
-            self.stock.dry.store(false, Ordering::Release);
+            self.mempool.dry.store(false, Ordering::Release);
         }
         added
     }
 
-    /// Has the stock filled up if something is missing.
-    pub(super) fn look_at_stock(&self) {
+    /// Has the mempool filled up if something is missing.
+    pub(super) fn look_at_mempool(&self) {
         let frames = self.store().frames();
-        if frames.ready() < frames.stock()
-            && let Some(keeper) = self.stock.keeper.get()
+        if frames.ready() < frames.mempool()
+            && let Some(refiller) = self.mempool.refiller.get()
         {
-            keeper.unpark();
+            refiller.unpark();
         }
     }
 
     /// Has the writer of `session` wait a moment for a frame, where the limit allows one more and
-    /// the stock has none. Says whether there is one.
-    pub(super) fn await_stock(&self, session: &mut Session) -> bool {
+    /// the mempool has none. Says whether there is one.
+    pub(super) fn await_mempool(&self, session: &mut Session) -> bool {
         let (frames, segment) = (self.store().frames(), u64::from(self.store().segment_size()));
-        if !self.is_stocked() || self.free() < segment {
+        if !self.has_mempool() || self.free() < segment {
             return false;
         }
         self.count_stall();
         let start = Instant::now();
         let mut found = true;
         while found && frames.ready() as u64 <= RESERVE_SEGMENTS {
-            self.look_at_stock();
+            self.look_at_mempool();
             std::thread::sleep(NAP);
-            let is_dry = self.stock.dry.load(Ordering::Acquire);
+            let is_dry = self.mempool.dry.load(Ordering::Acquire);
             found = start.elapsed() < if is_dry { LAST_PATIENCE } else { PATIENCE };
             if !found {
-                self.stock.dry.store(true, Ordering::Release);
+                self.mempool.dry.store(true, Ordering::Release);
             }
         }
         session.stalled += start.elapsed();
