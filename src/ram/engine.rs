@@ -12,10 +12,10 @@
 //! - no stripe lock is held and no epoch pinned while a thread waits for the cleaner.
 
 use super::demote::Lower;
+use super::mempool::Mempool;
 use super::policy;
 use super::recompress::Recompression;
 use super::spill::SpillTo;
-use super::mempool::Mempool;
 use crate::BLOCK_SIZE;
 use crate::error::Result;
 use crate::media::Memory;

@@ -8,8 +8,8 @@
 mod allowance;
 mod demote;
 mod engine;
-mod mempool;
 mod hindsight;
+mod mempool;
 pub mod policy;
 mod recompress;
 mod spill;

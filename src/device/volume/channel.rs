@@ -1,8 +1,8 @@
 //! One thread's way into a volume: range check, the choice to share the work, counters, latency.
 
 use super::Volume;
-use super::crew::{WORTH_SHARING, Work};
 use super::hand::Hand;
+use super::worker_pool::{WORTH_SHARING, Work};
 use crate::device::contract::{Channel, IoError, Load, Request, Way};
 use crate::device::counters::{Counters, Kind, Outcome};
 use crate::ram::store::Session;
@@ -51,9 +51,9 @@ impl Channel for VolumeChannel {
         let Load { way, offset, len, freight } = load;
         let kind = if way == Way::In { Kind::Write } else { Kind::Read };
         self.count(kind, offset, len as u64, arrived, |Self { volume, hand, .. }| {
-            let crew = volume.crew().ok_or(IoError::Unsupported)?;
+            let pool = volume.pool().ok_or(IoError::Unsupported)?;
             let work = Work::Move { way, offset, len, freight, scratch };
-            crew.share(volume.ram(), hand, work)
+            pool.share(volume.ram(), hand, work)
         })
     }
 
@@ -112,17 +112,17 @@ impl VolumeChannel {
         let Self { volume, hand, .. } = self;
         let ram = volume.ram();
         match request {
-            Request::Read { offset, buf } => match volume.crew() {
-                Some(crew) if buf.len() >= WORTH_SHARING => {
-                    crew.share(ram, hand, Work::Read { offset, buf })
+            Request::Read { offset, buf } => match volume.pool() {
+                Some(pool) if buf.len() >= WORTH_SHARING => {
+                    pool.share(ram, hand, Work::Read { offset, buf })
                 }
                 _ => hand.read(ram, offset, buf),
             },
             // Memory is as durable as this volume gets: FUA and flush have nothing to wait for.
             // What a write acknowledged, every later read on any thread sees.
-            Request::Write { offset, data, fua: _ } => match volume.crew() {
-                Some(crew) if data.len() >= WORTH_SHARING => {
-                    crew.share(ram, hand, Work::Write { offset, data })
+            Request::Write { offset, data, fua: _ } => match volume.pool() {
+                Some(pool) if data.len() >= WORTH_SHARING => {
+                    pool.share(ram, hand, Work::Write { offset, data })
                 }
                 _ => hand.write(ram, offset, data),
             },

@@ -6,11 +6,11 @@
 
 mod channel;
 mod cleaner;
-mod crew;
 mod hand;
 mod packer;
 mod refill;
 mod spiller;
+mod worker_pool;
 
 use super::contract::no_log;
 use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Serving, Tuning};
@@ -33,9 +33,9 @@ use crate::stats::drives::Role;
 use crate::stats::{Latencies, Stats};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crew::Crew;
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::sync::{Arc, OnceLock};
+use worker_pool::WorkerPool;
 
 /// How memory files are laid out: entries, records, tables, and what each file is called. Counts up
 /// with every change, so that no program takes over what another lays out differently.
@@ -45,7 +45,7 @@ pub const MEMORY_LAYOUT: u32 = 4;
 const EXTENTS_LOOK: u32 = 16 << 10;
 /// Threads that need a place in the store and serve no front-end: the cleaner, the spiller, the
 /// recompressor, the inspector, the flusher of a daemon that leaves, and the helpers.
-const OWN_THREADS: usize = 5 + crew::HELPERS_MAX;
+const OWN_THREADS: usize = 5 + worker_pool::HELPERS_MAX;
 /// The most threads that can serve a volume at once: every one of them finds a place.
 pub const THREADS_MAX: usize = PARTICIPANTS_MAX - OWN_THREADS;
 
@@ -83,7 +83,7 @@ pub struct Volume {
     workers: Mutex<Vec<Worker>>,
     /// Shared by the volume's own threads, each while it moves data; an audit has it alone.
     turns: RwLock<()>,
-    crew: OnceLock<Crew>,
+    pool: OnceLock<WorkerPool>,
     orders: packer::Orders,
 }
 
@@ -135,8 +135,8 @@ impl Volume {
             volume.workers.lock().push(spiller::start(&volume)?);
         }
         volume.workers.lock().push(refill::start(&volume)?);
-        if let Some(crew) = Crew::start(&volume)? {
-            volume.crew.get_or_init(|| crew);
+        if let Some(pool) = WorkerPool::start(&volume)? {
+            volume.pool.get_or_init(|| pool);
         }
         Ok(volume)
     }
@@ -191,7 +191,7 @@ impl Volume {
             inspector: Mutex::new(Some(inspector)),
             workers: Mutex::new(Vec::new()),
             turns: RwLock::new(()),
-            crew: OnceLock::new(),
+            pool: OnceLock::new(),
             orders: packer::Orders::default(),
         })
     }
@@ -208,8 +208,8 @@ impl Volume {
         self.size.load(Ordering::Acquire)
     }
 
-    fn crew(&self) -> Option<&Crew> {
-        self.crew.get()
+    fn pool(&self) -> Option<&WorkerPool> {
+        self.pool.get()
     }
 
     fn ram(&self) -> &Ram {
@@ -473,8 +473,8 @@ impl Volume {
         // They end without the lock, which others may want meanwhile.
         let workers = std::mem::take(&mut *self.workers.lock());
         drop(workers);
-        if let Some(crew) = self.crew.get() {
-            crew.stop();
+        if let Some(pool) = self.pool.get() {
+            pool.stop();
         }
     }
 
@@ -510,7 +510,7 @@ impl Device for Volume {
     }
 
     fn worth_shipping(&self) -> Option<usize> {
-        self.crew.get().map(|_| crew::WORTH_SHARING)
+        self.pool.get().map(|_| worker_pool::WORTH_SHARING)
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {

@@ -36,18 +36,18 @@ const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
 /// One thread's way into the device, and the memory its reads pass through.
-struct Lane {
+struct IoSlot {
     channel: Box<dyn Channel>,
     buf: Box<[u8]>,
     start: usize,
 }
 
 thread_local! {
-    // A serving thread belongs to one file system for its whole life, so one lane is enough.
-    static LANE: RefCell<Option<Lane>> = const { RefCell::new(None) };
+    // A serving thread belongs to one file system for its whole life, so one slot is enough.
+    static IO_SLOT: RefCell<Option<IoSlot>> = const { RefCell::new(None) };
 }
 
-impl Lane {
+impl IoSlot {
     fn new(device: Arc<dyn Device>) -> Self {
         let buf = vec![0; FUSE_REQUEST + BLOCK_SIZE].into_boxed_slice();
         let start = buf.as_ptr().align_offset(BLOCK_SIZE);
@@ -78,12 +78,13 @@ impl BlockFile {
         }
     }
 
-    fn with_lane<T>(&self, f: impl FnOnce(&mut Lane) -> T) -> T {
-        LANE.with_borrow_mut(|lane| f(lane.get_or_insert_with(|| Lane::new(self.device.clone()))))
+    fn with_slot<T>(&self, f: impl FnOnce(&mut IoSlot) -> T) -> T {
+        IO_SLOT
+            .with_borrow_mut(|slot| f(slot.get_or_insert_with(|| IoSlot::new(self.device.clone()))))
     }
 
     fn submit(&self, request: Request<'_>, arrived: Instant) -> Result<(), Errno> {
-        self.with_lane(|lane| lane.channel.submit(request, arrived)).map_err(errno)
+        self.with_slot(|slot| slot.channel.submit(request, arrived)).map_err(errno)
     }
 
     /// `len` cut at the end of the device; `None` when `offset` is not before it.
@@ -250,9 +251,9 @@ impl Filesystem for BlockFile {
         let arrived = Instant::now();
         let Some(len) = self.clip(offset, u64::from(size)) else { return reply.data(&[]) };
         let len = (len as usize).min(FUSE_REQUEST);
-        self.with_lane(|lane| {
-            let buf = &mut lane.buf[lane.start..lane.start + len];
-            match lane.channel.submit(Request::Read { offset, buf }, arrived) {
+        self.with_slot(|slot| {
+            let buf = &mut slot.buf[slot.start..slot.start + len];
+            match slot.channel.submit(Request::Read { offset, buf }, arrived) {
                 Ok(()) => reply.data(buf),
                 Err(e) => reply.error(errno(e)),
             }

@@ -8,14 +8,14 @@
 
 mod abi;
 mod control;
-mod crew;
-mod desk;
 mod doctor;
-mod lane;
+mod io_slot;
 mod memory;
 mod node;
+mod offload;
 mod params;
 mod queue;
+mod queue_threads;
 mod remove;
 
 pub use doctor::{available, probe};
@@ -30,9 +30,9 @@ use crate::error::{Context, Error, Result};
 use crate::system::{holders, link, loopdev};
 use abi::{DeviceInfo, Params};
 use control::{Control, Failure};
-use crew::Crew;
 use params::Ways;
 use queue::Shape;
+use queue_threads::QueueThreads;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
@@ -100,7 +100,7 @@ pub struct Ublk {
     device: Arc<dyn Device>,
     resumed: bool,
     /// `None` once service has ended.
-    crew: Option<Crew>,
+    threads: Option<QueueThreads>,
     /// Whether the device is still in the kernel.
     there: bool,
 }
@@ -187,9 +187,9 @@ impl Ublk {
                 .mend("see `ztier doctor`, or use --export fuse"),
         })?;
         match Self::bring_up(control, &info, &device, Some(options.sector)) {
-            Ok(crew) => {
-                let (id, crew) = (info.id, Some(crew));
-                Ok(Self { id, options, device, resumed: false, crew, there: true })
+            Ok(threads) => {
+                let (id, threads) = (info.id, Some(threads));
+                Ok(Self { id, options, device, resumed: false, threads, there: true })
             }
             Err(e) => {
                 let _ = control.stop(info.id, LIMIT); // the error to tell is the first
@@ -221,8 +221,9 @@ impl Ublk {
                 .mend("it is not this volume's; unmount it, and `ztier down` removes it"));
         }
         begin_recovery(control, id)?;
-        let crew = Self::bring_up(control, &info, &device, None)?;
-        let export = Self { id, options, device, resumed: true, crew: Some(crew), there: true };
+        let threads = Self::bring_up(control, &info, &device, None)?;
+        let export =
+            Self { id, options, device, resumed: true, threads: Some(threads), there: true };
         if behind {
             // It goes on with its old size otherwise, which is no harm.
             let _ = export.resized();
@@ -236,7 +237,7 @@ impl Ublk {
         info: &DeviceInfo,
         device: &Arc<dyn Device>,
         new: Option<Sector>,
-    ) -> Result<Crew> {
+    ) -> Result<QueueThreads> {
         let shown = node::block(info.id);
         if !control::recovers(info.flags) {
             return Err(Error::failure("the ublk driver of this kernel can't recover devices")
@@ -255,20 +256,21 @@ impl Ublk {
                 .context(format!("cannot set up {}", shown.display()))?;
         }
         let node: OwnedFd = node::open_character(info.id)?;
-        let mut crew = Crew::new(node)?;
+        let mut threads = QueueThreads::new(node)?;
         for queue in 0..info.queues {
-            crew.hire(queue, shape, device)
+            threads
+                .start(queue, shape, device)
                 .context(format!("cannot serve queue {queue} of {}", shown.display()))?;
         }
         let started =
             if new.is_none() { control.end_recovery(info.id) } else { control.start(info.id) };
         if let Err(e) = started {
-            crew.dismiss();
+            threads.stop();
             return Err(Error::failure(format!("cannot start {}: {e}", shown.display())));
         }
         node::make_missing_block(info.id)?;
         node::tune(info.id, device.waits());
-        Ok(crew)
+        Ok(threads)
     }
 
     /// Waits a little for processes that only look, then refuses because of the first holder. The
@@ -315,8 +317,8 @@ impl Ublk {
                     .mend("try again, or see what uses it"));
             }
         }
-        if let Some(crew) = self.crew.take() {
-            crew.dismiss();
+        if let Some(threads) = self.threads.take() {
+            threads.stop();
         }
         link::remove_directory(&self.options.link());
         remove::delete(&mut control, self.id, LIMIT)?;
@@ -371,7 +373,7 @@ fn begin_recovery(control: &mut Control, id: u32) -> Result<()> {
 
 impl Export for Ublk {
     fn endpoints(&self) -> Vec<String> {
-        if self.crew.is_some() {
+        if self.threads.is_some() {
             vec![self.options.link().display().to_string()]
         } else {
             Vec::new()
@@ -420,8 +422,8 @@ impl Export for Ublk {
     }
 
     fn leave(&mut self) -> Result<()> {
-        if let Some(crew) = self.crew.take() {
-            crew.dismiss();
+        if let Some(threads) = self.threads.take() {
+            threads.stop();
         }
         Ok(())
     }
@@ -475,7 +477,7 @@ mod tests {
         };
         // A number that the driver never gives away.
         let id = u32::MAX;
-        let export = Ublk { id, options, device, resumed: false, crew: None, there: true };
+        let export = Ublk { id, options, device, resumed: false, threads: None, there: true };
         assert!(export.claim().unwrap().is_none());
         assert!(is_gone(Errno::NXIO) && !is_gone(Errno::ACCESS));
     }

@@ -6,9 +6,9 @@
 //! begins after all that came with it is served.
 
 use super::abi::{self, IoCommand};
-use super::desk::{self, Desk};
-use super::lane::Lane;
+use super::io_slot::IoSlot;
 use super::memory::Descriptors;
+use super::offload::{self, OffloadPool};
 use super::params::Asked;
 use crate::device::Device;
 use io_uring::types::{Fd, Fixed, SubmitArgs, Timespec};
@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 /// Completion of the wait for the bell.
 const BELL: u64 = u64::MAX;
 
-/// Completion of the wait for what the desk has done.
-const NEWS: u64 = u64::MAX - 1;
+/// Completion of the wait for what the offload pool has done.
+const OFFLOAD_DONE: u64 = u64::MAX - 1;
 
 /// Answers are handed to the kernel at the latest when requests of so many bytes were served: users
 /// go on while the rest is served.
@@ -61,20 +61,20 @@ pub(super) struct Queue {
     bell: Arc<OwnedFd>,
     ring: IoUring,
     descriptors: Descriptors,
-    lane: Lane,
-    desk: Option<Desk>,
+    slot: IoSlot,
+    offload: Option<OffloadPool>,
     /// Tags that were delivered and not yet served.
     batch: Vec<u16>,
-    /// Answers that wait for a flush, and those that the desk's flush is for.
+    /// Answers that wait for a flush, and those that the offload pool's flush is for.
     held: Vec<Answer>,
     covered: Vec<Answer>,
-    /// What the desk has done.
+    /// What the offload pool has done.
     done: Vec<Answer>,
-    at_desk: usize,
+    offloaded: usize,
     /// Tags that the kernel will still deliver something for.
     live: u16,
     rung: bool,
-    news: bool,
+    done_event: bool,
     _guard: Guard,
 }
 
@@ -91,12 +91,12 @@ impl Queue {
         let ring = ring(u32::from(shape.depth) + 2).map_err(|e| errno_of(&e))?;
         ring.submitter().register_files(&[node.as_raw_fd()]).map_err(|e| errno_of(&e))?;
         let descriptors = Descriptors::map(&*node, id, shape.depth)?;
-        let lane = || Lane::new(id, shape, Arc::clone(&node), Arc::clone(&device));
-        let mut desk = None;
+        let slot = || IoSlot::new(id, shape, Arc::clone(&node), Arc::clone(&device));
+        let mut offload = None;
         // Where the kernel moves data, it does so to memory that the queue's thread has.
         if shape.helpers > 0 && shape.user_copy {
-            let lanes = (0..shape.helpers).map(|_| lane()).collect::<Result<_, _>>()?;
-            desk = Some(Desk::open(id, shape.depth, lanes).map_err(|e| errno_of(&e))?);
+            let slots = (0..shape.helpers).map(|_| slot()).collect::<Result<_, _>>()?;
+            offload = Some(OffloadPool::open(id, shape.depth, slots).map_err(|e| errno_of(&e))?);
         }
         let mut queue = Self {
             id,
@@ -104,16 +104,16 @@ impl Queue {
             bell,
             ring,
             descriptors,
-            lane: lane()?,
-            desk,
+            slot: slot()?,
+            offload,
             batch: Vec::with_capacity(depth),
             held: Vec::with_capacity(depth),
             covered: Vec::with_capacity(depth),
             done: Vec::with_capacity(depth + 1),
-            at_desk: 0,
+            offloaded: 0,
             live: shape.depth,
             rung: false,
-            news: false,
+            done_event: false,
             _guard: Guard,
         };
         let poll = poll(queue.bell.as_fd(), BELL);
@@ -124,7 +124,8 @@ impl Queue {
         }
         queue.ring.submit().map_err(|e| errno_of(&e))?;
         // A fetch that the kernel refuses has failed by now.
-        let refused = queue.ring.completion().find(|c| c.user_data() < NEWS && c.result() < 0);
+        let refused =
+            queue.ring.completion().find(|c| c.user_data() < OFFLOAD_DONE && c.result() < 0);
         match refused {
             Some(completion) => Err(Errno::from_raw_os_error(-completion.result())),
             None => Ok(queue),
@@ -139,15 +140,15 @@ impl Queue {
             self.take_done();
             self.serve_batch();
         }
-        if let Some(desk) = self.desk.take() {
-            desk.close(&mut self.done);
+        if let Some(offload) = self.offload.take() {
+            offload.close(&mut self.done);
             self.answer_done();
         }
         if self.live > 0 {
             self.go_quiet();
         }
-        let Self { ring, lane, .. } = self;
-        Remains { _ring: ring, _lane: lane }
+        let Self { ring, slot, .. } = self;
+        Remains { _ring: ring, _slot: slot }
     }
 
     /// Hands over the last answers and takes no more requests, until none has come for a moment:
@@ -188,7 +189,7 @@ impl Queue {
         for completion in self.ring.completion() {
             match (completion.user_data(), completion.result()) {
                 (BELL, _) => self.rung = true,
-                (NEWS, _) => self.news = true,
+                (OFFLOAD_DONE, _) => self.done_event = true,
                 (tag, 0) => self.batch.push(tag as u16),
                 // The device is being stopped, or recovered by another process.
                 _ => self.live = self.live.saturating_sub(1),
@@ -200,16 +201,16 @@ impl Queue {
         let arrived = Instant::now();
         let mut served = 0;
         // A client with one request at a time is served sooner without a hand-over.
-        let alone = self.at_desk == 0 && self.batch.len() == 1;
+        let alone = self.offloaded == 0 && self.batch.len() == 1;
         for at in 0..self.batch.len() {
             let tag = self.batch[at];
             let asked = Asked::of(&self.descriptors.get(tag));
-            if let (Asked::Read { .. }, Some(desk), false) = (asked, &self.desk, alone) {
-                desk.serve(tag, asked, arrived);
-                self.at_desk += 1;
+            if let (Asked::Read { .. }, Some(offload), false) = (asked, &self.offload, alone) {
+                offload.serve(tag, asked, arrived);
+                self.offloaded += 1;
                 continue;
             }
-            let result = self.lane.serve(tag, asked, arrived);
+            let result = self.slot.serve(tag, asked, arrived);
             match (asked, result) {
                 (Asked::Flush | Asked::Write { fua: true, .. }, 0..)
                 | (Asked::WriteZeroes { fua: true, .. }, 0..) => {
@@ -227,19 +228,19 @@ impl Queue {
         self.flush(arrived);
     }
 
-    /// Makes durable what waits for it: one flush is for all of them. At a desk, what comes during
-    /// a flush waits for its end, and for the next.
+    /// Makes durable what waits for it: one flush is for all of them. With an offload pool, what
+    /// comes during a flush waits for its end, and for the next.
     fn flush(&mut self, arrived: Instant) {
         if self.held.is_empty() || !self.covered.is_empty() {
             return;
         }
         std::mem::swap(&mut self.held, &mut self.covered);
-        if let Some(desk) = &self.desk {
-            self.at_desk += 1;
-            return desk.flush(arrived);
+        if let Some(offload) = &self.offload {
+            self.offloaded += 1;
+            return offload.flush(arrived);
         }
         self.hand_over();
-        let flushed = self.lane.flush(arrived);
+        let flushed = self.slot.flush(arrived);
         self.end_flush(flushed);
     }
 
@@ -249,13 +250,13 @@ impl Queue {
         }
     }
 
-    /// Takes back what the desk has done, if it said so.
+    /// Takes back what the offload pool has done, if it said so.
     fn take_done(&mut self) {
-        if !std::mem::take(&mut self.news) {
+        if !std::mem::take(&mut self.done_event) {
             return;
         }
-        if let Some(desk) = &self.desk {
-            desk.collect(&mut self.done);
+        if let Some(offload) = &self.offload {
+            offload.collect(&mut self.done);
         }
         self.answer_done();
         self.listen();
@@ -263,18 +264,18 @@ impl Queue {
 
     fn answer_done(&mut self) {
         while let Some(Answer { tag, result }) = self.done.pop() {
-            self.at_desk -= 1;
+            self.offloaded -= 1;
             match tag {
-                desk::FLUSH => self.end_flush(result),
+                offload::FLUSH => self.end_flush(result),
                 _ => self.answer(tag, result),
             }
         }
     }
 
-    /// Has the desk's news told by the ring.
+    /// Has the offload pool's event told by the ring.
     fn listen(&mut self) {
-        if let Some(desk) = &self.desk {
-            let poll = poll(desk.news(), NEWS);
+        if let Some(offload) = &self.offload {
+            let poll = poll(offload.done_event(), OFFLOAD_DONE);
             self.push(&poll);
         }
     }
@@ -291,7 +292,7 @@ impl Queue {
     }
 
     fn command(&mut self, operation: u32, tag: u16, result: i32) {
-        let addr = self.lane.address(tag);
+        let addr = self.slot.address(tag);
         let command = IoCommand { queue: self.id, tag, result, addr };
         let entry = opcode::UringCmd16::new(Fixed(0), operation).cmd(command.bytes()).build();
         self.push(&entry.user_data(u64::from(tag)));
@@ -302,7 +303,7 @@ impl Queue {
         // the ring, and which no thread touches from the answer on until the tag is delivered
         // again. Descriptors live as long as `self`.
         let pushed = unsafe { self.ring.submission().push(entry) };
-        // There is one place for each tag, one for the bell and one for the desk.
+        // There is one place for each tag, one for the bell and one for the offload pool.
         assert!(pushed.is_ok(), "the submission queue of ublk queue {} is full", self.id);
     }
 }
@@ -312,7 +313,7 @@ impl Queue {
 /// (seen with 6.12) may give one back twice, and crash.
 pub(super) struct Remains {
     _ring: IoUring,
-    _lane: Lane,
+    _slot: IoSlot,
 }
 
 /// Ends the process when its thread panics.

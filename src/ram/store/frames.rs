@@ -27,7 +27,7 @@ pub struct Frames {
     free: Mutex<Free>,
     /// Frames to be kept ready, so that only [`Frames::refill`] asks the machine for memory; 0:
     /// every taker does.
-mempool: AtomicUsize,
+    mempool: AtomicUsize,
 }
 
 #[derive(Debug)]

@@ -8,8 +8,9 @@
 //! Invariants:
 //! - one request is shared at a time; others are served by their own threads alone;
 //! - a helper touches a request's memory only while it is counted in `inside`, and is counted only
-//!   while the request is there to be seen; the request's thread does not leave [`Crew::share`],
-//!   by a panic either, before it has taken the request away and `inside` is 0.
+//!   while the request is there to be seen; the request's thread does not leave
+//!   [`WorkerPool::share`], by a panic either, before it has taken the request away and `inside` is
+//!   0.
 
 use super::Volume;
 use super::hand::Hand;
@@ -61,7 +62,7 @@ enum Place {
 unsafe impl Send for Job {}
 
 /// The helpers of one volume. Dropping it ends them.
-pub(super) struct Crew {
+pub(super) struct WorkerPool {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -88,7 +89,7 @@ struct Call {
     stop: bool,
 }
 
-impl Crew {
+impl WorkerPool {
     /// Starts a helper for each processor but one.
     ///
     /// # Errors
@@ -99,17 +100,17 @@ impl Crew {
         if helpers == 0 {
             return Ok(None);
         }
-        let crew = Self { shared: Arc::default(), threads: Mutex::default() };
+        let pool = Self { shared: Arc::default(), threads: Mutex::default() };
         for _ in 0..helpers {
             let session = volume.ram().session()?;
-            let (shared, volume) = (Arc::clone(&crew.shared), Arc::downgrade(volume));
+            let (shared, volume) = (Arc::clone(&pool.shared), Arc::downgrade(volume));
             let thread = std::thread::Builder::new()
                 .name("ztier-helper".into())
                 .spawn(move || help(&shared, &volume, session))
                 .context("cannot start a helper thread")?;
-            crew.threads.lock().push(thread);
+            pool.threads.lock().push(thread);
         }
-        Ok(Some(crew))
+        Ok(Some(pool))
     }
 
     /// Serves a request on this thread, with what help there is.
@@ -246,7 +247,7 @@ fn help(shared: &Shared, volume: &Weak<Volume>, session: Session) {
     }
 }
 
-impl Crew {
+impl WorkerPool {
     /// Ends the helpers. Requests after this are served by their own threads alone.
     pub(super) fn stop(&self) {
         self.shared.call.lock().stop = true;
@@ -260,7 +261,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for WorkerPool {
     fn drop(&mut self) {
         self.stop();
     }

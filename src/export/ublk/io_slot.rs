@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub(super) struct Lane {
+pub(super) struct IoSlot {
     queue: u16,
     shape: Shape,
     node: Arc<OwnedFd>,
@@ -29,8 +29,8 @@ struct Waiting<'a> {
     at: u64,
 }
 
-impl Lane {
-    /// A lane for requests of `queue`, to be used by one thread.
+impl IoSlot {
+    /// A slot for requests of `queue`, to be used by one thread.
     pub(super) fn new(
         queue: u16,
         shape: Shape,

@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 /// How long requests that are being served may take to end.
 const LAST: Duration = Duration::from_secs(10);
 
-pub(super) struct Crew {
+pub(super) struct QueueThreads {
     /// The character device; the kernel takes the server for gone when no process has it open.
     node: Arc<OwnedFd>,
     bell: Arc<OwnedFd>,
     threads: Vec<JoinHandle<Option<Remains>>>,
 }
 
-impl Crew {
+impl QueueThreads {
     pub(super) fn new(node: OwnedFd) -> Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .context("cannot make an eventfd")?;
@@ -31,7 +31,7 @@ impl Crew {
     }
 
     /// Starts the thread of `queue`; when it returns the queue has asked for requests.
-    pub(super) fn hire(
+    pub(super) fn start(
         &mut self,
         queue: u16,
         shape: Shape,
@@ -42,7 +42,7 @@ impl Crew {
         let (tell, told) = mpsc::channel();
         let run = move || match Queue::new(queue, shape, node, bell, device) {
             Ok(queue) => {
-                let _ = tell.send(Ok(())); // `hire` waits for it
+                let _ = tell.send(Ok(())); // `start` waits for it
                 Some(queue.serve())
             }
             Err(e) => {
@@ -62,12 +62,12 @@ impl Crew {
     }
 
     /// Ends the threads: they answer what they have taken, and leave the rest to the next server.
-    pub(super) fn dismiss(self) {
+    pub(super) fn stop(self) {
         drop(self);
     }
 }
 
-impl Drop for Crew {
+impl Drop for QueueThreads {
     fn drop(&mut self) {
         // A bell that can't be rung is one that rings already.
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());

@@ -1,10 +1,10 @@
 //! Threads beside a queue's own, for requests that wait for a drive: reads and flushes of a volume
 //! that has drives. The queue goes on meanwhile.
 //!
-//! Invariants: every job that was handed in comes back, at the latest when the desk is closed;
-//! handing in and taking back allocate nothing.
+//! Invariants: every job that was handed in comes back, at the latest when the offload pool is
+//! closed; handing in and taking back allocate nothing.
 
-use super::lane::Lane;
+use super::io_slot::IoSlot;
 use super::params::Asked;
 use super::queue::{Answer, Guard};
 use parking_lot::{Condvar, Mutex};
@@ -29,102 +29,103 @@ struct Jobs {
     closed: bool,
 }
 
-struct Board {
+struct Shared {
     jobs: Mutex<Jobs>,
     work: Condvar,
     done: Mutex<Vec<Answer>>,
     /// Readable when something is done.
-    news: OwnedFd,
+    done_event: OwnedFd,
 }
 
 /// The threads, and the way to them.
-pub(super) struct Desk {
-    board: Arc<Board>,
+pub(super) struct OffloadPool {
+    shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Desk {
-    /// A desk of one thread for each lane, for up to `depth` requests and a flush at once.
-    pub(super) fn open(queue: u16, depth: u16, lanes: Vec<Lane>) -> std::io::Result<Self> {
+impl OffloadPool {
+    /// An offload pool of one thread for each slot, for up to `depth` requests and a flush at once.
+    pub(super) fn open(queue: u16, depth: u16, slots: Vec<IoSlot>) -> std::io::Result<Self> {
         let most = usize::from(depth) + 1;
-        let board = Arc::new(Board {
+        let shared = Arc::new(Shared {
             jobs: Mutex::new(Jobs { waiting: VecDeque::with_capacity(most), closed: false }),
             work: Condvar::new(),
             done: Mutex::new(Vec::with_capacity(most)),
-            news: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            done_event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
-        let mut desk = Self { board, threads: Vec::with_capacity(lanes.len()) };
-        for (n, lane) in lanes.into_iter().enumerate() {
-            let board = Arc::clone(&desk.board);
+        let mut offload = Self { shared, threads: Vec::with_capacity(slots.len()) };
+        for (n, slot) in slots.into_iter().enumerate() {
+            let shared = Arc::clone(&offload.shared);
             let name = format!("ztier-ublk-{queue}.{n}");
-            let thread = std::thread::Builder::new().name(name).spawn(move || board.serve(lane))?;
-            desk.threads.push(thread);
+            let thread =
+                std::thread::Builder::new().name(name).spawn(move || shared.serve(slot))?;
+            offload.threads.push(thread);
         }
-        Ok(desk)
+        Ok(offload)
     }
 
     /// Readable when something is done.
-    pub(super) fn news(&self) -> BorrowedFd<'_> {
-        self.board.news.as_fd()
+    pub(super) fn done_event(&self) -> BorrowedFd<'_> {
+        self.shared.done_event.as_fd()
     }
 
     /// Hands in a request.
     pub(super) fn serve(&self, tag: u16, asked: Asked, arrived: Instant) {
-        self.board.jobs.lock().waiting.push_back(Job { tag, asked, arrived });
-        self.board.work.notify_one();
+        self.shared.jobs.lock().waiting.push_back(Job { tag, asked, arrived });
+        self.shared.work.notify_one();
     }
 
     /// Hands in a flush; it goes before all that waits.
     pub(super) fn flush(&self, arrived: Instant) {
         let job = Job { tag: FLUSH, asked: Asked::Flush, arrived };
-        self.board.jobs.lock().waiting.push_front(job);
-        self.board.work.notify_one();
+        self.shared.jobs.lock().waiting.push_front(job);
+        self.shared.work.notify_one();
     }
 
     /// Moves what is done to `done`.
     pub(super) fn collect(&self, done: &mut Vec<Answer>) {
         // Silenced first: what is done after that makes it readable again.
-        let _ = rustix::io::read(&self.board.news, &mut [0; 8]);
-        done.append(&mut self.board.done.lock());
+        let _ = rustix::io::read(&self.shared.done_event, &mut [0; 8]);
+        done.append(&mut self.shared.done.lock());
     }
 
     /// Ends the threads when all that was handed in is done, and moves that to `done`.
     pub(super) fn close(mut self, done: &mut Vec<Answer>) {
         self.end();
-        done.append(&mut self.board.done.lock());
+        done.append(&mut self.shared.done.lock());
     }
 
     fn end(&mut self) {
-        self.board.jobs.lock().closed = true;
-        self.board.work.notify_all();
+        self.shared.jobs.lock().closed = true;
+        self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
             let _ = thread.join(); // its panic would have ended the process
         }
     }
 }
 
-impl Drop for Desk {
+impl Drop for OffloadPool {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-impl Board {
-    fn serve(&self, mut lane: Lane) {
+impl Shared {
+    fn serve(&self, mut slot: IoSlot) {
         let _guard = Guard;
         while let Some(Job { tag, asked, arrived }) = self.next() {
             let result = match tag {
-                FLUSH => lane.flush(arrived),
-                _ => lane.serve(tag, asked, arrived),
+                FLUSH => slot.flush(arrived),
+                _ => slot.serve(tag, asked, arrived),
             };
             let mut done = self.done.lock();
             done.push(Answer { tag, result });
-            // `Desk::collect` takes all answers at once: only the first needs a signal.
+            // `OffloadPool::collect` takes all answers at once: only the first needs a signal.
             let first = done.len() == 1;
             drop(done);
             if first {
                 // It can't be so full that it does not take one more.
-                let _ = rustix::io::write(&self.news, &1u64.to_ne_bytes());
+                let _ = rustix::io::write(&self.done_event, &1u64.to_ne_bytes());
             }
         }
     }
@@ -182,19 +183,19 @@ mod tests {
     fn every_job_comes_back_once() {
         let shape = Shape { depth: 64, max_io: 4096, user_copy: true, plain: false, helpers: 3 };
         let node = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
-        let lanes = (0..3)
-            .map(|_| Lane::new(0, shape, Arc::clone(&node), Arc::new(Picky)).unwrap())
+        let slots = (0..3)
+            .map(|_| IoSlot::new(0, shape, Arc::clone(&node), Arc::new(Picky)).unwrap())
             .collect();
-        let desk = Desk::open(0, 64, lanes).unwrap();
+        let offload = OffloadPool::open(0, 64, slots).unwrap();
         let now = Instant::now();
         for tag in 0..64u16 {
             let asked = Asked::Discard { offset: u64::from(tag) * 4096, len: 4096 };
-            desk.serve(tag, asked, now);
+            offload.serve(tag, asked, now);
         }
-        desk.flush(now);
+        offload.flush(now);
         let mut done = Vec::new();
-        desk.collect(&mut done);
-        desk.close(&mut done);
+        offload.collect(&mut done);
+        offload.close(&mut done);
         done.sort_by_key(|answer| answer.tag);
         assert_eq!(done.len(), 65);
         for (tag, answer) in (0..64u16).zip(&done) {
