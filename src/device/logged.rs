@@ -14,7 +14,8 @@ use crate::cache::Cached;
 use crate::codec::Algorithm;
 use crate::error::{Context, Error, Result};
 use crate::log::{
-    self, Fault, Inspection, Kept, LogHand, Logged, OpenError, Policy, Shelf, Standing, Tending,
+    self, Fault, Inspection, Kept, LogHand, LogReadDrive, Logged, OpenError, Policy, Runtime,
+    Standing,
 };
 use crate::media::{self, Drive, Failures, Identity, MadeFor, Memory, Ring, StableId};
 use crate::stats::drives::Role;
@@ -58,7 +59,7 @@ pub struct LogVolume {
     blocks: u64,
     discards: bool,
     options: LogOptions,
-    tending: Mutex<Option<Tending>>,
+    runtime: Mutex<Option<Runtime>>,
     accounts: Accounts,
     report: log::Report,
     /// Parts of requests that read and wrote less than a block.
@@ -125,7 +126,7 @@ impl LogVolume {
         let (core, report) = found.open(&*log, fitted, epoch, kept)?;
         let blocks = core.blocks();
         let core = Arc::new(Mutex::new(core));
-        backing = Arc::new(Shelf::new(Arc::clone(&core), Arc::clone(&log), backing));
+        backing = Arc::new(LogReadDrive::new(Arc::clone(&core), Arc::clone(&log), backing));
         let mut cache = None;
         if options.ram_limit_max > 0 {
             let cached = Cached::over(backing, options.ram_limit, options.ram_limit_max);
@@ -142,7 +143,7 @@ impl LogVolume {
             blocks,
             discards,
             options,
-            tending: Mutex::new(None),
+            runtime: Mutex::new(None),
             accounts: Accounts::default(),
             report,
             partial: Default::default(),
@@ -162,7 +163,7 @@ impl LogVolume {
     /// The system gives no thread; or the log fails before it has taken that, which stays there.
     pub fn start(&self, ring: Option<Ring>) -> Result<()> {
         let LogOptions { policy, algorithm, .. } = self.options;
-        *self.tending.lock() = Some(Tending::start(&self.logged, policy, algorithm, ring)?);
+        *self.runtime.lock() = Some(Runtime::start(&self.logged, policy, algorithm, ring)?);
         self.logged.recommit().context("what was in memory cannot be brought to the log")
     }
 
@@ -224,7 +225,7 @@ impl LogVolume {
     /// Hurries to bring to the backing store what the log holds now, or stops hurrying to. It is
     /// there when the log's tail has come to the segment that is returned.
     pub fn drain(&self, on: bool) -> u64 {
-        self.tending.lock().as_ref().map_or(0, |tending| tending.drain(on))
+        self.runtime.lock().as_ref().map_or(0, |runtime| runtime.drain(on))
     }
 
     /// Makes everything durable and ends the threads. Nothing may be asked of it any more.
@@ -232,10 +233,10 @@ impl LogVolume {
     /// # Errors
     /// The log has failed.
     pub fn close(&self) -> std::result::Result<(), Fault> {
-        let tending = self.tending.lock().take();
+        let runtime = self.runtime.lock().take();
         let witness = self.witness.lock().take();
         let witness = move || witness.as_ref().map(|witness| witness()).unwrap_or_default();
-        let closed = tending.map_or(Ok(()), |tending| tending.close(&witness));
+        let closed = runtime.map_or(Ok(()), |runtime| runtime.close(&witness));
         if let Some((book, record)) = self.record.lock().take() {
             let standing = self.logged.standing();
             let noted = common(&self.noted.lock(), &standing.lost);
@@ -354,8 +355,8 @@ impl Serving for LogVolume {
     fn tune(&self, tuning: &Tuning) -> Result<()> {
         self.logged.core().set_idle_ms(tuning.commit_interval_ms);
         self.logged.keep(tuning.keep_percent);
-        if let Some(tending) = &*self.tending.lock() {
-            tending.set_policy(tuning.policy);
+        if let Some(runtime) = &*self.runtime.lock() {
+            runtime.set_policy(tuning.policy);
         }
         Ok(())
     }

@@ -6,8 +6,8 @@
 //! carries commands out, on the threads of a volume. Each uses only those before it.
 //!
 //! Data flows [`Logged`] → [`Core`] → the log's drive, and from there by [`Writeback`], which
-//! [`Tending`] drives, to the backing store. What the log has of the backing store is on a
-//! [`Shelf`].
+//! [`Runtime`] drives, to the backing store. What the log has of the backing store is on a
+//! [`LogReadDrive`].
 
 mod core;
 pub mod disk;
@@ -25,4 +25,4 @@ pub use recovery::{
     Accepted, Inspection, Report, Step, format, inspect, inspect_telling, inspect_warm, least_size,
     open, read_superblock,
 };
-pub use run::{Fault, LogHand, Logged, Policy, Shelf, Standing, Tending};
+pub use run::{Fault, LogHand, LogReadDrive, Logged, Policy, Runtime, Standing};

@@ -19,6 +19,7 @@ mod recorded;
 mod shrink;
 
 mod actors;
+mod admission;
 mod death;
 mod outage;
 mod volume;
@@ -33,7 +34,6 @@ mod cut;
 mod drive;
 mod fault;
 mod image;
-mod keeper;
 
 mod rng;
 mod trouble;

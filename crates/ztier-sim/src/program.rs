@@ -4,10 +4,10 @@
 //! to choose from. So any subset of the steps is a program too, which is what makes shrinking
 //! possible.
 
+use crate::admission::with_copies;
 use crate::content::Flavour;
 use crate::cut::Tearing;
 use crate::fault::{Fault, Kind};
-use crate::keeper::with_copies;
 use crate::rng::{Rng, mix};
 use ztier::codec::Algorithm;
 use ztier::log::disk::format::{CLUSTER, data_at};
@@ -163,11 +163,11 @@ pub enum Step {
     Window(u32),
     /// The log is closed in order and opened again.
     Close,
-    /// The keeper reads a block of which it would like a copy in the log.
+    /// The admission thread reads a block of which it would like a copy in the log.
     Copy(u32),
-    /// The keeper gives the log a copy: this choice of those that it has.
+    /// The admission thread gives the log a copy: this choice of those that it has.
     Store(u32),
-    /// The keeper lets copies leave the log.
+    /// The admission thread lets copies leave the log.
     Leave,
     /// Everything goes to the backing store; the log is closed, or the power goes, or the process
     /// dies: this choice of it. Then another program writes a block.

@@ -109,7 +109,7 @@ pub struct World<'p> {
     /// Writers that have reserved a place and not filled it yet.
     pub(crate) writers: Vec<Writer>,
     pub(crate) readers: Vec<Reader>,
-    /// What the keeper has read and not stored: a block, when, and its content.
+    /// What the admission thread has read and not stored: a block, when, and its content.
     pub(crate) copies: Vec<(u32, Token, Box<Page>)>,
     /// Another program has written to the backing store since the log was opened.
     pub(crate) is_bare: bool,

@@ -16,7 +16,7 @@ use super::heat::Heat;
 use super::news::News;
 use super::pace::Pace;
 use super::packing::Packing;
-use super::tending::MOVERS;
+use super::runtime::MOVERS;
 use super::waits::Awaited;
 use super::watched::Watched;
 use crate::BLOCK_SIZE;

@@ -1,24 +1,24 @@
 //! A log at work: its I/O, and the threads that do it.
 //!
-//! [`Logged`] serves blocks from a log before a backing store, [`Tending`] moves them from one to
-//! the other, and a [`Shelf`] reads what the log has of the backing store. A thread that waits for
-//! a commit carries it out; what each thread may wait for is in `waits`.
+//! [`Logged`] serves blocks from a log before a backing store, [`Runtime`] moves them from one to
+//! the other, and a [`LogReadDrive`] reads what the log has of the backing store. A thread that
+//! waits for a commit carries it out; what each thread may wait for is in `waits`.
 
+mod admission;
 mod brake;
 mod gather;
 mod heat;
-mod keeper;
+mod log_reads;
 mod logged;
 mod news;
 mod pace;
 mod packing;
 pub mod planted;
 mod progress;
-mod shelf;
-mod tending;
+mod runtime;
 mod waits;
 mod watched;
 
+pub use log_reads::LogReadDrive;
 pub use logged::{Fault, LogHand, Logged, Standing};
-pub use shelf::Shelf;
-pub use tending::{Policy, Tending};
+pub use runtime::{Policy, Runtime};

@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | one that serves a request | its own commit, its own fill | everything |
 //! | commits (`ztier-log`) | commits that no request waits for | a drive |
-//! | admission (`ztier-keeper`) | nothing | a drive |
+//! | admission (`ztier-admission`) | nothing | a drive |
 //! | writeback (`ztier-writeback`) | room, the rescue of a failed log | a drive, fills, commits |
 //!
 //! A thread that has reserved a place waits for nothing before it has filled it. Stripes of blocks

@@ -4,7 +4,7 @@
 //! ends does it hold it. What each thread may wait for is in [`super::waits`]: the thread that
 //! writes back makes room and rescues a log that has failed, so it waits for neither.
 
-use super::keeper::Keeper;
+use super::admission::Admission;
 use super::logged::{Fault, Logged};
 use super::pace::WAY;
 use super::planted::{self, Bug};
@@ -85,14 +85,14 @@ impl Goal {
 }
 
 /// The threads; dropping it ends them.
-pub struct Tending {
+pub struct Runtime {
     logged: Arc<Logged>,
     draining: Arc<Goal>,
     policy: Arc<Mutex<Policy>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Tending {
+impl Runtime {
     /// Starts the threads of a log. Its drive is asked through `ring`, or else by threads; copies
     /// are compressed as `algorithm` says.
     ///
@@ -109,22 +109,22 @@ impl Tending {
             None => Ring::with_threads(logged.log_drive(), DEPTH)?,
         };
         logged.wakes(ring.waker());
-        let mut tending = Self {
+        let mut runtime = Self {
             logged: Arc::clone(logged),
             draining: Arc::default(),
             policy: Arc::new(Mutex::new(policy)),
             threads: Vec::new(),
         };
         let own = Arc::clone(logged);
-        tending.spawn("ztier-log", Role::Commit, move || commit(&own, ring))?;
+        runtime.spawn("ztier-log", Role::Commit, move || commit(&own, ring))?;
         let own = Arc::clone(logged);
-        let admit = move || Keeper::new(&own, algorithm).run();
-        tending.spawn("ztier-keeper", Role::Admission, admit)?;
-        let (logged, draining) = (Arc::clone(logged), Arc::clone(&tending.draining));
-        let policy = Arc::clone(&tending.policy);
+        let admit = move || Admission::new(&own, algorithm).run();
+        runtime.spawn("ztier-admission", Role::Admission, admit)?;
+        let (logged, draining) = (Arc::clone(logged), Arc::clone(&runtime.draining));
+        let policy = Arc::clone(&runtime.policy);
         let move_back = move || write_back(&logged, &draining, &policy);
-        tending.spawn("ztier-writeback", Role::Writeback, move_back)?;
-        Ok(tending)
+        runtime.spawn("ztier-writeback", Role::Writeback, move_back)?;
+        Ok(runtime)
     }
 
     fn spawn(
@@ -198,7 +198,7 @@ impl Tending {
     }
 }
 
-impl Drop for Tending {
+impl Drop for Runtime {
     fn drop(&mut self) {
         self.logged.stop_threads();
         self.join();

@@ -24,16 +24,16 @@ const GAP: u64 = 4096;
 const RUN: u64 = 256 << 10;
 
 /// The drive.
-pub struct Shelf {
+pub struct LogReadDrive {
     core: Arc<Mutex<Core>>,
     log: Arc<dyn Drive>,
     backing: Arc<dyn Drive>,
     /// What threads decode with that have nothing to decode now.
-    hands: Mutex<Vec<Hand>>,
+    decoders: Mutex<Vec<Decoder>>,
 }
 
 /// What is needed to decode payloads.
-struct Hand {
+struct Decoder {
     codec: Codec,
     unpacked: Unpacked,
     /// Payloads that the log has in memory: which of the blocks that are wanted.
@@ -56,16 +56,16 @@ impl Drop for Pins<'_> {
     }
 }
 
-impl Shelf {
+impl LogReadDrive {
     /// What `core` and its drive `log` have of `backing`, and that.
     pub fn new(core: Arc<Mutex<Core>>, log: Arc<dyn Drive>, backing: Arc<dyn Drive>) -> Self {
-        Self { core, log, backing, hands: Mutex::default() }
+        Self { core, log, backing, decoders: Mutex::default() }
     }
 
-    fn hand(&self) -> Hand {
-        self.hands.lock().pop().unwrap_or_else(|| {
+    fn decoder(&self) -> Decoder {
+        self.decoders.lock().pop().unwrap_or_else(|| {
             let (codec, unpacked) = (Codec::new(Algorithm::None), Unpacked::default());
-            Hand { codec, unpacked, found: Vec::new() }
+            Decoder { codec, unpacked, found: Vec::new() }
         })
     }
 
@@ -95,16 +95,16 @@ impl Shelf {
 
     /// Reads up to [`PART`] blocks; whether the backing store was asked.
     fn read_part(&self, first: u64, out: &mut [[u8; BLOCK_SIZE]]) -> Result<bool, DriveError> {
-        let mut hand = self.hand();
-        let pins = self.locate(first, out.len(), &mut hand.found);
+        let mut decoder = self.decoder();
+        let pins = self.locate(first, out.len(), &mut decoder.found);
         let mut missing = vec![true; out.len()];
-        let Hand { codec, unpacked, found } = &mut hand;
+        let Decoder { codec, unpacked, found } = &mut decoder;
         for (i, kind, payload) in found.iter() {
             let (block, out) = (first + *i as u64, std::slice::from_mut(&mut out[*i]));
             missing[*i] = !unpacked.decode(codec, *kind, payload, block, out);
         }
-        self.read_log(&mut hand, pins, out, &mut missing);
-        self.hands.lock().push(hand);
+        self.read_log(&mut decoder, pins, out, &mut missing);
+        self.decoders.lock().push(decoder);
         let mut asked = false;
         let mut from = 0;
         while let Some(start) = (from..out.len()).find(|i| missing[*i]) {
@@ -119,7 +119,7 @@ impl Shelf {
     /// Reads what the log's drive has: neighbours there in one go.
     fn read_log(
         &self,
-        hand: &mut Hand,
+        decoder: &mut Decoder,
         mut pins: Pins<'_>,
         out: &mut [[u8; BLOCK_SIZE]],
         missing: &mut [bool],
@@ -158,7 +158,7 @@ impl Shelf {
                 let from = (reading.at - at) as usize;
                 &bytes[from..from + reading.len as usize]
             });
-            let Hand { codec, unpacked, .. } = hand;
+            let Decoder { codec, unpacked, .. } = decoder;
             let block = reading.stamp.block;
             let whole = std::slice::from_mut(&mut out[*i]);
             let fine = part.is_some_and(|payload| {
@@ -177,7 +177,7 @@ impl Shelf {
     }
 }
 
-impl Drive for Shelf {
+impl Drive for LogReadDrive {
     fn size(&self) -> u64 {
         self.backing.size()
     }
@@ -221,7 +221,7 @@ impl Drive for Shelf {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::logged::{LogHand, Logged};
-    use super::super::tending::{Policy, Tending};
+    use super::super::runtime::{Policy, Runtime};
     use super::*;
     use crate::log::core::{Kept, Options};
     use crate::log::disk::format::IDENTITY;
@@ -285,23 +285,24 @@ mod tests {
         let core = Arc::new(Mutex::new(core));
         let [log_too, below]: [Arc<dyn Drive>; 2] = [log.clone(), backing.clone()];
         let logged = Logged::new(Arc::clone(&core), Arc::clone(&log_too), Arc::clone(&below));
-        let (shelf, logged) = (Shelf::new(Arc::clone(&core), log_too, below), Arc::new(logged));
+        let (drive, logged) =
+            (LogReadDrive::new(Arc::clone(&core), log_too, below), Arc::new(logged));
         let none = Algorithm::None;
-        let tending = Tending::start(&logged, Policy::default(), none, None).unwrap();
+        let runtime = Runtime::start(&logged, Policy::default(), none, None).unwrap();
         logged.write(&mut LogHand::new(none), 3, &[[5; BLOCK_SIZE]]).unwrap();
-        tending.drain(true);
+        runtime.drain(true);
         eventually("it is not written back", || core.lock().is_clean());
         // From the log: the backing store has something else now.
         backing.write(3 * BLOCK, &[6; BLOCK_SIZE]).unwrap();
         let mut out = [0; BLOCK_SIZE];
-        shelf.read(3 * BLOCK, &mut out).unwrap();
+        drive.read(3 * BLOCK, &mut out).unwrap();
         assert_eq!(out, [5; BLOCK_SIZE]);
         log.strikes.store(true, Ordering::SeqCst);
-        let ended = catch_unwind(AssertUnwindSafe(|| shelf.read(3 * BLOCK, &mut out)));
+        let ended = catch_unwind(AssertUnwindSafe(|| drive.read(3 * BLOCK, &mut out)));
         assert!(ended.is_err());
         assert!(core.lock().stats().segments_clean > 0);
         logged.keep(0);
         eventually("the segment is still pinned", || core.lock().stats().segments_clean == 0);
-        tending.close(&crate::media::Witness::default).unwrap();
+        runtime.close(&crate::media::Witness::default).unwrap();
     }
 }

@@ -1,9 +1,9 @@
-//! The thread that keeps what is read again and again in the log.
+//! The admission thread: it keeps what is read again and again in the log.
 //!
 //! Blocks that were read twice from below the log are given to it as copies; and of what leaves it
 //! next, those that were read since are given to it again. Invariants: no thread waits for this
 //! one, and it waits for no other: where there is no room, or others are at work, nothing is kept.
-//! What it writes to the log's drive is bounded by [`Purse`].
+//! What it writes to the log's drive is bounded by [`WriteBudget`].
 
 use super::logged::Logged;
 use crate::BLOCK_SIZE;
@@ -27,13 +27,13 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// A volume that gets no request for this long is idle.
 const IDLE: Duration = Duration::from_millis(500);
 
-/// Bytes that may be written.
-struct Purse {
+/// Bytes that may be written: a token bucket.
+struct WriteBudget {
     left: u64,
     seen_ms: u64,
 }
 
-impl Purse {
+impl WriteBudget {
     /// What is left `now_ms` of a share of so many bytes.
     fn fill(&mut self, now_ms: u64, share: u64) {
         let rate = u128::from(share) * u128::from(TIMES_A_DAY);
@@ -51,12 +51,12 @@ impl Purse {
 }
 
 /// What the thread has.
-pub(super) struct Keeper<'a> {
+pub(super) struct Admission<'a> {
     logged: &'a Logged,
     codec: Codec,
     payload: Vec<u8>,
     blocks: Vec<[u8; BLOCK_SIZE]>,
-    purse: Purse,
+    budget: WriteBudget,
     /// Nothing is read of the backing store before then.
     pauses_until: Instant,
     /// Nothing leaves before the log has reached this segment: else what is kept again would be
@@ -64,15 +64,15 @@ pub(super) struct Keeper<'a> {
     stays_until: u64,
 }
 
-impl<'a> Keeper<'a> {
+impl<'a> Admission<'a> {
     pub(super) fn new(logged: &'a Logged, algorithm: Algorithm) -> Self {
-        let purse = Purse { left: u64::MAX, seen_ms: logged.now_ms() };
+        let budget = WriteBudget { left: u64::MAX, seen_ms: logged.now_ms() };
         Self {
             logged,
             codec: Codec::new(algorithm),
             payload: vec![0; BLOCK_SIZE],
             blocks: vec![[0; BLOCK_SIZE]; BATCH],
-            purse,
+            budget,
             pauses_until: now(),
             stays_until: 0,
         }
@@ -82,9 +82,9 @@ impl<'a> Keeper<'a> {
     pub(super) fn run(mut self) {
         while !self.logged.is_stopping() {
             let share = self.logged.core().keep_bytes();
-            self.purse.left = self.purse.left.min(share);
-            self.purse.fill(self.logged.now_ms(), share);
-            let mut left = self.purse.left.min(PER_TICK);
+            self.budget.left = self.budget.left.min(share);
+            self.budget.fill(self.logged.now_ms(), share);
+            let mut left = self.budget.left.min(PER_TICK);
             self.keep_leaving(&mut left);
             self.keep_wanted(&mut left);
             sleep(TICK);
@@ -134,14 +134,14 @@ impl<'a> Keeper<'a> {
         }
         leaving.retain(|block| self.logged.heat().cool(*block));
         // What leaves is not waited for: it is kept now or not at all.
-        let mut all = self.purse.left.min(self.logged.core().leaving_bytes());
+        let mut all = self.budget.left.min(self.logged.core().leaving_bytes());
         for batch in leaving.chunks(BATCH) {
             if all == 0 {
                 break;
             }
             self.keep(batch, &mut all);
         }
-        *left = (*left).min(self.purse.left);
+        *left = (*left).min(self.budget.left);
         let mut core = self.logged.core();
         core.let_leave();
         let more = core.leaving_bytes() / u64::from(core.superblock().segment);
@@ -172,7 +172,7 @@ impl<'a> Keeper<'a> {
                 let payload = &self.payload[..len];
                 if self.logged.core().keep(wanted[i] + n as u64, token, kind, payload) {
                     *left = left.saturating_sub(len as u64);
-                    self.purse.pay(len as u64);
+                    self.budget.pay(len as u64);
                 } else {
                     rest.push(wanted[i] + n as u64);
                 }
@@ -211,12 +211,12 @@ mod tests {
 
     #[test]
     fn no_more_is_written_than_four_shares_a_day_and_one() {
-        let mut purse = Purse { left: 1000, seen_ms: 0 };
+        let mut budget = WriteBudget { left: 1000, seen_ms: 0 };
         let mut written = 0;
         for now_ms in (0..=DAY_MS).step_by(100) {
-            purse.fill(now_ms, 1000);
-            let some = purse.left.min(7);
-            purse.pay(some);
+            budget.fill(now_ms, 1000);
+            let some = budget.left.min(7);
+            budget.pay(some);
             written += some;
         }
         assert!((4900..=5000).contains(&written), "{written}");

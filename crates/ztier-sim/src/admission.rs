@@ -1,10 +1,10 @@
-//! The keeper of copies of the backing store's blocks in the log, and another program that writes
-//! to the backing store.
+//! The admission thread, which stores copies of the backing store's blocks in the log, and another
+//! program that writes to the backing store.
 //!
-//! The keeper reads a block, and gives it to the log some time later: it is the log that knows
-//! whether that still is what the block holds. No other program writes to the backing store as long
-//! as the volume is up or its log holds changes; when it is down and the log holds none, any may. A
-//! log that is opened after that must not serve a byte of what it had.
+//! The admission thread reads a block, and gives it to the log some time later: it is the log that
+//! knows whether that still is what the block holds. No other program writes to the backing store
+//! as long as the volume is up or its log holds changes; when it is down and the log holds none,
+//! any may. A log that is opened after that must not serve a byte of what it had.
 
 use crate::content::{Flavour, Value};
 use crate::drive::Request;
@@ -17,8 +17,8 @@ use crate::volume::Opening;
 use crate::world::World;
 use ztier::media::{Drive, Witness};
 
-/// The steps, and between them those of a keeper of copies; and of another program, which writes to
-/// the backing store where it may.
+/// The steps, and between them those of the admission thread; and of another program, which writes
+/// to the backing store where it may.
 pub fn with_copies(setup: &Setup, steps: Vec<Step>) -> Vec<Step> {
     let mut rng = Rng::new(setup.seed ^ 6);
     let (often, bare) = (rng.pick(&[50, 200, 500]), rng.pick(&[0, 3, 10]));
@@ -50,7 +50,7 @@ pub fn with_copies(setup: &Setup, steps: Vec<Step>) -> Vec<Step> {
             all.push(Step::Leave);
         }
         if rng.chance(bare) {
-            // What the keeper has is older than what is written back.
+            // What the admission thread has is older than what is written back.
             let block = rng.bits() as u32 % setup.blocks;
             all.extend([Step::Copy(block), Step::Write(block, Flavour::Stamp(20)), Step::Drain]);
             all.extend((0..4).map(|_| Step::Store(rng.bits() as u32)));
@@ -74,7 +74,7 @@ impl World<'_> {
         if warm && !self.is_bare { Opening::Warm } else { Opening::Cold }
     }
 
-    /// A step of the keeper.
+    /// A step of the admission thread.
     pub(crate) fn keep(&mut self, step: &Step) {
         match step {
             Step::Copy(block) => self.copy(*block),
@@ -83,7 +83,8 @@ impl World<'_> {
         }
     }
 
-    /// The keeper reads what the backing store has of a block, if the log has no change of it.
+    /// The admission thread reads what the backing store has of a block, if the log has no change
+    /// of it.
     fn copy(&mut self, block: u32) {
         let core = &self.volume.core;
         if core.lacks_copy(block.into()) || core.has_clean(block.into()) {
@@ -92,7 +93,7 @@ impl World<'_> {
         }
     }
 
-    /// The keeper gives the log a block that it read some time ago.
+    /// The admission thread gives the log a block that it read some time ago.
     fn store(&mut self, choice: u32) {
         if self.copies.is_empty() {
             return;
@@ -102,7 +103,7 @@ impl World<'_> {
         self.say(|| format!("a copy of {block} is {}", if kept { "kept" } else { "refused" }));
     }
 
-    /// The keeper asks what leaves the log next, keeps some of it, and lets it leave.
+    /// The admission thread asks what leaves the log next, keeps some of it, and lets it leave.
     fn let_leave(&mut self) {
         let (mut from, mut blocks) = (Some(0), Vec::new());
         while let Some(at) = from {
