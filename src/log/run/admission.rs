@@ -132,7 +132,7 @@ impl<'a> Admission<'a> {
         if !some && leaving.is_empty() {
             return self.logged.core().let_leave();
         }
-        leaving.retain(|block| self.logged.heat().cool(*block));
+        leaving.retain(|block| self.logged.frequency().cool(*block));
         // What leaves is not waited for: it is kept now or not at all.
         let mut all = self.budget.left.min(self.logged.core().leaving_bytes());
         for batch in leaving.chunks(BATCH) {

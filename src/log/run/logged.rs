@@ -10,15 +10,15 @@
 //! it is filled; a thread that takes several stripes takes them in order. How threads wait is in
 //! [`super::progress`].
 
-use super::brake::Brake;
-use super::gather::Gather;
-use super::heat::Heat;
-use super::news::News;
-use super::pace::Pace;
+use super::coalesce::ReadCoalescer;
+use super::event_count::EventCount;
+use super::frequency::FrequencySketch;
 use super::packing::Packing;
 use super::runtime::MOVERS;
 use super::waits::Awaited;
 use super::watched::Watched;
+use super::write_throttle::WriteThrottle;
+use super::writeback_throttle::WritebackThrottle;
 use crate::BLOCK_SIZE;
 use crate::GROUP;
 use crate::codec::Algorithm;
@@ -70,7 +70,7 @@ pub struct LogHand {
     unpacked: Unpacked,
     fills: Fills,
     found: Vec<Found>,
-    gather: Gather,
+    coalescer: ReadCoalescer,
     block: Box<[u8; BLOCK_SIZE]>,
 }
 
@@ -82,7 +82,7 @@ impl LogHand {
             unpacked: Unpacked::default(),
             fills: Fills::default(),
             found: Vec::with_capacity(GROUP),
-            gather: Gather::new(CLUSTER_MAX as usize),
+            coalescer: ReadCoalescer::new(CLUSTER_MAX as usize),
             block: Box::new([0; BLOCK_SIZE]),
         }
     }
@@ -106,7 +106,7 @@ pub type Listener = Box<dyn Fn(&Standing) + Send + Sync>;
 pub struct Logged {
     pub(super) core: Arc<Mutex<Core>>,
     /// Something was completed, or there is something to do.
-    pub(super) news: News,
+    pub(super) events: EventCount,
     /// Chunks below this are durable; never ahead of the core.
     pub(super) durable: AtomicU64,
     pub(super) log: Arc<dyn Drive>,
@@ -121,13 +121,13 @@ pub struct Logged {
     /// What identifies the backing store.
     watched: Watched,
     /// Lets writeback give way to reads of the backing store.
-    brake: Brake,
+    writeback_throttle: WritebackThrottle,
     /// Lets writers of a nearly full log wait a little instead of long.
-    pace: Pace,
+    write_throttle: WriteThrottle,
     /// Hears what became of the backing store, when a window begins and ends.
     listener: OnceLock<Listener>,
     /// How often blocks were read.
-    heat: Heat,
+    frequency: FrequencySketch,
     /// Blocks that were read twice from below the log.
     wanted: Mutex<Vec<u64>>,
     /// Whether anything is kept in the log that was read.
@@ -147,10 +147,10 @@ impl Logged {
         let kept = core.lock().keep_bytes();
         Self {
             core,
-            heat: Heat::new(kept / (BLOCK_SIZE as u64 / 2)),
+            frequency: FrequencySketch::new(kept / (BLOCK_SIZE as u64 / 2)),
             wanted: Mutex::default(),
             keeps: AtomicBool::new(kept > 0),
-            news: News::default(),
+            events: EventCount::default(),
             durable: AtomicU64::new(0),
             log,
             backing,
@@ -161,8 +161,8 @@ impl Logged {
             damaged_reads: AtomicU64::new(0),
             written_back: AtomicU64::new(0),
             watched: Watched::default(),
-            brake: Brake::new(MOVERS),
-            pace: Pace::default(),
+            writeback_throttle: WritebackThrottle::new(MOVERS),
+            write_throttle: WriteThrottle::default(),
             listener: OnceLock::new(),
             waker: OnceLock::new(),
             failures: AtomicU32::new(0),
@@ -187,22 +187,22 @@ impl Logged {
         core.clock(self.now_us());
         if core.complete(id, outcome) {
             self.durable.store(core.durable(), Ordering::Release);
-            self.news.tell();
+            self.events.notify();
         }
     }
 
-    pub(super) fn brake(&self) -> &Brake {
-        &self.brake
+    pub(super) fn writeback_throttle(&self) -> &WritebackThrottle {
+        &self.writeback_throttle
     }
 
-    pub(super) fn pace(&self) -> &Pace {
-        &self.pace
+    pub(super) fn write_throttle(&self) -> &WriteThrottle {
+        &self.write_throttle
     }
 
     /// A window has gone so much of its way.
     pub(super) fn advance(&self, gone: u64) {
-        if self.pace.advance(gone) {
-            self.news.tell();
+        if self.write_throttle.advance(gone) {
+            self.events.notify();
         }
     }
 
@@ -288,8 +288,8 @@ impl Logged {
         &*self.backing
     }
 
-    pub(super) fn heat(&self) -> &Heat {
-        &self.heat
+    pub(super) fn frequency(&self) -> &FrequencySketch {
+        &self.frequency
     }
 
     /// Up to so many blocks that were read twice from below the log.
@@ -318,7 +318,7 @@ impl Logged {
             return;
         }
         for block in (first..).take(count) {
-            if matches!(self.heat.touch(block), 1 | 2)
+            if matches!(self.frequency.touch(block), 1 | 2)
                 && below
                 && let Some(mut wanted) = self.wanted.try_lock()
                 && wanted.len() < WANTED
@@ -376,7 +376,7 @@ impl Logged {
     pub(super) fn stop_threads(&self) {
         self.stopping.store(true, Ordering::Release);
         let _core = self.core.lock();
-        self.news.tell();
+        self.events.notify();
         self.wake();
     }
 
@@ -408,7 +408,7 @@ impl Logged {
 
     fn locate(&self, hand: &mut LogHand, first: u64, count: usize) {
         hand.found.clear();
-        hand.gather.clear();
+        hand.coalescer.clear();
         let payloads = hand.packing.payloads.iter_mut().take(count).map(|p| &mut p.bytes);
         self.core.lock().locate_all(first, payloads, &mut hand.found);
     }
@@ -467,11 +467,11 @@ impl Logged {
             // Only a thread that holds the stripe fills.
             Found::Lost | Found::Filling => return Err(self.damaged(block)),
             Found::Backing => {
-                let (began, moving) = (now(), self.brake.is_moving());
+                let (began, moving) = (now(), self.writeback_throttle.is_moving());
                 let at = block * BLOCK_SIZE as u64;
                 if self.backing.read_noting(at, out.as_flattened_mut())? {
-                    let moving = moving || self.brake.is_moving();
-                    self.brake.note(now() - began, moving, self.now_ms());
+                    let moving = moving || self.writeback_throttle.is_moving();
+                    self.writeback_throttle.note(now() - began, moving, self.now_ms());
                 }
             }
             Found::Memory(kind) => {
@@ -500,7 +500,7 @@ impl Logged {
         reading: &Reading,
         out: &mut [[u8; BLOCK_SIZE]],
     ) -> Result<(), Fault> {
-        let payload = hand.gather.payload(&*self.log, reading, &hand.found[i + 1..])?;
+        let payload = hand.coalescer.payload(&*self.log, reading, &hand.found[i + 1..])?;
         let first = reading.stamp.block;
         let sum = crc(payload);
         let checks = hand.found[i..].iter().map(|found| match found {
@@ -582,7 +582,7 @@ impl Logged {
             let (taken, sealed) = self.reserve(hand, first, blocks, &mut done)?;
             let awaited = hand.fills.finish();
             if awaited {
-                self.news.tell();
+                self.events.notify();
             }
             if awaited || sealed {
                 self.wake();
@@ -626,7 +626,7 @@ impl Logged {
         }
         let from = *done;
         let taken = self.wait_for_room(|core| {
-            if self.pace.holds(core.fullness()) {
+            if self.write_throttle.holds(core.fullness()) {
                 return None;
             }
             let chunks = core.chunks();

@@ -5,19 +5,19 @@
 //! waits for a commit carries it out; what each thread may wait for is in `waits`.
 
 mod admission;
-mod brake;
-mod gather;
-mod heat;
+mod coalesce;
+mod event_count;
+mod frequency;
 mod log_reads;
 mod logged;
-mod news;
-mod pace;
 mod packing;
 pub mod planted;
 mod progress;
 mod runtime;
 mod waits;
 mod watched;
+mod write_throttle;
+mod writeback_throttle;
 
 pub use log_reads::LogReadDrive;
 pub use logged::{Fault, LogHand, Logged, Standing};

@@ -15,7 +15,7 @@ use crate::sync::atomic::Ordering;
 use crate::sync::{Instant, MutexGuard, now, step_aside};
 use std::time::Duration;
 
-/// How long to wait for news before looking again.
+/// How long to wait for an event before looking again.
 const WAIT: Duration = Duration::from_millis(50);
 /// How long a request waits for room at least while writeback fails, and how many windows in a row
 /// have to have failed then, before it is answered with what the drive said.
@@ -35,7 +35,7 @@ impl Logged {
         } else {
             self.failures.fetch_add(1, Ordering::AcqRel);
             // Requests that wait for room look whether to wait on.
-            self.news.tell();
+            self.events.notify();
         }
     }
 
@@ -87,7 +87,7 @@ impl Logged {
             (core, worked) = self.act(core);
             if !worked {
                 let soon = core.patience_us(&mut watches).map_or(WAIT, Duration::from_micros);
-                let seen = self.news.seen();
+                let seen = self.events.seen();
                 drop(core);
                 self.wait(awaited, seen, soon.min(WAIT));
                 if ticket.is_done(self.durable.load(Ordering::Acquire)) {
@@ -143,7 +143,7 @@ impl Logged {
                 // In steps, so that others have their turn between them.
                 core = step_aside(&self.core, core);
             } else if !worked {
-                let seen = self.news.seen();
+                let seen = self.events.seen();
                 drop(core);
                 self.wait(awaited, seen, WAIT);
                 core = self.core.lock();
@@ -154,7 +154,7 @@ impl Logged {
     /// The one place where a thread waits for other threads of the log.
     fn wait(&self, awaited: Awaited, seen: u32, most: Duration) {
         waits::check(awaited);
-        self.news.wait(seen, most);
+        self.events.wait(seen, most);
     }
 
     /// Carries out a command of the core; `false` if there is none.
@@ -171,7 +171,7 @@ impl Logged {
     /// A thread that has worked may leave work of which no waiter has been told: tells them.
     fn hand_over(&self, worked: bool) {
         if worked {
-            self.news.tell();
+            self.events.notify();
         }
     }
 

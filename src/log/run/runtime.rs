@@ -6,9 +6,9 @@
 
 use super::admission::Admission;
 use super::logged::{Fault, Logged};
-use super::pace::WAY;
 use super::planted::{self, Bug};
 use super::waits::{self, Awaited, Role};
+use super::write_throttle::WAY;
 use crate::codec::Algorithm;
 use crate::error::{Context, Result};
 use crate::log::core::{Command, Core, Device, Ended, Op, Outcome, Writeback, join};
@@ -260,7 +260,7 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
             sleep(TICK);
             continue;
         };
-        logged.pace().begin(fullness);
+        logged.write_throttle().begin(fullness);
         let pressed = || {
             let core = logged.core();
             let (used, segments) = core.fullness();
@@ -274,7 +274,7 @@ fn write_back(logged: &Logged, draining: &Goal, policy: &Mutex<Policy>) {
         if matches!(ended, Ended::Well { .. }) {
             logged.remember();
         }
-        logged.pace().end();
+        logged.write_throttle().end();
         logged.core().end_window(ended);
         let between = |core: &mut Core| core.is_between_windows() || logged.is_stopping();
         logged.settle(Awaited::Commit, |core| between(core).then_some(()));
@@ -345,16 +345,16 @@ fn carry(logged: &Logged, writeback: Writeback, pressed: &Pressed<'_>) -> Ended 
 
 /// Carries out one command of a window.
 fn move_one(logged: &Logged, command: &Command, pressed: &Pressed<'_>) -> Outcome {
-    let (brake, moves) = (logged.brake(), command.device == Device::Backing);
+    let (throttle, moves) = (logged.writeback_throttle(), command.device == Device::Backing);
     if moves {
-        brake.begin();
+        throttle.begin();
     }
     let outcome = logged.carry_out(command);
-    let wants = moves && brake.wants_flush(logged.now_ms()) && !pressed();
+    let wants = moves && throttle.wants_flush(logged.now_ms()) && !pressed();
     let flush = wants && matches!(outcome, Outcome::Done);
     let outcome = if flush { logged.flush_backing() } else { outcome };
     if moves {
-        brake.end();
+        throttle.end();
     }
     if let Outcome::Failed(e) = outcome {
         logged.note_failure(e);
@@ -364,7 +364,7 @@ fn move_one(logged: &Logged, command: &Command, pressed: &Pressed<'_>) -> Outcom
 
 /// Carries out commands by several threads, until there are no more or it is held.
 fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<'_>) {
-    let news = Condvar::default();
+    let changed = Condvar::default();
     let mover = || {
         waits::begin(Role::Writeback);
         let mut work = writeback.lock();
@@ -375,15 +375,15 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<
                 return;
             }
             let ends = work.is_over() || work.is_held();
-            if !ends && !logged.brake().admits(logged.now_ms()) && !pressed() {
-                work = news.wait_for(writeback, work, GIVE_WAY);
+            if !ends && !logged.writeback_throttle().admits(logged.now_ms()) && !pressed() {
+                work = changed.wait_for(writeback, work, GIVE_WAY);
             } else if let Some(command) = work.next_command() {
                 drop(work);
                 let outcome = move_one(logged, &command, pressed);
                 work = writeback.lock();
                 work.complete(command.id, outcome);
                 logged.advance(work.gone(WAY));
-                news.notify_all();
+                changed.notify_all();
             } else if work.is_stepping() {
                 // In steps, so that it is seen between them that the volume goes down.
                 logged.advance(work.gone(WAY));
@@ -391,7 +391,7 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<
             } else if work.is_over() || work.is_held() {
                 return;
             } else {
-                work = news.wait_for(writeback, work, TICK);
+                work = changed.wait_for(writeback, work, TICK);
             }
         }
     };

@@ -18,7 +18,7 @@ pub(super) const WAY: u64 = 1024;
 
 /// How far writers may go.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct WriteThrottle {
     /// Segments that may be in use.
     most: AtomicU64,
     /// Segments in use when the window began, and free ones.
@@ -26,7 +26,7 @@ pub(super) struct Pace {
     free: AtomicU64,
 }
 
-impl Default for Pace {
+impl Default for WriteThrottle {
     fn default() -> Self {
         let zero = AtomicU64::default;
         Self { most: AtomicU64::new(u64::MAX), used: zero(), free: zero() }
@@ -39,7 +39,7 @@ fn share(free: u64, gone: u64) -> u64 {
     ahead + (free - ahead) * gone.min(WAY) / WAY
 }
 
-impl Pace {
+impl WriteThrottle {
     /// A window begins, of a log of which so many segments are in use.
     pub(super) fn begin(&self, (used, segments): (u64, u64)) {
         let free = segments.saturating_sub(used);
@@ -72,25 +72,25 @@ mod tests {
 
     #[test]
     fn writers_advance_as_the_window_does() {
-        let pace = Pace::default();
-        assert!(!pace.holds((100, 100)), "no window is at work");
-        pace.begin((60, 100));
-        assert!(!pace.holds((69, 100)), "there is room");
-        assert!(pace.holds((70, 100)));
-        assert!(pace.advance(WAY * 3 / 4));
-        assert!(!pace.holds((91, 100)) && pace.holds((92, 100)));
-        assert!(!pace.advance(WAY / 2), "nothing is taken back");
-        assert!(pace.holds((92, 100)));
-        assert!(pace.advance(2 * WAY));
-        assert!(!pace.holds((100, 100)));
-        pace.begin((100, 100));
-        assert!(!pace.holds((100, 100)), "that is for the log to refuse");
-        pace.begin((99, 100));
-        assert!(!pace.holds((100, 100)), "one segment is no room to share out");
-        pace.begin((92, 100));
-        assert!(!pace.holds((93, 100)) && pace.holds((94, 100)));
-        pace.end();
-        assert!(!pace.holds((100, 100)));
+        let throttle = WriteThrottle::default();
+        assert!(!throttle.holds((100, 100)), "no window is at work");
+        throttle.begin((60, 100));
+        assert!(!throttle.holds((69, 100)), "there is room");
+        assert!(throttle.holds((70, 100)));
+        assert!(throttle.advance(WAY * 3 / 4));
+        assert!(!throttle.holds((91, 100)) && throttle.holds((92, 100)));
+        assert!(!throttle.advance(WAY / 2), "nothing is taken back");
+        assert!(throttle.holds((92, 100)));
+        assert!(throttle.advance(2 * WAY));
+        assert!(!throttle.holds((100, 100)));
+        throttle.begin((100, 100));
+        assert!(!throttle.holds((100, 100)), "that is for the log to refuse");
+        throttle.begin((99, 100));
+        assert!(!throttle.holds((100, 100)), "one segment is no room to share out");
+        throttle.begin((92, 100));
+        assert!(!throttle.holds((93, 100)) && throttle.holds((94, 100)));
+        throttle.end();
+        assert!(!throttle.holds((100, 100)));
     }
 
     #[test]

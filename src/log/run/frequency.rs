@@ -17,13 +17,13 @@ const PER_BLOCK: u64 = 4;
 const LOW: u64 = 0x5555_5555_5555_5555;
 
 /// The counters.
-pub(super) struct Heat {
+pub(super) struct FrequencySketch {
     words: Vec<AtomicU64>,
     /// Counters that have become one since the last halving.
     touched: AtomicU64,
 }
 
-impl Heat {
+impl FrequencySketch {
     /// Counters for about so many blocks.
     pub(super) fn new(blocks: u64) -> Self {
         let counters = (blocks * PER_BLOCK).clamp(COUNTERS.0, COUNTERS.1).next_power_of_two();
@@ -83,24 +83,27 @@ mod tests {
 
     #[test]
     fn what_is_read_again_is_told_from_what_is_not() {
-        let heat = Heat::new(1000);
-        let again = (0..1000).filter(|block| heat.touch(*block) > 0).count();
+        let frequency = FrequencySketch::new(1000);
+        let again = (0..1000).filter(|block| frequency.touch(*block) > 0).count();
         assert!(again < 50, "{again} share a counter");
-        assert!((0..1000).all(|block| heat.touch(block) > 0));
+        assert!((0..1000).all(|block| frequency.touch(block) > 0));
     }
 
     #[test]
     fn what_was_hot_is_forgotten() {
-        let heat = Heat::new(1);
+        let frequency = FrequencySketch::new(1);
         for _ in 0..5 {
-            heat.touch(7);
+            frequency.touch(7);
         }
-        assert_eq!(heat.touch(7), 3);
-        assert!(heat.cool(7) && heat.cool(7) && !heat.cool(7));
-        heat.touch(7);
+        assert_eq!(frequency.touch(7), 3);
+        assert!(frequency.cool(7) && frequency.cool(7) && !frequency.cool(7));
+        frequency.touch(7);
         for block in 100..200_000 {
-            heat.touch(block);
+            frequency.touch(block);
         }
-        assert!((0..64).any(|block| heat.touch(block) == 0), "all counters are halved in time");
+        assert!(
+            (0..64).any(|block| frequency.touch(block) == 0),
+            "all counters are halved in time"
+        );
     }
 }

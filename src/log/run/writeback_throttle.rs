@@ -2,10 +2,11 @@
 //!
 //! What such reads take while writeback is at work is compared with what they take else. When the
 //! slowest tenth of the last ones takes more than three times as long, half as many commands may be
-//! out, down to none; after a while without that, one more. Without reads, nothing is braked. While
-//! there are reads, the drive's cache is flushed often: a drive serves no request while it empties
-//! its cache, and at the end of a window that can take a second.
-//! Invariant: only [`Brake::admits`] gives way; a thread that must not wait ignores its answer.
+//! out, down to none; after a while without that, one more. Without reads, nothing is throttled.
+//! While there are reads, the drive's cache is flushed often: a drive serves no request while it
+//! empties its cache, and at the end of a window that can take a second.
+//! Invariant: only [`WritebackThrottle::admits`] gives way; a thread that must not wait ignores its
+//! answer.
 
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +27,7 @@ const UNFLUSHED: usize = 32;
 const ALONE_MS: u64 = 200;
 
 /// Knows what reads take, and how many commands of writeback may be out.
-pub(super) struct Brake {
+pub(super) struct WritebackThrottle {
     /// Most commands.
     most: usize,
     /// Commands of writeback on the backing store that are out.
@@ -46,7 +47,7 @@ struct State {
     changed_ms: u64,
 }
 
-impl Brake {
+impl WritebackThrottle {
     pub(super) fn new(most: usize) -> Self {
         let state = State {
             depth: most,
@@ -138,63 +139,63 @@ mod tests {
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
     /// How many commands may be out.
-    fn depth(brake: &Brake, now_ms: u64) -> usize {
-        let begun = std::iter::repeat_with(|| brake.admits(now_ms)).take_while(|more| {
+    fn depth(throttle: &WritebackThrottle, now_ms: u64) -> usize {
+        let begun = std::iter::repeat_with(|| throttle.admits(now_ms)).take_while(|more| {
             if *more {
-                brake.begin();
+                throttle.begin();
             }
             *more
         });
         let count = begun.count();
-        (0..count).for_each(|_| brake.end());
+        (0..count).for_each(|_| throttle.end());
         count
     }
 
     #[test]
     fn slow_reads_halve_what_is_out_and_calm_brings_it_back() {
-        let brake = Brake::new(4);
-        (0..20).for_each(|n| brake.note(MS(10), false, 1000 + n));
-        assert_eq!(depth(&brake, 1020), 4);
+        let throttle = WritebackThrottle::new(4);
+        (0..20).for_each(|n| throttle.note(MS(10), false, 1000 + n));
+        assert_eq!(depth(&throttle, 1020), 4);
         // Twice as long is what sharing costs.
-        (0..40).for_each(|_| brake.note(MS(20), true, 1020));
-        assert_eq!(depth(&brake, 1020), 4);
+        (0..40).for_each(|_| throttle.note(MS(20), true, 1020));
+        assert_eq!(depth(&throttle, 1020), 4);
         for expected in [2, 1, 0] {
-            (0..ENOUGH).for_each(|_| brake.note(MS(50), true, 1030));
-            assert_eq!(depth(&brake, 1030), expected);
+            (0..ENOUGH).for_each(|_| throttle.note(MS(50), true, 1030));
+            assert_eq!(depth(&throttle, 1030), expected);
         }
         // One at a time while there are readers.
         for (now, expected) in [(1129, 0), (1130, 1), (1131, 1), (1230, 2)] {
-            brake.note(MS(10), false, now);
-            assert_eq!(depth(&brake, now), expected, "at {now}");
+            throttle.note(MS(10), false, now);
+            assert_eq!(depth(&throttle, now), expected, "at {now}");
         }
-        assert_eq!(depth(&brake, 1500), 4, "no reads");
+        assert_eq!(depth(&throttle, 1500), 4, "no reads");
     }
 
     #[test]
     fn one_slow_read_of_many_is_no_reason_and_the_first_reads_are_learned_from() {
-        let brake = Brake::new(4);
-        (0..20).for_each(|n| brake.note(MS(10), false, 1000 + n));
-        (0..RECENT).for_each(|_| brake.note(MS(15), true, 1020));
-        brake.note(MS(500), true, 1020);
-        assert_eq!(depth(&brake, 1020), 4);
-        brake.note(MS(500), true, 1020);
-        assert_eq!(depth(&brake, 1020), 2);
+        let throttle = WritebackThrottle::new(4);
+        (0..20).for_each(|n| throttle.note(MS(10), false, 1000 + n));
+        (0..RECENT).for_each(|_| throttle.note(MS(15), true, 1020));
+        throttle.note(MS(500), true, 1020);
+        assert_eq!(depth(&throttle, 1020), 4);
+        throttle.note(MS(500), true, 1020);
+        assert_eq!(depth(&throttle, 1020), 2);
         // Of a slow drive whose readers were never alone, that is found out by giving way.
-        let brake = Brake::new(4);
-        (0..3 * ENOUGH).for_each(|_| brake.note(MS(15), true, 1000));
-        assert_eq!(depth(&brake, 1000), 0);
-        brake.note(MS(12), false, 1001);
-        (0..40).for_each(|_| brake.note(MS(15), true, 1099));
-        assert_eq!(depth(&brake, 1100), 1);
+        let throttle = WritebackThrottle::new(4);
+        (0..3 * ENOUGH).for_each(|_| throttle.note(MS(15), true, 1000));
+        assert_eq!(depth(&throttle, 1000), 0);
+        throttle.note(MS(12), false, 1001);
+        (0..40).for_each(|_| throttle.note(MS(15), true, 1099));
+        assert_eq!(depth(&throttle, 1100), 1);
     }
 
     #[test]
     fn the_cache_is_flushed_often_while_there_are_reads() {
-        let brake = Brake::new(4);
-        assert!((0..100).all(|_| !brake.wants_flush(1000)), "no reads");
-        brake.note(MS(10), true, 1000);
-        assert!(brake.wants_flush(1010));
-        assert_eq!((0..UNFLUSHED * 2).filter(|_| brake.wants_flush(1010)).count(), 2);
-        assert!((0..100).all(|_| !brake.wants_flush(1000 + ALONE_MS)));
+        let throttle = WritebackThrottle::new(4);
+        assert!((0..100).all(|_| !throttle.wants_flush(1000)), "no reads");
+        throttle.note(MS(10), true, 1000);
+        assert!(throttle.wants_flush(1010));
+        assert_eq!((0..UNFLUSHED * 2).filter(|_| throttle.wants_flush(1010)).count(), 2);
+        assert!((0..100).all(|_| !throttle.wants_flush(1000 + ALONE_MS)));
     }
 }

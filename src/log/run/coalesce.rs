@@ -13,13 +13,13 @@ const MOST: usize = 64 << 10;
 const GAP: u64 = 4 << 10;
 
 /// Memory for what was read of a log's drive.
-pub(super) struct Gather {
+pub(super) struct ReadCoalescer {
     buffer: Buffer,
     /// What of the drive is in the buffer, in bytes.
     held: Range<u64>,
 }
 
-impl Gather {
+impl ReadCoalescer {
     /// With room for a payload of `largest` bytes, and for [`MOST`].
     pub(super) fn new(largest: usize) -> Self {
         let one = largest.next_multiple_of(ALIGN) + ALIGN;
@@ -134,10 +134,10 @@ mod tests {
     }
 
     /// Gets all, in order; whether each could be read.
-    fn get(gather: &mut Gather, drive: &Noting, all: &[Found]) -> Vec<bool> {
+    fn get(coalescer: &mut ReadCoalescer, drive: &Noting, all: &[Found]) -> Vec<bool> {
         let each = all.iter().enumerate().filter_map(|(i, found)| {
             let Found::Log(reading) = found else { return None };
-            let Ok(bytes) = gather.payload(drive, reading, &all[i + 1..]) else {
+            let Ok(bytes) = coalescer.payload(drive, reading, &all[i + 1..]) else {
                 return Some(false);
             };
             let numbers = reading.at..reading.at + u64::from(reading.len);
@@ -149,11 +149,11 @@ mod tests {
 
     #[test]
     fn neighbours_are_read_together_and_others_apart() {
-        let (drive, mut gather) = (noting(u64::MAX), Gather::new(20_000));
+        let (drive, mut coalescer) = (noting(u64::MAX), ReadCoalescer::new(20_000));
         let near = [found(8200, 900), Found::Zeros, found(9100, 3000), found(13_000, 4000)];
         let far = [found(60_000, 100), found(4096, 10), found(70_000, 20_000), found(99_000, 10)];
         let all: Vec<Found> = near.into_iter().chain(far).collect();
-        assert_eq!(get(&mut gather, &drive, &all), [true; 7]);
+        assert_eq!(get(&mut coalescer, &drive, &all), [true; 7]);
         let alone = [57_344..61_440, 4096..8192, 69_632..90_112, 98_304..102_400];
         let reads: Vec<_> = std::iter::once(8192..20_480).chain(alone).collect();
         assert_eq!(*drive.reads.lock(), reads);
@@ -161,27 +161,27 @@ mod tests {
 
     #[test]
     fn no_more_is_read_than_there_is_room_for() {
-        let (drive, mut gather) = (noting(u64::MAX), Gather::new(4096));
+        let (drive, mut coalescer) = (noting(u64::MAX), ReadCoalescer::new(4096));
         let all: Vec<Found> = (0..32).map(|i| found(i * 4096, 4096)).collect();
-        assert_eq!(get(&mut gather, &drive, &all), [true; 32]);
+        assert_eq!(get(&mut coalescer, &drive, &all), [true; 32]);
         assert_eq!(*drive.reads.lock(), [0..65_536, 65_536..131_072]);
     }
 
     #[test]
     fn what_can_not_be_read_spoils_nothing_else() {
-        let (drive, mut gather) = (noting(9000), Gather::new(4096));
+        let (drive, mut coalescer) = (noting(9000), ReadCoalescer::new(4096));
         let all: Vec<Found> = (0..4).map(|i| found(i * 4096, 4096)).collect();
-        assert_eq!(get(&mut gather, &drive, &all), [true, true, false, true]);
+        assert_eq!(get(&mut coalescer, &drive, &all), [true, true, false, true]);
     }
 
     #[test]
     fn what_was_given_up_is_read_again() {
-        let (drive, mut gather) = (noting(u64::MAX), Gather::new(4096));
-        get(&mut gather, &drive, &[found(0, 100)]);
-        get(&mut gather, &drive, &[found(200, 100)]);
+        let (drive, mut coalescer) = (noting(u64::MAX), ReadCoalescer::new(4096));
+        get(&mut coalescer, &drive, &[found(0, 100)]);
+        get(&mut coalescer, &drive, &[found(200, 100)]);
         assert_eq!(drive.reads.lock().len(), 1, "it was held");
-        gather.clear();
-        get(&mut gather, &drive, &[found(0, 100)]);
+        coalescer.clear();
+        get(&mut coalescer, &drive, &[found(0, 100)]);
         assert_eq!(drive.reads.lock().len(), 2);
     }
 }
