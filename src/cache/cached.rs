@@ -7,7 +7,7 @@
 
 use super::deal::{Deal, Piece};
 use super::flights::GROUP;
-use super::hands::{Hand, Hands, Most};
+use super::io_context::{IoContext, IoContexts, Most};
 use super::planted::{self, Bug};
 use super::policy::{Came, Rules};
 use super::shard::{self, Ahead, Counts, Shard};
@@ -36,9 +36,9 @@ const HOLE: usize = 32;
 const SHARD_MIN: u64 = 4 << 20;
 const SHARDS_MAX: u64 = 16;
 /// Requests that can compute at the same time; while they wait for the drive, others do.
-const HANDS_MAX: u64 = 16;
+const CONTEXTS_MAX: u64 = 16;
 /// The part of the limit that they may take together, and one window of readahead.
-const HANDS_PART: u64 = 8;
+const CONTEXTS_PART: u64 = 8;
 const AHEAD_PART: u64 = 32;
 /// Bytes of the largest and of the smallest window, how many there are, and the part of the limit
 /// that more than the first two take at most.
@@ -100,9 +100,9 @@ pub struct Cached {
     drive: Arc<dyn Drive>,
     deal: Deal,
     shards: Vec<Mutex<Shard>>,
-    hands: Hands,
-    /// Bytes of a hand.
-    hand: u64,
+    contexts: IoContexts,
+    /// Bytes of an I/O context.
+    context_bytes: u64,
     keeps_writes: bool,
     limit: AtomicU64,
     /// Copies that had left to make room when the limit became what it is.
@@ -125,16 +125,16 @@ struct Share {
     shard: u64,
 }
 
-fn share(limit: u64, shards: u64, hand: u64) -> Share {
+fn share(limit: u64, shards: u64, context_bytes: u64) -> Share {
     if limit == 0 {
         return Share { most: Most::default(), shard: 0 };
     }
     let window = (limit / AHEAD_PART).min(AHEAD_MAX) / BLOCK * BLOCK;
     let windows = (limit / AHEADS_PART / window.max(1)).clamp(AHEADS.0, AHEADS.1) as usize;
     let (windows, window) = if window < AHEAD_MIN { (0, 0) } else { (windows, window as usize) };
-    let hands = (limit / HANDS_PART / hand).clamp(1, HANDS_MAX) as usize;
-    let most = Most { hands, windows, window };
-    let fixed = most.bytes(hand) + fixed_bytes(shards);
+    let contexts = (limit / CONTEXTS_PART / context_bytes).clamp(1, CONTEXTS_MAX) as usize;
+    let most = Most { contexts, windows, window };
+    let fixed = most.bytes(context_bytes) + fixed_bytes(shards);
     Share { most, shard: limit.saturating_sub(fixed) / shards }
 }
 
@@ -165,15 +165,15 @@ impl Cached {
         // Limits that are too low for whole segments have more frames, of which less is used.
         let frames = frames.saturating_add(shards as u32 * 32);
         let pool = Arc::new(Pool::new("cache", frames, SEGMENT_MAX)?);
-        let (ahead, hand) = (Arc::<Ahead>::default(), Hand::memory());
+        let (ahead, context_bytes) = (Arc::<Ahead>::default(), IoContext::memory());
         let shard = |_| Mutex::new(Shard::new(rules, Arc::clone(&pool), Arc::clone(&ahead), 0));
         let places = |remembered| rules.place(Came::Written, remembered).is_some();
         let cached = Self {
             drive,
             deal: Deal::new(shards),
             shards: (0..shards).map(shard).collect(),
-            hands: Hands::default(),
-            hand,
+            contexts: IoContexts::default(),
+            context_bytes,
             keeps_writes: places(false) || places(true),
             limit: AtomicU64::new(0),
             evicted_before: AtomicU64::new(0),
@@ -210,9 +210,9 @@ impl Cached {
 
     fn share_out(&self, bytes: u64) {
         let _limiting = self.limiting.lock();
-        let share = share(bytes, self.shards.len() as u64, self.hand);
+        let share = share(bytes, self.shards.len() as u64, self.context_bytes);
         self.limit.store(bytes, Ordering::Relaxed);
-        self.hands.limit(share.most);
+        self.contexts.limit(share.most);
         let mut evicted = 0;
         for shard in &self.shards {
             let mut shard = shard.lock();
@@ -225,7 +225,7 @@ impl Cached {
     /// All memory in bytes, now.
     pub fn used(&self) -> u64 {
         let shards: u64 = self.shards.iter().map(|shard| shard.lock().used()).sum();
-        shards + self.hands.bytes(self.hand) + fixed_bytes(self.shards.len() as u64)
+        shards + self.contexts.bytes(self.context_bytes) + fixed_bytes(self.shards.len() as u64)
     }
 
     /// All counters, now.
@@ -233,7 +233,8 @@ impl Cached {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut stats = CacheStats {
             limit_bytes: load(&self.limit),
-            used_bytes: self.hands.bytes(self.hand) + fixed_bytes(self.shards.len() as u64),
+            used_bytes: self.contexts.bytes(self.context_bytes)
+                + fixed_bytes(self.shards.len() as u64),
             requests_mixed: load(&self.mixed),
             missed_ns: load(&self.missed_ns),
             requests_bypassed: load(&self.bypassed),
@@ -259,7 +260,7 @@ impl Cached {
             stats.lost_blocks += shard.lost();
         }
         stats.original_bytes = stats.blocks * BLOCK;
-        // Of a low limit, what is set aside for unused hands and windows is more.
+        // Of a low limit, what is set aside for unused contexts and windows is more.
         let nearly = stats.used_bytes + stats.limit_bytes / SPARE_PART >= stats.limit_bytes;
         stats.full = nearly || stats.evicted_blocks > load(&self.evicted_before);
         stats
@@ -320,23 +321,29 @@ impl Cached {
 
     /// Looks a piece up: decodes what has a copy, and says what has none. That may be kept when it
     /// has been read; [`Shard::end`] ends it.
-    fn look(&self, hand: &mut Hand, id: u64, piece: &Piece, out: &mut [[u8; BLOCK_SIZE]]) -> u64 {
+    fn look(
+        &self,
+        io: &mut IoContext,
+        id: u64,
+        piece: &Piece,
+        out: &mut [[u8; BLOCK_SIZE]],
+    ) -> u64 {
         let (mut next, mut missed, mut bad) = (0, 0, 0);
         while next < piece.count {
-            hand.clear();
+            io.clear();
             let planted = planted::on(Bug::ServeWhateverIsThere);
             let before = |key| planted.then(|| self.shard(piece).lock().place(key)).flatten();
             let mut before = before(piece.key + next as u32);
             {
                 let mut shard = self.shard(piece).lock();
-                while next < piece.count && !hand.is_full() {
+                while next < piece.count && !io.is_full() {
                     let key = piece.key + next as u32;
                     let found = match before.take() {
-                        Some(place) => shard.hit_at(key, place, hand.room()),
-                        None => shard.hit(key, hand.room()),
+                        Some(place) => shard.hit_at(key, place, io.room()),
+                        None => shard.hit(key, io.room()),
                     };
                     match found {
-                        Some(header) => hand.hold(next, header),
+                        Some(header) => io.hold(next, header),
                         None => missed |= 1 << next,
                     }
                     next += 1;
@@ -345,9 +352,9 @@ impl Cached {
                     shard.begin_fill(id, piece.first, missed, true);
                 }
             }
-            for n in 0..hand.len() {
-                let at = hand.get(n).0.index;
-                if !hand.decode(n, piece.first + at, &mut out[at as usize]) {
+            for n in 0..io.len() {
+                let at = io.get(n).0.index;
+                if !io.decode(n, piece.first + at, &mut out[at as usize]) {
                     bad |= 1 << at;
                 }
             }
@@ -361,30 +368,30 @@ impl Cached {
     }
 
     /// Keeps those of a piece's blocks that `wanted` says, as far as nothing came between since
-    /// their flight began, and ends that. Without a hand, none is kept.
+    /// their flight began, and ends that. Without an I/O context, none is kept.
     fn keep(
         &self,
-        hand: Option<&mut Hand>,
+        io: Option<&mut IoContext>,
         id: u64,
         (piece, wanted): (&Piece, u64),
         came: Came,
         data: &[u8],
     ) {
         let data = data.as_chunks::<BLOCK_SIZE>().0;
-        let Some(hand) = hand else { return self.end(id, piece) };
+        let Some(io) = io else { return self.end(id, piece) };
         let mut left = wanted;
         while left != 0 {
-            hand.clear();
-            while left != 0 && !hand.is_full() {
+            io.clear();
+            while left != 0 && !io.is_full() {
                 let at = u64::from(left.trailing_zeros());
                 left &= left - 1;
                 let name = (piece.first + at, piece.key + at as u32);
-                hand.encode(at, name, &data[at as usize], came == Came::Ahead);
+                io.encode(at, name, &data[at as usize], came == Came::Ahead);
             }
             let mut shard = self.shard(piece).lock();
             let (alive, before) = shard.alive(id, piece.first);
-            for n in 0..hand.len() {
-                let (held, record) = hand.get(n);
+            for n in 0..io.len() {
+                let (held, record) = io.get(n);
                 if alive >> held.index & 1 == 1 {
                     shard.keep(&held.header, record, came, before.of(held.index));
                 }
@@ -398,9 +405,9 @@ impl Cached {
     }
 
     /// Reads up to [`WINDOW`] blocks; whether the drive was asked. While it is, others have the
-    /// hand.
+    /// context.
     fn read_window(&self, first: u64, blocks: &mut [[u8; BLOCK_SIZE]]) -> Result<bool, DriveError> {
-        let Some(mut hand) = self.hands.take() else {
+        let Some(mut io) = self.contexts.take() else {
             self.bypassed.fetch_add(1, Ordering::Relaxed);
             return self.noted(self.drive.read_noting(first * BLOCK, blocks.as_flattened_mut()));
         };
@@ -410,9 +417,9 @@ impl Cached {
         for piece in self.deal.pieces(range.clone()) {
             let at = (piece.first - first) as usize;
             let out = &mut blocks[at..at + piece.count as usize];
-            missed.add(at, self.look(&mut hand, id, &piece, out));
+            missed.add(at, self.look(&mut io, id, &piece, out));
         }
-        self.hands.give(hand);
+        self.contexts.give(io);
         let (ahead, ticket) = self.see(first, count, missed.has(blocks.len() - 1));
         let misses = missed.len();
         if misses == 0 {
@@ -425,22 +432,22 @@ impl Cached {
         let fetched = self.fetch((first, &missed), ahead, blocks);
         ticket.into_iter().for_each(|ticket| self.streams.lock().done(ticket));
         self.missed_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        let mut hand = if fetched.is_ok() { self.hands.take() } else { None };
+        let mut io = if fetched.is_ok() { self.contexts.take() } else { None };
         for piece in self.deal.pieces(range) {
             let at = (piece.first - first) as usize;
             let wanted = missed.bits(at, piece.count);
             if wanted != 0 {
                 let data = blocks[at..at + piece.count as usize].as_flattened();
-                self.keep(hand.as_mut(), id, (&piece, wanted), Came::Missed, data);
+                self.keep(io.as_mut(), id, (&piece, wanted), Came::Missed, data);
             }
         }
-        hand.into_iter().for_each(|hand| self.hands.give(hand));
+        io.into_iter().for_each(|io| self.contexts.give(io));
         self.noted(fetched.map(|()| true))
     }
 
     /// How many blocks behind those that are read should be read, too.
     fn see(&self, first: u64, count: u64, to_fetch: bool) -> (u64, Option<Ticket>) {
-        let room = (self.hands.window_bytes() / BLOCK).saturating_sub(count);
+        let room = (self.contexts.window_bytes() / BLOCK).saturating_sub(count);
         let mut streams = self.streams.lock();
         if to_fetch {
             let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -487,7 +494,7 @@ impl Cached {
 
     /// Reads blocks and `ahead` more behind them, which are kept; `false` if that did not work.
     fn read_ahead(&self, at: u64, out: &mut [u8], ahead: u64) -> bool {
-        let Some(mut window) = self.hands.window() else { return false };
+        let Some(mut window) = self.contexts.window() else { return false };
         let (id, first) = (self.id(), (at + out.len() as u64) / BLOCK);
         // What has a copy already is not read again, at the end; in between it is read along.
         let (mut absent, mut end) = (Set::default(), first);
@@ -506,17 +513,17 @@ impl Cached {
         if read {
             out.copy_from_slice(&window[..out.len()]);
         }
-        let mut hand = if read { self.hands.take() } else { None };
+        let mut io = if read { self.contexts.take() } else { None };
         for piece in self.deal.pieces(first..end) {
             let bits = absent.bits((piece.first - first) as usize, piece.count);
             let from = out.len() + ((piece.first - first) * BLOCK) as usize;
             let data = &window[from.min(window.len())..];
             if bits != 0 {
-                self.keep(hand.as_mut(), id, (&piece, bits), Came::Ahead, data);
+                self.keep(io.as_mut(), id, (&piece, bits), Came::Ahead, data);
             }
         }
-        hand.into_iter().for_each(|hand| self.hands.give(hand));
-        self.hands.give_window(window);
+        io.into_iter().for_each(|io| self.contexts.give(io));
+        self.contexts.give_window(window);
         read
     }
 
@@ -591,13 +598,13 @@ impl Drive for Cached {
         let result = self.drive.write(at, data);
         let good = result.is_ok() || planted::on(Bug::KeepFailedWrite);
         let keeps = good && self.keeps_writes && self.is_on();
-        let mut hand = if keeps { self.hands.take() } else { None };
+        let mut io = if keeps { self.contexts.take() } else { None };
         for piece in self.deal.pieces(blocks.clone()) {
             let from = ((piece.first - blocks.start) * BLOCK) as usize;
             let all = (&piece, shard::all(piece.count));
-            self.keep(hand.as_mut(), id, all, Came::Written, &data[from..]);
+            self.keep(io.as_mut(), id, all, Came::Written, &data[from..]);
         }
-        hand.into_iter().for_each(|hand| self.hands.give(hand));
+        io.into_iter().for_each(|io| self.contexts.give(io));
         self.noted(result)
     }
 

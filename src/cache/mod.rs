@@ -11,7 +11,7 @@ mod cached;
 mod deal;
 mod flights;
 mod ghosts;
-mod hands;
+mod io_context;
 pub mod planted;
 pub mod policy;
 mod record;

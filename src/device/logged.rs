@@ -14,7 +14,7 @@ use crate::cache::Cached;
 use crate::codec::Algorithm;
 use crate::error::{Context, Error, Result};
 use crate::log::{
-    self, Fault, Inspection, Kept, LogHand, LogReadDrive, Logged, OpenError, Policy, Runtime,
+    self, Fault, Inspection, Kept, LogIoContext, LogReadDrive, Logged, OpenError, Policy, Runtime,
     Standing,
 };
 use crate::media::{self, Drive, Failures, Identity, MadeFor, Memory, Ring, StableId};
@@ -310,8 +310,8 @@ impl Device for LogVolume {
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         ready_to_wait();
         let counters = self.accounts.enter();
-        let hand = LogHand::new(self.options.algorithm);
-        Box::new(LogChannel { volume: self, hand, counters })
+        let io = LogIoContext::new(self.options.algorithm);
+        Box::new(LogChannel { volume: self, io, counters })
     }
 
     fn extents(
@@ -375,13 +375,13 @@ impl Serving for LogVolume {
     }
 
     fn made_for(&self) -> Option<MadeFor> {
-        let (mut hand, block) = (LogHand::new(self.options.algorithm), BLOCK_SIZE as u64);
+        let (mut io, block) = (LogIoContext::new(self.options.algorithm), BLOCK_SIZE as u64);
         MadeFor::of(self.size(), &mut |range| {
             let blocks = range.start / block..range.end.div_ceil(block);
             let mut bytes = Vec::new();
             for number in blocks.clone() {
                 let mut whole = [[0; BLOCK_SIZE]];
-                self.logged.read(&mut hand, number, &mut whole).ok()?;
+                self.logged.read(&mut io, number, &mut whole).ok()?;
                 bytes.extend_from_slice(&whole[0]);
             }
             let from = (range.start - blocks.start * block) as usize;
@@ -408,7 +408,7 @@ impl Serving for LogVolume {
 /// One thread's way into a logged volume.
 struct LogChannel {
     volume: Arc<LogVolume>,
-    hand: LogHand,
+    io: LogIoContext,
     counters: Arc<Counters>,
 }
 
@@ -459,16 +459,16 @@ impl LogChannel {
     }
 
     fn read(&mut self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), Fault> {
-        let (volume, hand) = (&self.volume, &mut self.hand);
+        let (volume, io) = (&self.volume, &mut self.io);
         let logged = &volume.logged;
         each_mut(offset, buf, |piece, now| match piece {
             Piece::Blocks { first, .. } => {
-                logged.read(hand, first, now.as_chunks_mut::<BLOCK_SIZE>().0)
+                logged.read(io, first, now.as_chunks_mut::<BLOCK_SIZE>().0)
             }
             Piece::Part { block, from, len } => {
                 volume.partial[0].fetch_add(1, Ordering::Relaxed);
                 let mut whole = [0; BLOCK_SIZE];
-                logged.read(hand, block, std::slice::from_mut(&mut whole))?;
+                logged.read(io, block, std::slice::from_mut(&mut whole))?;
                 now.copy_from_slice(&whole[from..from + len]);
                 Ok(())
             }
@@ -476,15 +476,13 @@ impl LogChannel {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), Fault> {
-        let (volume, hand) = (&self.volume, &mut self.hand);
+        let (volume, io) = (&self.volume, &mut self.io);
         let logged = &volume.logged;
         each(offset, data, |piece, now| match piece {
-            Piece::Blocks { first, .. } => {
-                logged.write(hand, first, now.as_chunks::<BLOCK_SIZE>().0)
-            }
+            Piece::Blocks { first, .. } => logged.write(io, first, now.as_chunks::<BLOCK_SIZE>().0),
             Piece::Part { block, from, len } => {
                 volume.partial[1].fetch_add(1, Ordering::Relaxed);
-                logged.modify(hand, block, |b| b[from..from + len].copy_from_slice(now))
+                logged.modify(io, block, |b| b[from..from + len].copy_from_slice(now))
             }
         })
     }
@@ -493,7 +491,7 @@ impl LogChannel {
         let logged = &self.volume.logged;
         let zeroed = Zeroed::new(offset, len);
         for (block, bytes) in zeroed.parts.into_iter().flatten() {
-            logged.modify(&mut self.hand, block, |b| b[bytes.clone()].fill(0))?;
+            logged.modify(&mut self.io, block, |b| b[bytes.clone()].fill(0))?;
         }
         match zeroed.blocks {
             blocks if blocks.is_empty() => Ok(()),

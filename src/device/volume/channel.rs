@@ -1,7 +1,7 @@
 //! One thread's way into a volume: range check, the choice to share the work, counters, latency.
 
 use super::Volume;
-use super::hand::Hand;
+use super::io_context::IoContext;
 use super::worker_pool::{WORTH_SHARING, Work};
 use crate::device::contract::{Channel, IoError, Load, Request, Way};
 use crate::device::counters::{Counters, Kind, Outcome};
@@ -15,7 +15,7 @@ use std::time::Instant;
 #[repr(align(128))]
 pub(super) struct VolumeChannel {
     volume: Arc<Volume>,
-    hand: Hand,
+    io: IoContext,
     counters: Arc<Counters>,
     /// Bytes of the front-end's buffers.
     buffers: u64,
@@ -50,10 +50,10 @@ impl Channel for VolumeChannel {
     ) -> Result<(), IoError> {
         let Load { way, offset, len, freight } = load;
         let kind = if way == Way::In { Kind::Write } else { Kind::Read };
-        self.count(kind, offset, len as u64, arrived, |Self { volume, hand, .. }| {
+        self.count(kind, offset, len as u64, arrived, |Self { volume, io, .. }| {
             let pool = volume.pool().ok_or(IoError::Unsupported)?;
             let work = Work::Move { way, offset, len, freight, scratch };
-            pool.share(volume.ram(), hand, work)
+            pool.share(volume.ram(), io, work)
         })
     }
 
@@ -75,7 +75,7 @@ impl VolumeChannel {
     /// For the thread that calls this.
     pub(super) fn new(volume: Arc<Volume>, session: Session, counters: Arc<Counters>) -> Self {
         ready_to_wait();
-        Self { volume, hand: Hand::new(session), counters, buffers: 0 }
+        Self { volume, io: IoContext::new(session), counters, buffers: 0 }
     }
 
     /// Has a request served if it is one, and counts how that went.
@@ -95,7 +95,7 @@ impl VolumeChannel {
         } else {
             serve(self)
         };
-        let stalled = std::mem::take(&mut self.hand.session.stalled);
+        let stalled = std::mem::take(&mut self.io.session.stalled);
         self.counters.count(
             kind,
             Outcome {
@@ -109,27 +109,27 @@ impl VolumeChannel {
     }
 
     fn serve(&mut self, request: Request<'_>) -> Result<(), IoError> {
-        let Self { volume, hand, .. } = self;
+        let Self { volume, io, .. } = self;
         let ram = volume.ram();
         match request {
             Request::Read { offset, buf } => match volume.pool() {
                 Some(pool) if buf.len() >= WORTH_SHARING => {
-                    pool.share(ram, hand, Work::Read { offset, buf })
+                    pool.share(ram, io, Work::Read { offset, buf })
                 }
-                _ => hand.read(ram, offset, buf),
+                _ => io.read(ram, offset, buf),
             },
             // Memory is as durable as this volume gets: FUA and flush have nothing to wait for.
             // What a write acknowledged, every later read on any thread sees.
             Request::Write { offset, data, fua: _ } => match volume.pool() {
                 Some(pool) if data.len() >= WORTH_SHARING => {
-                    pool.share(ram, hand, Work::Write { offset, data })
+                    pool.share(ram, io, Work::Write { offset, data })
                 }
-                _ => hand.write(ram, offset, data),
+                _ => io.write(ram, offset, data),
             },
             Request::Flush => Ok(()),
-            Request::Discard { offset, len } => hand.zero(ram, offset, len, false),
+            Request::Discard { offset, len } => io.zero(ram, offset, len, false),
             Request::WriteZeroes { offset, len, no_hole, fua: _ } => {
-                hand.zero(ram, offset, len, no_hole)
+                io.zero(ram, offset, len, no_hole)
             }
         }
     }
@@ -138,7 +138,7 @@ impl VolumeChannel {
 impl Drop for VolumeChannel {
     fn drop(&mut self) {
         self.count_buffers(0);
-        self.volume.leave(&self.hand.session, &self.counters);
+        self.volume.leave(&self.io.session, &self.counters);
     }
 }
 

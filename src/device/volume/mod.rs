@@ -6,7 +6,7 @@
 
 mod channel;
 mod cleaner;
-mod hand;
+mod io_context;
 mod packer;
 mod refill;
 mod spiller;

@@ -13,7 +13,7 @@
 //!   0.
 
 use super::Volume;
-use super::hand::Hand;
+use super::io_context::IoContext;
 use crate::device::contract::{Freight, IoError, Way};
 use crate::error::{Context, Result};
 use crate::ram::Ram;
@@ -120,18 +120,18 @@ impl WorkerPool {
     pub(super) fn share(
         &self,
         ram: &Ram,
-        hand: &mut Hand,
+        io: &mut IoContext,
         work: Work<'_>,
     ) -> std::result::Result<(), IoError> {
         let shared = &*self.shared;
         let Some(_turn) = shared.turn.try_lock() else {
             return match work {
-                Work::Read { offset, buf } => hand.read(ram, offset, buf),
-                Work::Write { offset, data } => hand.write(ram, offset, data),
+                Work::Read { offset, buf } => io.read(ram, offset, buf),
+                Work::Write { offset, data } => io.write(ram, offset, data),
                 Work::Move { way, offset, len, freight, scratch } => {
                     (0..len).step_by(PIECE).try_for_each(|at| {
                         let part = &mut scratch[..PIECE.min(len - at)];
-                        hand.ship(ram, way, offset, freight, at, part)
+                        io.ship(ram, way, offset, freight, at, part)
                     })
                 }
             };
@@ -143,7 +143,7 @@ impl WorkerPool {
 
         // SAFETY: `work` borrowed what the job names for longer than this function, which is not
         // left before `shown` is dropped; no helper touches it after that.
-        unsafe { shared.take_pieces(job, ram, hand, scratch) };
+        unsafe { shared.take_pieces(job, ram, io, scratch) };
 
         drop(shown);
         let failed = shared.failed.lock().take();
@@ -178,7 +178,7 @@ impl Shared {
     /// # Safety
     /// What the job names must stay valid, and used only by threads that take pieces, until this
     /// returns.
-    unsafe fn take_pieces(&self, job: Job, ram: &Ram, hand: &mut Hand, scratch: &mut [u8]) {
+    unsafe fn take_pieces(&self, job: Job, ram: &Ram, io: &mut IoContext, scratch: &mut [u8]) {
         let Job { offset, len, place } = job;
         let end = offset + len as u64;
         let first = offset / PIECE as u64;
@@ -193,16 +193,16 @@ impl Shared {
             let result = match place {
                 Place::To(base) => {
                     // SAFETY: within the request's buffer; pieces are disjoint, each is taken once.
-                    hand.read(ram, from, unsafe { std::slice::from_raw_parts_mut(base.add(at), n) })
+                    io.read(ram, from, unsafe { std::slice::from_raw_parts_mut(base.add(at), n) })
                 }
                 Place::From(base) => {
                     // SAFETY: within the request's data, which no thread changes meanwhile.
-                    hand.write(ram, from, unsafe { std::slice::from_raw_parts(base.add(at), n) })
+                    io.write(ram, from, unsafe { std::slice::from_raw_parts(base.add(at), n) })
                 }
                 Place::Freight(way, freight) => {
                     // SAFETY: it is valid, says the caller.
                     let freight = unsafe { &*freight };
-                    hand.ship(ram, way, offset, freight, at, &mut scratch[..n])
+                    io.ship(ram, way, offset, freight, at, &mut scratch[..n])
                 }
             };
             if let Err(e) = result {
@@ -214,7 +214,7 @@ impl Shared {
 }
 
 fn help(shared: &Shared, volume: &Weak<Volume>, session: Session) {
-    let mut hand = Hand::new(session);
+    let mut io = IoContext::new(session);
     // Takes memory when it is first used.
     let mut scratch = vec![0; PIECE];
     let mut counted = false;
@@ -238,12 +238,12 @@ fn help(shared: &Shared, volume: &Weak<Volume>, session: Session) {
             volume.ram().store().budget().add(PIECE as u64);
         }
         // SAFETY: we are counted since the request was there, so its thread waits for us.
-        unsafe { shared.take_pieces(inside.job, volume.ram(), &mut hand, &mut scratch) };
+        unsafe { shared.take_pieces(inside.job, volume.ram(), &mut io, &mut scratch) };
     }
     if let Some(volume) = volume.upgrade() {
         let store = volume.ram().store();
         store.budget().give(if counted { PIECE as u64 } else { 0 });
-        store.leave(&hand.session);
+        store.leave(&io.session);
     }
 }
 

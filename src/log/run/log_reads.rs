@@ -220,7 +220,7 @@ impl Drive for LogReadDrive {
 #[cfg(all(test, not(miri)))]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::logged::{LogHand, Logged};
+    use super::super::logged::{LogIoContext, Logged};
     use super::super::runtime::{Policy, Runtime};
     use super::*;
     use crate::log::core::{Kept, Options};
@@ -289,7 +289,7 @@ mod tests {
             (LogReadDrive::new(Arc::clone(&core), log_too, below), Arc::new(logged));
         let none = Algorithm::None;
         let runtime = Runtime::start(&logged, Policy::default(), none, None).unwrap();
-        logged.write(&mut LogHand::new(none), 3, &[[5; BLOCK_SIZE]]).unwrap();
+        logged.write(&mut LogIoContext::new(none), 3, &[[5; BLOCK_SIZE]]).unwrap();
         runtime.drain(true);
         eventually("it is not written back", || core.lock().is_clean());
         // From the log: the backing store has something else now.

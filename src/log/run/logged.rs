@@ -65,7 +65,7 @@ enum Taken {
 }
 
 /// One thread's memory for requests.
-pub struct LogHand {
+pub struct LogIoContext {
     packing: Packing,
     unpacked: Unpacked,
     fills: Fills,
@@ -74,7 +74,7 @@ pub struct LogHand {
     block: Box<[u8; BLOCK_SIZE]>,
 }
 
-impl LogHand {
+impl LogIoContext {
     /// Memory for one thread; what it writes is compressed as `algorithm` says.
     pub fn new(algorithm: Algorithm) -> Self {
         Self {
@@ -390,33 +390,33 @@ impl Logged {
     /// A drive fails, or a block is damaged; what was read before that is in `out`.
     pub fn read(
         &self,
-        hand: &mut LogHand,
+        io: &mut LogIoContext,
         first: u64,
         out: &mut [[u8; BLOCK_SIZE]],
     ) -> Result<(), Fault> {
         self.touch();
-        self.locate(hand, first, out.len());
-        while hand.found.contains(&Found::Filling) {
-            self.release(hand);
+        self.locate(io, first, out.len());
+        while io.found.contains(&Found::Filling) {
+            self.release(io);
             // The writer holds the stripe until it has filled the block in; longer, if it then
             // waits for room.
             let _stripe = lock_within(self.stripe(first), FILL);
-            self.locate(hand, first, out.len());
+            self.locate(io, first, out.len());
         }
-        self.fetch_all(hand, first, out)
+        self.fetch_all(io, first, out)
     }
 
-    fn locate(&self, hand: &mut LogHand, first: u64, count: usize) {
-        hand.found.clear();
-        hand.coalescer.clear();
-        let payloads = hand.packing.payloads.iter_mut().take(count).map(|p| &mut p.bytes);
-        self.core.lock().locate_all(first, payloads, &mut hand.found);
+    fn locate(&self, io: &mut LogIoContext, first: u64, count: usize) {
+        io.found.clear();
+        io.coalescer.clear();
+        let payloads = io.packing.payloads.iter_mut().take(count).map(|p| &mut p.bytes);
+        self.core.lock().locate_all(first, payloads, &mut io.found);
     }
 
     /// Forgets what was located.
-    fn release(&self, hand: &LogHand) {
+    fn release(&self, io: &LogIoContext) {
         let mut core = self.core.lock();
-        for found in &hand.found {
+        for found in &io.found {
             if let Found::Log(reading) = found {
                 core.release(reading);
             }
@@ -426,21 +426,21 @@ impl Logged {
     /// Gets everything that was located.
     fn fetch_all(
         &self,
-        hand: &mut LogHand,
+        io: &mut LogIoContext,
         first: u64,
         out: &mut [[u8; BLOCK_SIZE]],
     ) -> Result<(), Fault> {
         let mut result = Ok(());
         let mut i = 0;
         while i < out.len() {
-            let here = hand.found[i];
+            let here = io.found[i];
             let shares = |found: &&Found| match found {
                 Found::Before(_) => true,
                 found => here == Found::Backing && **found == Found::Backing,
             };
-            let count = 1 + hand.found[i + 1..].iter().take_while(shares).count();
+            let count = 1 + io.found[i + 1..].iter().take_while(shares).count();
             let blocks = &mut out[i..i + count];
-            let done = self.fetch(hand, i, here, first + i as u64, blocks);
+            let done = self.fetch(io, i, here, first + i as u64, blocks);
             if done.is_ok() {
                 self.note_reads(first + i as u64, count, here == Found::Backing);
             }
@@ -456,7 +456,7 @@ impl Logged {
     /// store.
     fn fetch(
         &self,
-        hand: &mut LogHand,
+        io: &mut LogIoContext,
         i: usize,
         found: Found,
         block: u64,
@@ -475,14 +475,14 @@ impl Logged {
                 }
             }
             Found::Memory(kind) => {
-                let Packing { codec, payloads, .. } = &mut hand.packing;
+                let Packing { codec, payloads, .. } = &mut io.packing;
                 let payload = &payloads[i].bytes;
-                if !hand.unpacked.decode(codec, kind, payload, block, out) {
+                if !io.unpacked.decode(codec, kind, payload, block, out) {
                     return Err(self.damaged(block));
                 }
             }
             Found::Log(reading) => {
-                let result = self.read_log(hand, i, &reading, out);
+                let result = self.read_log(io, i, &reading, out);
                 self.core.lock().release(&reading);
                 result?;
             }
@@ -495,15 +495,15 @@ impl Logged {
     /// Reads a payload from the log's drive: that of the `i`-th block, and of those that share it.
     fn read_log(
         &self,
-        hand: &mut LogHand,
+        io: &mut LogIoContext,
         i: usize,
         reading: &Reading,
         out: &mut [[u8; BLOCK_SIZE]],
     ) -> Result<(), Fault> {
-        let payload = hand.coalescer.payload(&*self.log, reading, &hand.found[i + 1..])?;
+        let payload = io.coalescer.payload(&*self.log, reading, &io.found[i + 1..])?;
         let first = reading.stamp.block;
         let sum = crc(payload);
-        let checks = hand.found[i..].iter().map(|found| match found {
+        let checks = io.found[i..].iter().map(|found| match found {
             Found::Before(check) => *check,
             _ => reading.check,
         });
@@ -512,7 +512,7 @@ impl Logged {
                 return self.read_elsewhere(reading, block, out);
             }
         }
-        if !hand.unpacked.decode(&mut hand.packing.codec, reading.kind, payload, first, out) {
+        if !io.unpacked.decode(&mut io.packing.codec, reading.kind, payload, first, out) {
             return self.read_elsewhere(reading, first, out);
         }
         Ok(())
@@ -530,7 +530,7 @@ impl Logged {
         if !self.core.lock().has_left(reading) {
             return Err(self.damaged(block));
         }
-        self.read(&mut LogHand::new(Algorithm::None), reading.stamp.block, out)
+        self.read(&mut LogIoContext::new(Algorithm::None), reading.stamp.block, out)
     }
 
     fn damaged(&self, block: u64) -> Fault {
@@ -544,14 +544,14 @@ impl Logged {
     /// The log has failed; some of the blocks may have been taken.
     pub fn write(
         &self,
-        hand: &mut LogHand,
+        io: &mut LogIoContext,
         first: u64,
         blocks: &[[u8; BLOCK_SIZE]],
     ) -> Result<(), Fault> {
         self.touch();
-        hand.packing.encode_all(first, blocks);
+        io.packing.encode_all(first, blocks);
         let _stripe = self.stripe(first).lock();
-        if self.append(hand, first, blocks)? {
+        if self.append(io, first, blocks)? {
             return Ok(());
         }
         self.write_through(first, blocks)
@@ -573,14 +573,14 @@ impl Logged {
     /// the backing store.
     fn append(
         &self,
-        hand: &mut LogHand,
+        io: &mut LogIoContext,
         first: u64,
         blocks: &[[u8; BLOCK_SIZE]],
     ) -> Result<bool, Fault> {
         let mut done = 0;
         loop {
-            let (taken, sealed) = self.reserve(hand, first, blocks, &mut done)?;
-            let awaited = hand.fills.finish();
+            let (taken, sealed) = self.reserve(io, first, blocks, &mut done)?;
+            let awaited = io.fills.finish();
             if awaited {
                 self.events.notify();
             }
@@ -589,12 +589,12 @@ impl Logged {
             }
             match taken {
                 Taken::All(backlog) => {
-                    hand.packing.backlog = backlog;
+                    io.packing.backlog = backlog;
                     return Ok(true);
                 }
                 Taken::Apart => {
                     if let Some(blocks) = blocks[done..].first_chunk() {
-                        hand.packing.encode_apart(done, blocks);
+                        io.packing.encode_apart(done, blocks);
                     }
                 }
                 Taken::Refused(Refused::Full) => {}
@@ -611,12 +611,12 @@ impl Logged {
     /// There is no room, because writeback fails.
     fn reserve(
         &self,
-        hand: &mut LogHand,
+        io: &mut LogIoContext,
         first: u64,
         blocks: &[[u8; BLOCK_SIZE]],
         done: &mut usize,
     ) -> Result<(Taken, bool), Fault> {
-        let LogHand { packing, fills, .. } = hand;
+        let LogIoContext { packing, fills, .. } = io;
         let mut sums = [0; GROUP];
         let mut i = *done;
         while i < blocks.len() {
@@ -673,24 +673,24 @@ impl Logged {
     /// As [`Self::read`] and [`Self::write`].
     pub fn modify(
         &self,
-        hand: &mut LogHand,
+        io: &mut LogIoContext,
         block: u64,
         change: impl FnOnce(&mut [u8; BLOCK_SIZE]),
     ) -> Result<(), Fault> {
         let _stripe = self.stripe(block).lock();
-        let mut content = std::mem::replace(&mut hand.block, Box::new([0; BLOCK_SIZE]));
+        let mut content = std::mem::replace(&mut io.block, Box::new([0; BLOCK_SIZE]));
         self.touch();
-        self.locate(hand, block, 1);
-        let read = self.fetch_all(hand, block, std::slice::from_mut(&mut *content));
+        self.locate(io, block, 1);
+        let read = self.fetch_all(io, block, std::slice::from_mut(&mut *content));
         let result = read.and_then(|()| {
             change(&mut content);
-            hand.packing.encode_all(block, std::slice::from_ref(&content));
-            match self.append(hand, block, std::slice::from_ref(&content))? {
+            io.packing.encode_all(block, std::slice::from_ref(&content));
+            match self.append(io, block, std::slice::from_ref(&content))? {
                 true => Ok(()),
                 false => self.write_through(block, std::slice::from_ref(&content)),
             }
         });
-        hand.block = content;
+        io.block = content;
         result
     }
 

@@ -20,5 +20,5 @@ mod write_throttle;
 mod writeback_throttle;
 
 pub use log_reads::LogReadDrive;
-pub use logged::{Fault, LogHand, Logged, Standing};
+pub use logged::{Fault, LogIoContext, Logged, Standing};
 pub use runtime::{Policy, Runtime};

@@ -409,7 +409,7 @@ fn move_blocks(logged: &Logged, writeback: &Mutex<Writeback>, pressed: &Pressed<
 #[cfg(all(test, not(miri)))]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use super::super::logged::LogHand;
+    use super::super::logged::LogIoContext;
     use super::*;
     use crate::BLOCK_SIZE;
     use crate::log::core::{Kept, Options};
@@ -435,10 +435,10 @@ mod tests {
         let (core, _) = open(&*log, Options::default(), 1000, false, kept).unwrap();
         let below = Arc::clone(&backing) as Arc<dyn Drive>;
         let logged = Logged::new(Arc::new(Mutex::new(core)), log, below);
-        let mut hand = LogHand::new(Algorithm::None);
+        let mut io = LogIoContext::new(Algorithm::None);
         let content = |block| [[block as u8 + 1; BLOCK_SIZE]];
         for block in 0..40 {
-            logged.write(&mut hand, block, &content(block)).unwrap();
+            logged.write(&mut io, block, &content(block)).unwrap();
         }
         logged.commit().unwrap();
         logged.core().finish_segment();

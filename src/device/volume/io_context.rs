@@ -1,6 +1,6 @@
 //! One thread's way through the blocks of a volume: pieces, read-modify-write, zeroing.
 //!
-//! Invariant: a hand belongs to one thread at a time, and owns all memory that it needs.
+//! Invariant: an I/O context belongs to one thread at a time, and owns all memory that it needs.
 
 use crate::BLOCK_SIZE;
 use crate::GROUP;
@@ -12,12 +12,12 @@ use crate::ram::store::index::LEAF;
 use std::ops::Range;
 
 /// A session, and the block of a read-modify-write.
-pub(super) struct Hand {
+pub(super) struct IoContext {
     pub(super) session: Session,
     block: Box<[u8; BLOCK_SIZE]>,
 }
 
-impl Hand {
+impl IoContext {
     pub(super) fn new(session: Session) -> Self {
         Self { session, block: Box::new([0; BLOCK_SIZE]) }
     }

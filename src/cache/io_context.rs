@@ -12,10 +12,10 @@ use crate::sync::{Mutex, relax};
 /// Records that are worked on between two looks into a shard.
 pub const BATCH: usize = 16;
 
-/// How often a hand is asked for: a few microseconds, then others get the processor.
+/// How often an I/O context is asked for: a few microseconds, then others get the processor.
 const ROUNDS: u32 = if cfg!(shuttle) { 2 } else { 200 };
 
-/// A record in a hand.
+/// A record in an I/O context.
 #[derive(Clone, Copy, Debug)]
 pub struct Held {
     /// Which block of the piece it is of.
@@ -25,13 +25,13 @@ pub struct Held {
 }
 
 /// What one request works with.
-pub struct Hand {
+pub struct IoContext {
     codec: Codec,
     records: Vec<u8>,
     held: Vec<Held>,
 }
 
-impl Hand {
+impl IoContext {
     fn new() -> Self {
         Self {
             codec: Codec::new(Algorithm::Lz4),
@@ -108,14 +108,14 @@ impl Hand {
     }
 }
 
-/// Things of which there are at most so many.
-struct Shelf<T> {
+/// Things of which there are at most `most`.
+struct BoundedPool<T> {
     idle: Vec<T>,
     made: usize,
     most: usize,
 }
 
-impl<T> Shelf<T> {
+impl<T> BoundedPool<T> {
     fn take(&mut self, make: impl FnOnce() -> T) -> Option<T> {
         if self.idle.is_empty() && self.made < self.most {
             self.made += 1;
@@ -141,7 +141,7 @@ impl<T> Shelf<T> {
     }
 }
 
-impl<T> Default for Shelf<T> {
+impl<T> Default for BoundedPool<T> {
     fn default() -> Self {
         Self { idle: Vec::new(), made: 0, most: 0 }
     }
@@ -150,8 +150,8 @@ impl<T> Default for Shelf<T> {
 /// How many there may be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Most {
-    /// Hands.
-    pub hands: usize,
+    /// I/O contexts.
+    pub contexts: usize,
     /// Windows for readahead.
     pub windows: usize,
     /// Bytes of such a window.
@@ -159,23 +159,23 @@ pub struct Most {
 }
 
 impl Most {
-    /// Bytes of all that there may be; a hand has `hand`.
-    pub fn bytes(&self, hand: u64) -> u64 {
-        self.hands as u64 * hand + (self.windows * self.window) as u64
+    /// Bytes of all that there may be; a context takes `each`.
+    pub fn bytes(&self, each: u64) -> u64 {
+        self.contexts as u64 * each + (self.windows * self.window) as u64
     }
 }
 
-/// All hands, and all windows for readahead.
+/// All I/O contexts, and all windows for readahead.
 #[derive(Default)]
-pub struct Hands {
-    hands: Mutex<Shelf<Hand>>,
-    windows: Mutex<(Shelf<Buffer>, usize)>,
+pub struct IoContexts {
+    contexts: Mutex<BoundedPool<IoContext>>,
+    windows: Mutex<(BoundedPool<Buffer>, usize)>,
 }
 
-impl Hands {
+impl IoContexts {
     /// Changes how many there may be; those that are too many go now, or when they are free.
     pub fn limit(&self, most: Most) {
-        self.hands.lock().limit(most.hands);
+        self.contexts.lock().limit(most.contexts);
         let mut windows = self.windows.lock();
         if windows.1 != most.window {
             let idle = std::mem::take(&mut windows.0.idle);
@@ -185,20 +185,21 @@ impl Hands {
         windows.0.limit(most.windows);
     }
 
-    /// A hand, if one is free now or in a moment: no thread has one while it waits for a drive.
-    pub fn take(&self) -> Option<Hand> {
+    /// An I/O context, if one is free now or in a moment: no thread has one while it waits for a
+    /// drive.
+    pub fn take(&self) -> Option<IoContext> {
         (0..ROUNDS).find_map(|round| {
-            let hand = self.hands.lock().take(Hand::new);
-            if hand.is_none() {
+            let io = self.contexts.lock().take(IoContext::new);
+            if io.is_none() {
                 relax(round);
             }
-            hand
+            io
         })
     }
 
     /// Gives it back.
-    pub fn give(&self, hand: Hand) {
-        self.hands.lock().give(hand, true);
+    pub fn give(&self, io: IoContext) {
+        self.contexts.lock().give(io, true);
     }
 
     /// A window for readahead, if one is free.
@@ -220,10 +221,10 @@ impl Hands {
         self.windows.lock().1 as u64
     }
 
-    /// Memory in bytes, now; a hand has `hand`.
-    pub fn bytes(&self, hand: u64) -> u64 {
+    /// Memory in bytes, now; a context takes `each`.
+    pub fn bytes(&self, each: u64) -> u64 {
         let windows = self.windows.lock();
-        self.hands.lock().made as u64 * hand + (windows.0.made * windows.1) as u64
+        self.contexts.lock().made as u64 * each + (windows.0.made * windows.1) as u64
     }
 }
 
@@ -235,19 +236,19 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "calls the C library")]
     fn there_are_never_more_than_there_may_be() {
-        let hands = Hands::default();
-        assert!(hands.take().is_none() && hands.window().is_none());
-        hands.limit(Most { hands: 2, windows: 1, window: 8192 });
+        let contexts = IoContexts::default();
+        assert!(contexts.take().is_none() && contexts.window().is_none());
+        contexts.limit(Most { contexts: 2, windows: 1, window: 8192 });
         let (one, two, window) =
-            (hands.take().unwrap(), hands.take().unwrap(), hands.window().unwrap());
-        assert!(hands.take().is_none() && hands.window().is_none());
-        assert_eq!(hands.bytes(10), 2 * 10 + 8192);
-        hands.limit(Most { hands: 1, windows: 1, window: 4096 });
-        hands.give(one);
-        hands.give(two);
-        hands.give_window(window);
-        assert_eq!(hands.bytes(10), 10);
-        assert_eq!(hands.window().unwrap().len(), 4096);
-        hands.take().unwrap();
+            (contexts.take().unwrap(), contexts.take().unwrap(), contexts.window().unwrap());
+        assert!(contexts.take().is_none() && contexts.window().is_none());
+        assert_eq!(contexts.bytes(10), 2 * 10 + 8192);
+        contexts.limit(Most { contexts: 1, windows: 1, window: 4096 });
+        contexts.give(one);
+        contexts.give(two);
+        contexts.give_window(window);
+        assert_eq!(contexts.bytes(10), 10);
+        assert_eq!(contexts.window().unwrap().len(), 4096);
+        contexts.take().unwrap();
     }
 }
