@@ -75,7 +75,7 @@ struct World {
     now: u64,
     limits: Vec<u64>,
     /// How often stored data was to be compressed more.
-    presses: u32,
+    recompresses: u32,
     /// Whether the machine itself is short of memory when files are missed.
     is_short: bool,
     /// Reads of files that wait in the disk's queue at the same time.
@@ -126,7 +126,7 @@ impl World {
             controller: Controller::default(),
             now: 0,
             limits: Vec::new(),
-            presses: 0,
+            recompresses: 0,
             is_short: true,
             together: 1.0,
             reason: Reason::Starting,
@@ -178,7 +178,7 @@ impl World {
         let now = Duration::from_secs(self.now);
         let decision = self.controller.decide(now, &self.sample, &self.bounds);
         self.reason = decision.reason;
-        self.presses += u32::from(decision.press);
+        self.recompresses += u32::from(decision.recompress);
         self.limit = decision.limit_bytes.unwrap_or(self.limit);
         assert!(self.bounds.clamp(self.limit) == self.limit, "{} is outside", self.limit);
         self.limits.push(self.limit);
@@ -503,7 +503,7 @@ fn what_has_no_other_place_is_compressed_now_and_then_while_memory_is_missed() {
     let mut world = World::new(Role::Sole);
     (world.files, world.data) = (HUNGRY, Load { wanted: 100 * MIB, ..COLD });
     world.run(600);
-    assert_eq!(world.presses, 10);
+    assert_eq!(world.recompresses, 10);
 }
 
 /// Whatever a machine does not tell, nothing is made of it.

@@ -351,7 +351,7 @@ fn a_pinned_thread_makes_writers_clean_no_more() {
     let ram = Ram::new(&ztier::media::Memory::default(), shape, 64 << 20).unwrap();
     let (mut writer, reader) = (ram.store().session().unwrap(), ram.store().session().unwrap());
     let mut x = 1;
-    let cleaned = || ram.store().tallies().sum().cleaned;
+    let cleaned = || ram.store().counters().sum().cleaned;
     // Random blocks, with a pin for as long as a few segments last.
     let mut overwrite = |pinned: bool| {
         let before = cleaned();

@@ -5,12 +5,12 @@
 //! what it replaces is left when it begins. No shard's lock is held while the drive works, and one
 //! at a time.
 
-use super::deal::{Deal, Piece};
 use super::flights::GROUP;
 use super::io_context::{IoContext, IoContexts, Most};
 use super::planted::{self, Bug};
 use super::policy::{Came, Rules};
 use super::shard::{self, Ahead, Counts, Shard};
+use super::shard_map::{Piece, ShardMap};
 use super::streams::{Streams, Ticket};
 use super::table::SEGMENT_MAX;
 use crate::BLOCK_SIZE;
@@ -98,7 +98,7 @@ impl Set {
 /// The drive with its copies.
 pub struct Cached {
     drive: Arc<dyn Drive>,
-    deal: Deal,
+    shard_map: ShardMap,
     shards: Vec<Mutex<Shard>>,
     contexts: IoContexts,
     /// Bytes of an I/O context.
@@ -170,7 +170,7 @@ impl Cached {
         let places = |remembered| rules.place(Came::Written, remembered).is_some();
         let cached = Self {
             drive,
-            deal: Deal::new(shards),
+            shard_map: ShardMap::new(shards),
             shards: (0..shards).map(shard).collect(),
             contexts: IoContexts::default(),
             context_bytes,
@@ -269,14 +269,14 @@ impl Cached {
     /// Whether a block has a copy, for tests of that.
     #[doc(hidden)]
     pub fn has(&self, block: u64) -> bool {
-        let mut pieces = self.deal.pieces(block..block + 1);
+        let mut pieces = self.shard_map.pieces(block..block + 1);
         pieces.next().is_some_and(|piece| self.shard(&piece).lock().has(piece.key))
     }
 
     /// Flips a bit in the copy of a block, for tests of detection; `false` when there is none.
     #[doc(hidden)]
     pub fn damage(&self, block: u64, bit: u32) -> bool {
-        let mut pieces = self.deal.pieces(block..block + 1);
+        let mut pieces = self.shard_map.pieces(block..block + 1);
         pieces.next().is_some_and(|piece| self.shard(&piece).lock().flip(piece.key, bit))
     }
 
@@ -405,7 +405,7 @@ impl Cached {
     }
 
     /// Reads up to [`WINDOW`] blocks; whether the drive was asked. While it is, others have the
-    /// context.
+    /// I/O context.
     fn read_window(&self, first: u64, blocks: &mut [[u8; BLOCK_SIZE]]) -> Result<bool, DriveError> {
         let Some(mut io) = self.contexts.take() else {
             self.bypassed.fetch_add(1, Ordering::Relaxed);
@@ -414,7 +414,7 @@ impl Cached {
         let (id, count) = (self.id(), blocks.len() as u64);
         let range = first..first + count;
         let mut missed = Set::default();
-        for piece in self.deal.pieces(range.clone()) {
+        for piece in self.shard_map.pieces(range.clone()) {
             let at = (piece.first - first) as usize;
             let out = &mut blocks[at..at + piece.count as usize];
             missed.add(at, self.look(&mut io, id, &piece, out));
@@ -433,7 +433,7 @@ impl Cached {
         ticket.into_iter().for_each(|ticket| self.streams.lock().done(ticket));
         self.missed_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         let mut io = if fetched.is_ok() { self.contexts.take() } else { None };
-        for piece in self.deal.pieces(range) {
+        for piece in self.shard_map.pieces(range) {
             let at = (piece.first - first) as usize;
             let wanted = missed.bits(at, piece.count);
             if wanted != 0 {
@@ -454,7 +454,7 @@ impl Cached {
             streams.weigh(load(&self.ahead.used), load(&self.ahead.useless));
         }
         let (wanted, ticket) = streams.see((first, count), to_fetch, room);
-        let end = (self.drive.size() / BLOCK).min(self.deal.end());
+        let end = (self.drive.size() / BLOCK).min(self.shard_map.end());
         (wanted.min(end.saturating_sub(first + count)), ticket)
     }
 
@@ -498,7 +498,7 @@ impl Cached {
         let (id, first) = (self.id(), (at + out.len() as u64) / BLOCK);
         // What has a copy already is not read again, at the end; in between it is read along.
         let (mut absent, mut end) = (Set::default(), first);
-        for piece in self.deal.pieces(first..first + ahead) {
+        for piece in self.shard_map.pieces(first..first + ahead) {
             let mut shard = self.shard(&piece).lock();
             let lacks = |at: &u64| !shard.has(piece.key + *at as u32);
             let bits = (0..piece.count).filter(lacks).fold(0, |bits, at| bits | 1 << at);
@@ -514,7 +514,7 @@ impl Cached {
             out.copy_from_slice(&window[..out.len()]);
         }
         let mut io = if read { self.contexts.take() } else { None };
-        for piece in self.deal.pieces(first..end) {
+        for piece in self.shard_map.pieces(first..end) {
             let bits = absent.bits((piece.first - first) as usize, piece.count);
             let from = out.len() + ((piece.first - first) * BLOCK) as usize;
             let data = &window[from.min(window.len())..];
@@ -529,21 +529,21 @@ impl Cached {
 
     /// Makes room for what may be any content: no copy of these blocks is left.
     fn begin_write(&self, id: u64, blocks: Range<u64>) {
-        for piece in self.deal.pieces(blocks) {
+        for piece in self.shard_map.pieces(blocks) {
             let mut shard = self.shard(&piece).lock();
             shard.begin_write(id, (piece.first, piece.key), piece.count);
         }
     }
 
     fn end_write(&self, id: u64, blocks: Range<u64>) {
-        self.deal.pieces(blocks).for_each(|piece| self.end(id, &piece));
+        self.shard_map.pieces(blocks).for_each(|piece| self.end(id, &piece));
     }
 
     /// Zeroes more blocks than one looks for one by one.
     fn zero_wide(&self, at: u64, len: u64, blocks: &Range<u64>) -> Result<(), DriveError> {
         let (id, first, count) = (self.id(), blocks.start, blocks.end - blocks.start);
         for (number, shard) in self.shards.iter().enumerate() {
-            let inside = |key| blocks.contains(&self.deal.block(number, key));
+            let inside = |key| blocks.contains(&self.shard_map.block(number, key));
             shard.lock().begin_zero(id, first, count, inside);
         }
         let result = self.drive.zero(at, len);
@@ -581,7 +581,7 @@ impl Drive for Cached {
         debug_assert!(BLOCK_SIZE == ALIGN && WINDOW as u64 > GROUP);
         let ours = self
             .blocks(at, buf.len() as u64)
-            .filter(|blocks| self.is_on() && blocks.end <= self.deal.end());
+            .filter(|blocks| self.is_on() && blocks.end <= self.shard_map.end());
         let Some(blocks) = ours else { return self.noted(self.drive.read_noting(at, buf)) };
         let parts = buf.as_chunks_mut::<BLOCK_SIZE>().0.chunks_mut(WINDOW);
         (blocks.start..).step_by(WINDOW).zip(parts).try_fold(false, |asked, (first, part)| {
@@ -599,7 +599,7 @@ impl Drive for Cached {
         let good = result.is_ok() || planted::on(Bug::KeepFailedWrite);
         let keeps = good && self.keeps_writes && self.is_on();
         let mut io = if keeps { self.contexts.take() } else { None };
-        for piece in self.deal.pieces(blocks.clone()) {
+        for piece in self.shard_map.pieces(blocks.clone()) {
             let from = ((piece.first - blocks.start) * BLOCK) as usize;
             let all = (&piece, shard::all(piece.count));
             self.keep(io.as_mut(), id, all, Came::Written, &data[from..]);

@@ -128,7 +128,7 @@ impl Adapting {
         } else if let Some(text) = self.ramp.unchanged(now) {
             log::line(&text);
         }
-        if decision.press && plan.recompress == Recompress::Idle {
+        if decision.recompress && plan.recompress == Recompress::Idle {
             // There may be nothing to gain, or no memory for it: then it stays as it is.
             let _ = running.volume.recompress();
         }

@@ -53,7 +53,7 @@ const HOLD: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(
 /// After so long without turning round, all is forgotten of that.
 const CALM: Duration = Duration::from_secs(300);
 /// How often data that has no other place is compressed anew.
-const PRESS: Duration = Duration::from_secs(60);
+const RECOMPRESS_EVERY: Duration = Duration::from_secs(60);
 /// Changes of less than this part are not made where data has no other place.
 const SLIGHT_PART: u64 = 32;
 /// Bytes in a page.
@@ -65,7 +65,7 @@ pub struct Decision {
     /// The limit that is to be, if another one, in bytes.
     pub limit_bytes: Option<u64>,
     /// Whether what is stored should be compressed more now: nothing else helps.
-    pub press: bool,
+    pub recompress: bool,
     /// Why, or why nothing.
     pub reason: Reason,
 }
@@ -120,7 +120,7 @@ pub struct Controller {
     miss_ns: f64,
     scanned: Option<Duration>,
     lowered: Option<Duration>,
-    pressed: Option<Duration>,
+    recompressed: Option<Duration>,
     turns: Turns,
 }
 
@@ -242,17 +242,17 @@ impl Controller {
 
     /// What is swapped out has no other place, and to refuse it frees nothing: the highest limit.
     fn keep_swap(&mut self, now: Duration, sample: &Sample, bounds: &Bounds) -> Decision {
-        let press = self.is_to_press(now, sample);
+        let recompress = self.is_to_recompress(now, sample);
         let limit = sample.ours.limit_bytes;
         if limit < bounds.max_bytes {
             return go(bounds.max_bytes, Reason::KeepsSwap);
         }
-        Decision { press, ..stay(Reason::KeepsSwap) }
+        Decision { recompress, ..stay(Reason::KeepsSwap) }
     }
 
     /// What has no other place can't be given up; what comes may take what others leave.
     fn leave_room(&mut self, now: Duration, sample: &Sample, bounds: &Bounds) -> Decision {
-        let press = self.is_to_press(now, sample);
+        let recompress = self.is_to_recompress(now, sample);
         let Some(available) = sample.machine.available_bytes else { return stay(Reason::Idle) };
         let Ours { limit_bytes: limit, used_bytes: used, .. } = sample.ours;
         let room = available.saturating_sub(Self::floor(&sample.machine));
@@ -261,22 +261,22 @@ impl Controller {
         let slight = limit / SLIGHT_PART;
         let is_edge = wanted == bounds.max_bytes || wanted == bounds.min_bytes;
         if wanted == limit || !is_edge && wanted.abs_diff(limit) <= slight {
-            return Decision { press, ..stay(reason) };
+            return Decision { recompress, ..stay(reason) };
         }
-        Decision { press, ..go(wanted, reason) }
+        Decision { recompress, ..go(wanted, reason) }
     }
 
     /// Whether memory is missed so much that what is stored should be compressed more.
-    fn is_to_press(&mut self, now: Duration, sample: &Sample) -> bool {
+    fn is_to_recompress(&mut self, now: Duration, sample: &Sample) -> bool {
         let floor = Self::floor(&sample.machine);
         let short = sample.machine.available_bytes.is_some_and(|bytes| bytes < floor);
         let missed = self.waits.files >= WORTH;
-        let due = self.pressed.is_none_or(|at| now.saturating_sub(at) >= PRESS);
-        let press = due && (short || missed);
-        if press {
-            self.pressed = Some(now);
+        let due = self.recompressed.is_none_or(|at| now.saturating_sub(at) >= RECOMPRESS_EVERY);
+        let recompress = due && (short || missed);
+        if recompress {
+            self.recompressed = Some(now);
         }
-        press
+        recompress
     }
 
     /// Compares what is missed here and there.
@@ -371,9 +371,9 @@ fn step((least, most): (f64, f64), wait: f64, other: f64) -> f64 {
 }
 
 fn go(limit: u64, reason: Reason) -> Decision {
-    Decision { limit_bytes: Some(limit), press: false, reason }
+    Decision { limit_bytes: Some(limit), recompress: false, reason }
 }
 
 fn stay(reason: Reason) -> Decision {
-    Decision { limit_bytes: None, press: false, reason }
+    Decision { limit_bytes: None, recompress: false, reason }
 }

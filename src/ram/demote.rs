@@ -3,7 +3,7 @@
 //!
 //! A clock's hand goes over the segments in memory by their age. What it comes to goes down, unless
 //! half of it was read since the hand was there before; what was read of the others is appended
-//! anew. Where that turns out to be wrong again and again (`hindsight.rs`), what it comes to is by
+//! anew. Where that turns out to be wrong again and again (`refaults.rs`), what it comes to is by
 //! chance. A record that is read a second time in its slot comes back, if there is room.
 //!
 //! A thread of the volume's own keeps a reserve of free memory ([`Ram::keep_reserve`]), so that a
@@ -14,8 +14,8 @@
 //! Invariant: while the device is waited for, no lock of the store's is held and no epoch pinned.
 
 use super::engine::Ram;
-use super::hindsight::{Gone, Hindsight};
 use super::policy::{self, CHILL, Candidate};
+use super::refaults::{Gone, RefaultTracker};
 use super::spill::{Spill, SpillCounts, SpillTo};
 use crate::BLOCK_SIZE;
 use crate::media::budget::Taker;
@@ -51,7 +51,7 @@ pub(super) struct Lower {
 /// What the hand came to last.
 struct Clock {
     hand: u64,
-    hindsight: Hindsight,
+    refaults: RefaultTracker,
     /// Another one for each choice by chance.
     seed: u64,
     candidates: [Candidate; CHILL],
@@ -71,7 +71,7 @@ impl Lower {
             spill: Spill::new(to, size),
             clock: Mutex::new(Clock {
                 hand: 0,
-                hindsight: Hindsight::default(),
+                refaults: RefaultTracker::default(),
                 seed: 0,
                 candidates: [none; CHILL],
                 left: 0,
@@ -244,7 +244,7 @@ impl Ram {
                 let live = victim.end.saturating_sub(store.segments().dead_bytes(victim.segment));
                 let gone = Gone { segment: victim.segment, sequence: victim.sequence, live };
                 store.spilled(session, going, written);
-                lower.clock.lock().hindsight.note(gone, store.budget().limit());
+                lower.clock.lock().refaults.note(gone, store.budget().limit());
                 written
             }
         }
@@ -372,8 +372,8 @@ impl Clock {
             Some(now) if now.sequence == gone.sequence => now.end.saturating_sub(now.dead),
             _ => 0,
         };
-        self.hindsight.look(store.budget().limit(), live);
-        let by_chance = self.hindsight.is_sorry();
+        self.refaults.look(store.budget().limit(), live);
+        let by_chance = self.refaults.is_in_vain();
         let count = if by_chance {
             self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
             policy::by_chance(segments.all_sealed(), self.seed, &mut next)

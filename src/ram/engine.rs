@@ -398,7 +398,7 @@ impl Ram {
     }
 
     fn over(&self, permille: u64) -> bool {
-        let mut payload = self.store.tallies().sum().payload.max(0) as u64;
+        let mut payload = self.store.counters().sum().payload.max(0) as u64;
         let mut index = 0;
         if let Some(lower) = &self.lower {
             // Of what is below, only the index is here, and that can't be cleaned.

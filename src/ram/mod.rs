@@ -5,17 +5,17 @@
 //! coldest segments go there first ([`SpillTo`]). What to clean and spill is decided by [`policy`],
 //! which is pure.
 
-mod allowance;
 mod demote;
 mod engine;
-mod hindsight;
 mod mempool;
 pub mod policy;
 mod recompress;
+mod refaults;
 mod spill;
 pub mod store;
+mod write_budget;
 
 pub use demote::Unread;
 pub use engine::{NoSpace, Ram};
-pub use recompress::{Pass, Pressed, Recompress, RecompressCounts};
+pub use recompress::{Pass, Recompress, RecompressCounts, Recompressed};
 pub use spill::{SpillCounts, SpillTo};

@@ -95,7 +95,7 @@ impl Pass {
 
 /// How a step of a pass went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pressed {
+pub enum Recompressed {
     /// A segment was tried; there may be more.
     On,
     /// There is nothing more to try.
@@ -142,32 +142,35 @@ impl Ram {
     }
 
     /// Tries the next segment of a pass. Stops early when `stop` says so.
-    pub fn press_one(
+    pub fn recompress_one(
         &self,
         session: &Session,
         pass: &mut Pass,
         stop: &dyn Fn() -> bool,
-    ) -> Pressed {
-        let Some(mut work) = self.recompression().work.try_lock() else { return Pressed::Busy };
-        let Some(work) = &mut *work else { return Pressed::Stopped };
+    ) -> Recompressed {
+        let Some(mut work) = self.recompression().work.try_lock() else {
+            return Recompressed::Busy;
+        };
+        let Some(work) = &mut *work else { return Recompressed::Stopped };
         if !pass.asked && self.opened() < work.rests_until {
-            return Pressed::Over;
+            return Recompressed::Over;
         }
         let segments = self.store().segments();
-        let Some(oldest) = self.next_of(pass) else { return Pressed::Over };
-        if !self.has_room_to_press(session) {
-            return Pressed::Stopped;
+        let Some(oldest) = self.next_of(pass) else { return Recompressed::Over };
+        if !self.has_room_to_recompress(session) {
+            return Recompressed::Stopped;
         }
         pass.next = oldest.sequence + 1;
         let Some(victim) = segments.claim(oldest.segment, oldest.sequence) else {
-            return Pressed::On;
+            return Recompressed::On;
         };
         let began = Instant::now();
         let (before, patience) = (pass.before, policy::PATIENCE);
         let most = together::most_together;
         let how = How { most, before, cools: true, thorough: true, patience };
         let tried = self.assist(|| {
-            let tried = self.store().press_segment(session, &mut work.pack, victim, &how, stop);
+            let tried =
+                self.store().recompress_segment(session, &mut work.pack, victim, &how, stop);
             if !self.clean_pressed(session, victim, policy::PRESSED_PART) {
                 self.leave_pressed(victim, &tried);
             }
@@ -178,8 +181,8 @@ impl Ram {
         self.recompression().count_spent(began);
         work.note(&tried, self.opened());
         match tried.ended {
-            Ended::Tried => Pressed::On,
-            Ended::Stopped | Ended::NoRoom => Pressed::Stopped,
+            Ended::Tried => Recompressed::On,
+            Ended::Stopped | Ended::NoRoom => Recompressed::Stopped,
         }
     }
 
@@ -199,7 +202,7 @@ impl Ram {
 
     /// Whether there is room for a segment of clusters, and for what is left of those that they
     /// come from; cleans for it.
-    fn has_room_to_press(&self, session: &Session) -> bool {
+    fn has_room_to_recompress(&self, session: &Session) -> bool {
         let least = policy::TIGHT_SEGMENTS * u64::from(self.store().segment_size());
         if self.is_short_of_frames() {
             return false;
@@ -261,7 +264,7 @@ impl Ram {
             let (most, patience) = (together::most_together, policy::PATIENCE);
             let how = How { most, before, cools: false, thorough: false, patience };
             let hurry = || self.free() < least;
-            store.press_segment(session, pack, victim, &how, &hurry);
+            store.recompress_segment(session, pack, victim, &how, &hurry);
             shrunk = self.clean_pressed(session, victim, policy::SPILL_WORTH_PART);
             self.recompression().count_spent(began);
         }

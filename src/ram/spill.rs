@@ -4,7 +4,7 @@
 //! one, nothing is written for a while, and then it is tried again ([`Pause`]); what could not be
 //! read fails the requests for it, and no others.
 
-use super::allowance::Allowance;
+use super::write_budget::TokenBucket;
 use crate::media::{ALIGN, Buffer, Drive, DriveError, Failures};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -91,7 +91,7 @@ pub(super) struct Spill {
     drive: Arc<dyn Drive>,
     segment: u32,
     began: Instant,
-    allowance: Mutex<Allowance>,
+    write_budget: Mutex<TokenBucket>,
     pause: Pause,
     reads: AtomicU64,
     read_bytes: AtomicU64,
@@ -109,7 +109,7 @@ impl Spill {
             drive: to.drive,
             segment,
             began: Instant::now(),
-            allowance: Mutex::new(Allowance::new(to.daily, Duration::ZERO)),
+            write_budget: Mutex::new(TokenBucket::new(to.daily, Duration::ZERO)),
             pause: Pause::new(),
             reads: zero(),
             read_bytes: zero(),
@@ -133,13 +133,13 @@ impl Spill {
 
     /// Whether a segment may be written now.
     pub(super) fn takes(&self) -> bool {
-        let has = || self.allowance.lock().has(self.segment.into(), self.began.elapsed());
+        let has = || self.write_budget.lock().has(self.segment.into(), self.began.elapsed());
         !self.pause.holds(self.began.elapsed()) && has()
     }
 
     /// Bytes that may still be written now; `None` when there is no limit.
     pub(super) fn allowed(&self) -> Option<u64> {
-        self.allowance.lock().left(self.began.elapsed())
+        self.write_budget.lock().left(self.began.elapsed())
     }
 
     fn at(&self, slot: u32, from: u32) -> u64 {
@@ -149,7 +149,7 @@ impl Spill {
     /// Writes the first bytes of a slot. `false` when that failed.
     pub(super) fn write(&self, slot: u32, bytes: &[u8]) -> bool {
         let len = bytes.len() as u64;
-        self.allowance.lock().take(len, self.began.elapsed());
+        self.write_budget.lock().take(len, self.began.elapsed());
         self.writes.fetch_add(1, Ordering::Relaxed);
         let start = Instant::now();
         let done = self.drive.write(self.at(slot, 0), bytes);

@@ -25,9 +25,9 @@ use crate::ram::store::epoch::PARTICIPANTS_MAX;
 use crate::ram::store::format::{BLOCKS_MAX, Home, SEGMENT_MAX, SEGMENT_MIN, SEGMENTS_MAX};
 use crate::ram::store::frames::FILE as FRAMES_FILE;
 use crate::ram::store::index::LEAF;
-use crate::ram::store::tally::Counts;
+use crate::ram::store::thread_counters::Counts;
 use crate::ram::store::{RESERVE_SEGMENTS, Session, Shape};
-use crate::ram::{Pass, Pressed, Ram};
+use crate::ram::{Pass, Ram, Recompressed};
 use crate::ram::{Recompress, SpillTo};
 use crate::stats::drives::Role;
 use crate::stats::{Latencies, Stats};
@@ -312,7 +312,7 @@ impl Volume {
     /// All counters, now.
     pub fn stats(&self) -> Stats {
         let store = self.ram.store();
-        let counts = store.tallies().sum();
+        let counts = store.counters().sum();
         let totals = self.accounts.totals();
         let at_least_0 = |n: i64| n.max(0) as u64;
         let (index, budget) = (store.index(), store.budget());
@@ -425,7 +425,7 @@ impl Volume {
         }
         if let Some(session) = &*self.inspector.lock() {
             let mut pass = Pass::over_all(&self.ram);
-            while self.ram.press_one(session, &mut pass, &|| false) == Pressed::On {}
+            while self.ram.recompress_one(session, &mut pass, &|| false) == Recompressed::On {}
         }
     }
 

@@ -9,7 +9,7 @@ use super::Volume;
 use crate::device::worker::Worker;
 use crate::error::Result;
 use crate::ram::store::Session;
-use crate::ram::{Pass, Pressed};
+use crate::ram::{Pass, Recompressed};
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -119,13 +119,13 @@ impl Packer {
             let stalls = ram.stalls();
             let is_waited_for = || ram.stalls() != stalls;
             let turn = volume.turn();
-            let pressed = ram.press_one(session, &mut pass, &|| stops() || is_waited_for());
+            let done = ram.recompress_one(session, &mut pass, &|| stops() || is_waited_for());
             drop(turn);
-            match pressed {
-                Pressed::On => {}
-                Pressed::Busy => std::thread::sleep(MOMENT),
-                Pressed::Stopped if is_waited_for() => std::thread::sleep(MOMENT),
-                Pressed::Over | Pressed::Stopped => return,
+            match done {
+                Recompressed::On => {}
+                Recompressed::Busy => std::thread::sleep(MOMENT),
+                Recompressed::Stopped if is_waited_for() => std::thread::sleep(MOMENT),
+                Recompressed::Over | Recompressed::Stopped => return,
             }
         }
     }
@@ -150,9 +150,9 @@ impl Packer {
         };
         loop {
             let _turn = volume.turn();
-            match ram.press_one(session, &mut pass, &stop) {
-                Pressed::On if !slice.is_short() => {}
-                Pressed::Over => return self.watch.is_done(before),
+            match ram.recompress_one(session, &mut pass, &stop) {
+                Recompressed::On if !slice.is_short() => {}
+                Recompressed::Over => return self.watch.is_done(before),
                 _ => break,
             }
         }

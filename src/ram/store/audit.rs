@@ -7,7 +7,7 @@
 use super::Store;
 use super::format::Home;
 use super::segment::Sealed;
-use super::tally::Counts;
+use super::thread_counters::Counts;
 use std::collections::BTreeMap;
 
 impl Store {
@@ -101,7 +101,7 @@ impl Store {
     }
 
     fn audit_counts(&self, counts: Counts) -> Result<(), String> {
-        let sum = self.tallies.sum();
+        let sum = self.counters.sum();
         let unfolded = self.index.unfolded_blocks() as i64;
         let same = |what: &str, counted: i64, found: i64| match counted == found {
             true => Ok(()),

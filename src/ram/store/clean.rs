@@ -5,14 +5,14 @@
 //! the damage is in a header, the record names a block that is elsewhere: it is not moved, its
 //! bytes never become dead, and the segment is set aside, out of cleaning, for reads to report.
 //!
-//! The exception are clusters of which not all blocks are live (`press.rs`): those are made anew of
-//! the ones that are, or the garbage in them would never go.
+//! The exception are clusters of which not all blocks are live (`recompress.rs`): those are made
+//! anew of the ones that are, or the garbage in them would never go.
 
 use super::format::{Entry, HEADER, Header, Location};
 use super::planted::{Bug, on};
-use super::press::Cluster;
+use super::recompress::Cluster;
 use super::segment::{BYTES_PER_SEGMENT, Freed, Sealed};
-use super::tally::Counts;
+use super::thread_counters::Counts;
 use super::{Retired, Session, Store};
 use crate::media::budget::Taker;
 

@@ -11,9 +11,9 @@
 //!
 //! Invariants:
 //! - all memory for this is there before the first cluster is, and is in the budget;
-//! - a thread that holds a [`Press`] or a place of the readers never waits for a thread that could
-//!   wait for it: reading and compressing take no other lock, and stripe locks are taken inside and
-//!   never around.
+//! - a thread that holds a [`ClusterBuilder`] or a place of the readers never waits for a thread
+//!   that could wait for it: reading and compressing take no other lock, and stripe locks are taken
+//!   inside and never around.
 
 use super::format::{CLUSTER_MAX, CLUSTER_UNIT, HEADER, Header, Location, RECORD_MAX, digest};
 use super::planted::{Bug, on};
@@ -96,7 +96,7 @@ struct Decoded {
 /// What reading and cleaning clusters takes.
 pub(super) struct Pool {
     readers: Box<[Mutex<Decoded>]>,
-    cleaner: Mutex<Press>,
+    cleaner: Mutex<ClusterBuilder>,
 }
 
 impl Pool {
@@ -108,7 +108,7 @@ impl Pool {
         let (least, most) = READERS;
         let processors = std::thread::available_parallelism().map_or(least, NonZero::get);
         let readers = (0..processors.clamp(least, most)).map(reader).collect();
-        Self { readers, cleaner: Mutex::new(Press::new()) }
+        Self { readers, cleaner: Mutex::new(ClusterBuilder::new()) }
     }
 
     /// Bytes of memory that all of it takes.
@@ -120,7 +120,7 @@ impl Pool {
     }
 
     /// What the cleaner makes clusters anew with.
-    pub(super) fn press(&self) -> MutexGuard<'_, Press> {
+    pub(super) fn builder(&self) -> MutexGuard<'_, ClusterBuilder> {
         self.cleaner.lock()
     }
 
@@ -155,7 +155,7 @@ impl Pool {
 }
 
 /// What compressing blocks together takes, and what was compressed last.
-pub(super) struct Press {
+pub(super) struct ClusterBuilder {
     codec: Codec,
     /// How hard it tries.
     thorough: bool,
@@ -168,7 +168,7 @@ pub(super) struct Press {
     packed: Box<[u8; CLUSTER_MAX]>,
 }
 
-/// A record that a [`Press`] made, but for its header.
+/// A record that a [`ClusterBuilder`] made, but for its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packed {
     pub(super) record_len: u32,
@@ -176,7 +176,7 @@ pub(super) struct Packed {
     pub(super) digest: u32,
 }
 
-impl Press {
+impl ClusterBuilder {
     pub(super) fn new() -> Self {
         Self {
             codec: Codec::for_clusters(&[THOROUGH, QUICK]),

@@ -152,7 +152,8 @@ impl Index {
         self.zeroed.load(Ordering::Relaxed)
     }
 
-    /// Blocks that ever went from the zero map to zero entries of their own, which no tally counts.
+    /// Blocks that ever went from the zero map to zero entries of their own, which no counter
+    /// counts.
     pub fn unfolded_blocks(&self) -> u64 {
         self.unfolded.load(Ordering::Relaxed)
     }

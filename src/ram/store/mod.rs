@@ -9,8 +9,8 @@
 //! The store never makes room. When there is none it says what is missing ([`Blocked`]), and the
 //! tier above opens a segment, cleans, or gives up.
 //!
-//! Cold neighbours can be put together into clusters ([`Store::press_segment`]), in segments of
-//! their own: those are the only ones whose order says nothing about the order of changes.
+//! Cold neighbours can be put together into clusters ([`Store::recompress_segment`]), in segments
+//! of their own: those are the only ones whose order says nothing about the order of changes.
 //!
 //! Invariants:
 //! - a published record is immutable until its segment is freed, and a segment is freed only when
@@ -28,20 +28,20 @@ pub mod frames;
 pub mod index;
 pub mod log;
 pub mod planted;
-mod press;
 mod read;
+mod recompress;
 mod recount;
 pub mod segment;
 mod session;
 pub mod slots;
 mod spill;
-pub mod tally;
+pub mod thread_counters;
 mod window;
 mod write;
 
 pub use clean::Cleaned;
-pub use press::{Ended, How, Pack, Tried};
 pub use read::{Stopped, Version, Why};
+pub use recompress::{Ended, How, Pack, Tried};
 pub use session::{ReadAgain, Session};
 pub use spill::{Below, Going, Spilled, Survey};
 pub use write::{Blocked, Progress};
@@ -62,7 +62,7 @@ use log::LogBuffer;
 use segment::Segments;
 use slots::Slots;
 use std::sync::OnceLock;
-use tally::Tallies;
+use thread_counters::CounterSet;
 use window::Windows;
 
 /// Stripe locks. Two groups of blocks share one now and then, which costs a wait and nothing else.
@@ -106,7 +106,7 @@ pub struct Store {
     windows: Option<Windows>,
     log: LogBuffer,
     epochs: Epochs,
-    tallies: Tallies,
+    counters: CounterSet,
     stripes: Box<[Stripe]>,
     retired: Mutex<Retired>,
     /// Serializes the openings of segments.
@@ -164,7 +164,7 @@ impl Store {
             windows,
             log: LogBuffer::new(shape.segment),
             epochs,
-            tallies: Tallies::default(),
+            counters: CounterSet::default(),
             stripes,
             retired: Mutex::new(Retired::new((shape.frames + shape.slots) as usize)),
             rolling: Mutex::new(()),
@@ -268,8 +268,8 @@ impl Store {
     }
 
     /// What is stored, added up over all threads.
-    pub fn tallies(&self) -> &Tallies {
-        &self.tallies
+    pub fn counters(&self) -> &CounterSet {
+        &self.counters
     }
 
     /// Bytes of memory that are neither frames nor buffers, for a device of `size` bytes: index

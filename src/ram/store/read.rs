@@ -7,7 +7,7 @@ use super::format::{Entry, HEADER, Header, Home, Location};
 use super::segment::Place;
 use super::session::ReadAgain;
 use super::spill::Below;
-use super::tally::Counts;
+use super::thread_counters::Counts;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::codec::{Codec, fill};

@@ -19,7 +19,7 @@
 use super::Store;
 use super::format::{BLOCKS_MAX, HEADER, Header, Home, Location, RECORD_MAX};
 use super::segment::{BYTES_PER_SEGMENT, Left, Place};
-use super::tally::Counts;
+use super::thread_counters::Counts;
 use crate::codec::Coding;
 use crate::error::Result;
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ impl Store {
         if clusters {
             self.prepare_clusters();
         }
-        self.tallies.begin_with(&counts);
+        self.counters.begin_with(&counts);
         self.budget.add((left.len() * BYTES_PER_SEGMENT) as u64);
         self.mend(&left, &live);
         let live = |segment: u32| {

@@ -1,9 +1,9 @@
 //! What one thread needs to use a store: its place in the epochs, its codec, its scratch memory,
-//! its tally. Nothing is allocated after it was made.
+//! its counters. Nothing is allocated after it was made.
 
 use super::epoch::Participant;
 use super::format::RECORD_MAX;
-use super::tally::{Counts, Tally};
+use super::thread_counters::{Counts, ThreadCounters};
 use super::write::Staged;
 use super::{Store, Version};
 use crate::BLOCK_SIZE;
@@ -20,7 +20,7 @@ pub struct Session {
     pub(super) scratch: Box<[u8]>,
     pub(super) staged: [Staged; GROUP],
     pub(super) staged_count: usize,
-    pub(super) tally: Arc<Tally>,
+    pub(super) counters: Arc<ThreadCounters>,
     pub(super) again: Again,
     /// Time spent waiting for memory; the channel that measures takes it and sets it to zero.
     pub stalled: Duration,
@@ -73,10 +73,11 @@ impl Session {
         let participant = store.epochs.join()?;
         let codec = Codec::new(store.shape.algorithm);
         let scratch = vec![0; GROUP * RECORD_MAX].into_boxed_slice();
-        let memory = codec.memory() + scratch.len() + size_of::<Self>() + size_of::<Tally>();
+        let memory =
+            codec.memory() + scratch.len() + size_of::<Self>() + size_of::<ThreadCounters>();
         let memory = memory as u64;
         store.budget.add(memory);
-        let tally = store.tallies.join();
+        let counters = store.counters.join();
         let staged = [Staged::default(); GROUP];
         Some(Self {
             participant,
@@ -84,7 +85,7 @@ impl Session {
             scratch,
             staged,
             staged_count: 0,
-            tally,
+            counters,
             again: Again::default(),
             stalled: Duration::ZERO,
             memory,
@@ -92,7 +93,7 @@ impl Session {
     }
 
     pub(super) fn leave(&self, store: &Store) {
-        store.tallies.leave(&self.tally);
+        store.counters.leave(&self.counters);
         store.epochs.leave(&self.participant);
         store.budget.give(self.memory);
     }
@@ -109,7 +110,7 @@ impl Session {
     }
 
     pub(super) fn count(&self, change: &Counts) {
-        self.tally.add(change);
+        self.counters.add(change);
     }
 }
 

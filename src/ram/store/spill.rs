@@ -24,7 +24,7 @@ use super::planted::{Bug, on};
 use super::read::Why;
 use super::segment::Sealed;
 use super::session::ReadAgain;
-use super::tally::Counts;
+use super::thread_counters::Counts;
 use super::window::Wish;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;

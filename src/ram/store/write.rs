@@ -4,7 +4,7 @@ use super::format::{Entry, HEADER, Header, Home, Location, RECORD_MAX, check_wor
 use super::log::Reservation;
 use super::planted::{Bug, on};
 use super::read::Version;
-use super::tally::Counts;
+use super::thread_counters::Counts;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::GROUP;

@@ -16,13 +16,13 @@
 //! - one [`Pack`] fills a segment of clusters, and seals it before another thread can claim it.
 
 use super::clean::{Records, Which};
-use super::cluster::{Packed, Pool, Press, group_of, owners_of};
+use super::cluster::{ClusterBuilder, Packed, Pool, group_of, owners_of};
 use super::format::{Entry, HEADER, Header, Home, Location, check_word};
 use super::log::Reservation;
 use super::planted::{Bug, on};
 use super::read::Version;
 use super::segment::{BYTES_PER_SEGMENT, Place, Sealed};
-use super::tally::Counts;
+use super::thread_counters::Counts;
 use super::{Session, Store};
 use crate::BLOCK_SIZE;
 use crate::codec::CLUSTER;
@@ -33,7 +33,7 @@ const TINY: u32 = 64;
 
 /// What one thread at a time recompresses with, and into.
 pub struct Pack {
-    press: Press,
+    builder: ClusterBuilder,
     open: Option<Open>,
     /// The segment that was filled last, until [`Store::filled_pack`] takes it.
     full: Option<Sealed>,
@@ -127,21 +127,21 @@ impl Store {
     /// What it takes to recompress, made now; with what it takes to read clusters.
     pub fn pack(&self) -> Pack {
         self.prepare_clusters();
-        let press = Press::new();
-        self.budget.add(press.memory());
-        Pack { press, open: None, full: None }
+        let builder = ClusterBuilder::new();
+        self.budget.add(builder.memory());
+        Pack { builder, open: None, full: None }
     }
 
     /// Bytes of memory that [`Store::pack`] takes, about.
     pub fn pack_memory(&self) -> u64 {
-        let press = Press::new();
+        let builder = ClusterBuilder::new();
         let pool = self.clusters.get().map_or_else(|| Pool::new().memory(), |_| 0);
-        press.memory() + pool
+        builder.memory() + pool
     }
 
     /// Recompresses what is cold in a sealed segment that the caller has claimed, together with its
     /// neighbours wherever those are. Stops early when `stop` says so.
-    pub fn press_segment(
+    pub fn recompress_segment(
         &self,
         session: &Session,
         pack: &mut Pack,
@@ -153,7 +153,7 @@ impl Store {
         let Some(frame) = self.segments.frame(victim.segment) else { return tried };
         // The claim keeps the frame.
         let bytes = self.frames.bytes(frame, 0, victim.end);
-        pack.press.try_hard(how.thorough);
+        pack.builder.try_hard(how.thorough);
         let (mut last, mut in_a_row) = (None, 0_u32);
         for (header, at) in Records::of(victim.segment, bytes) {
             let first = group_of(header.block);
@@ -172,7 +172,7 @@ impl Store {
                 in_a_row += 1;
                 continue;
             }
-            match self.press_group(session, pack, (first, segment), how, &mut tried.hot) {
+            match self.recompress_group(session, pack, (first, segment), how, &mut tried.hot) {
                 Group::Nothing => {}
                 Group::NoRoom => {
                     tried.ended = Ended::NoRoom;
@@ -240,7 +240,7 @@ impl Store {
         block < self.index.blocks_max() && self.index.load(block).same_place(Entry::record(at))
     }
 
-    fn press_group(
+    fn recompress_group(
         &self,
         session: &Session,
         pack: &mut Pack,
@@ -248,18 +248,18 @@ impl Store {
         how: &How,
         hot: &mut u32,
     ) -> Group {
-        let gathered = self.gather(session, &mut pack.press, (first, segment), how);
+        let gathered = self.gather(session, &mut pack.builder, (first, segment), how);
         *hot += gathered.hot;
-        if pack.press.parts().count_ones() < 2 {
+        if pack.builder.parts().count_ones() < 2 {
             return Group::Nothing;
         }
-        let Some(packed) = pack.press.pack((how.most)(gathered.bytes)) else {
+        let Some(packed) = pack.builder.pack((how.most)(gathered.bytes)) else {
             return Group::InVain;
         };
         if !self.make_open(pack, packed.record_len) {
             return Group::NoRoom;
         }
-        let Pack { press, open: Some(open), .. } = pack else { return Group::NoRoom };
+        let Pack { builder, open: Some(open), .. } = pack else { return Group::NoRoom };
         let reserve = |len| {
             let room = Reservation { segment: open.segment, offset: open.offset, len };
             open.offset += len;
@@ -267,7 +267,7 @@ impl Store {
         };
         let pays = |bytes| packed.record_len <= (how.most)(bytes);
         let expect = &gathered.versions;
-        match self.install(session, (press, &packed), first, expect, pays, reserve) {
+        match self.install(session, (builder, &packed), first, expect, pays, reserve) {
             Installed::Done(blocks) => {
                 let saved = i64::from(gathered.bytes) - i64::from(packed.record_len);
                 session.count(&Counts {
@@ -305,11 +305,11 @@ impl Store {
     fn gather(
         &self,
         session: &Session,
-        press: &mut Press,
+        builder: &mut ClusterBuilder,
         (first, segment): (u64, u32),
         how: &How,
     ) -> Gathered {
-        press.clear();
+        builder.clear();
         let mut gathered = Gathered { versions: [None; CLUSTER], bytes: 0, hot: 0 };
         let mut found = [None; CLUSTER];
         let _pin = session.pin(self);
@@ -344,7 +344,7 @@ impl Store {
         let chosen = found.iter().flatten().filter(|(_, _, at, ..)| is_new && any != raw(at));
         for (block, entry, at, frame, sequence) in chosen {
             let record = self.frames.bytes(*frame, at.offset, at.record_len());
-            if press.add(record, (*block, *sequence)) {
+            if builder.add(record, (*block, *sequence)) {
                 gathered.versions[(block - first) as usize] = Some(self.version(*entry));
                 gathered.bytes += at.share();
             }
@@ -357,7 +357,7 @@ impl Store {
     fn install(
         &self,
         session: &Session,
-        (press, packed): (&Press, &Packed),
+        (builder, packed): (&ClusterBuilder, &Packed),
         first: u64,
         expect: &[Option<Version>; CLUSTER],
         pays: impl FnOnce(u32) -> bool,
@@ -384,7 +384,7 @@ impl Store {
             drop(guard);
             return release(Installed::Full);
         };
-        let at = self.put((press, packed), first, room);
+        let at = self.put((builder, packed), first, room);
         let (mut blocks, mut counts) = (0, Counts::default());
         for (block, version) in each() {
             if is_still(&(block, version)) {
@@ -404,14 +404,19 @@ impl Store {
     }
 
     /// Writes a record that was packed into its reservation.
-    fn put(&self, (press, packed): (&Press, &Packed), first: u64, room: Reservation) -> Location {
+    fn put(
+        &self,
+        (builder, packed): (&ClusterBuilder, &Packed),
+        first: u64,
+        room: Reservation,
+    ) -> Location {
         let Some(frame) = self.segments.frame(room.segment) else {
             unreachable!("a segment that is written to has a frame")
         };
-        let payload = press.payload(packed);
+        let payload = builder.payload(packed);
         let (len, parts) = (payload.len() as u32, packed.coding.parts());
         // One that is alone again has its own number.
-        let alone = u64::from(press.parts().trailing_zeros());
+        let alone = u64::from(builder.parts().trailing_zeros());
         let block = if parts > 0 { first } else { first + alone };
         let check = check_word(packed.digest, block, self.segments.sequence(room.segment));
         let header = Header { len, coding: packed.coding, block, check };
@@ -542,21 +547,21 @@ impl Store {
         who: Taker,
     ) -> Option<Installed> {
         let Cluster { header, at, sequence, .. } = *cluster;
-        let mut press = self.clusters.get()?.press();
-        if !press.take(cluster.record(), (header.block, sequence), live) {
+        let mut builder = self.clusters.get()?.builder();
+        if !builder.take(cluster.record(), (header.block, sequence), live) {
             return None;
         }
-        let packed = press.pack(at.record_len());
-        let packed = packed.unwrap_or_else(|| press.keep(cluster.record(), live));
+        let packed = builder.pack(at.record_len());
+        let packed = packed.unwrap_or_else(|| builder.keep(cluster.record(), live));
         let version = Version { home: Home::Record(at), sequence };
         let bit = |n: usize| live & 1 << n != 0;
         let expect = std::array::from_fn(|n| bit(n).then_some(version));
         let reserve = |len| self.log.reserve(len, who == Taker::Cleaner).ok();
-        let press = (&*press, &packed);
+        let builder = (&*builder, &packed);
         // What was replaced meanwhile must not get into the log behind what replaced it.
         let all = live.count_ones() * at.share();
         let pays = |bytes| bytes == all;
-        let installed = self.install(session, press, header.block, &expect, pays, reserve);
+        let installed = self.install(session, builder, header.block, &expect, pays, reserve);
         if let Installed::Done(_) = installed {
             count_moved(session, live, packed.record_len);
         }

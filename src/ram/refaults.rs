@@ -1,5 +1,5 @@
-//! Whether what goes down would better have stayed: what was overwritten or given up there, before
-//! memory was turned over once, was written for nothing.
+//! Refault tracking: whether what goes down would better have stayed. What was overwritten or given
+//! up there, before memory was turned over once, was written for nothing.
 //!
 //! A workload that goes over more data than memory holds, again and again, changes the oldest data
 //! next: taking that down is the worst of all choices, and younger data is better. Only looking
@@ -27,7 +27,7 @@ pub struct Gone {
 
 /// What was learnt so far.
 #[derive(Debug, Default)]
-pub struct Hindsight {
+pub struct RefaultTracker {
     /// With how much had gone down before each; `None`: was looked at.
     gone: [Option<(Gone, u64)>; MOST],
     next: usize,
@@ -39,7 +39,7 @@ pub struct Hindsight {
     vain: u32,
 }
 
-impl Hindsight {
+impl RefaultTracker {
     /// A segment goes down, from `memory` bytes of it.
     pub fn note(&mut self, gone: Gone, memory: u64) {
         self.down += u64::from(gone.live);
@@ -63,7 +63,7 @@ impl Hindsight {
     }
 
     /// Whether to choose by chance instead of by age.
-    pub fn is_sorry(&self) -> bool {
+    pub fn is_in_vain(&self) -> bool {
         self.vain >= IN_VAIN
     }
 }
@@ -74,43 +74,46 @@ mod tests {
 
     /// Has segments of 10 bytes go down from 160 bytes of memory; `live` says how much is left of
     /// each, by its number, when so many have gone down.
-    fn after(count: u32, live: impl Fn(u32, u32) -> u32) -> Hindsight {
-        let mut hindsight = Hindsight::default();
+    fn after(count: u32, live: impl Fn(u32, u32) -> u32) -> RefaultTracker {
+        let mut refaults = RefaultTracker::default();
         for n in 1..=count {
-            hindsight.note(Gone { segment: n, sequence: u64::from(n), live: 10 }, 160);
-            hindsight.look(160, |gone| live(gone.segment, n));
+            refaults.note(Gone { segment: n, sequence: u64::from(n), live: 10 }, 160);
+            refaults.look(160, |gone| live(gone.segment, n));
         }
-        hindsight
+        refaults
     }
 
     #[test]
     fn what_is_cold_is_no_mistake() {
-        assert!(!after(1000, |_, _| 10).is_sorry());
-        assert!(!after(1000, |_, _| 6).is_sorry());
-        assert!(!after(1000, |n, now| if now - n > 20 { 0 } else { 10 }).is_sorry(), "much later");
+        assert!(!after(1000, |_, _| 10).is_in_vain());
+        assert!(!after(1000, |_, _| 6).is_in_vain());
+        assert!(
+            !after(1000, |n, now| if now - n > 20 { 0 } else { 10 }).is_in_vain(),
+            "much later"
+        );
     }
 
     #[test]
     fn what_is_overwritten_at_once_is() {
         let soon = |n, now| if now - n > 12 { 0 } else { 10 };
-        assert!(!after(10, soon).is_sorry(), "nothing is known yet");
-        assert!(after(40, soon).is_sorry());
+        assert!(!after(10, soon).is_in_vain(), "nothing is known yet");
+        assert!(after(40, soon).is_in_vain());
         // It is forgotten when that ends.
-        assert!(!after(80, |n, now| if n < 40 { soon(n, now) } else { 10 }).is_sorry());
+        assert!(!after(80, |n, now| if n < 40 { soon(n, now) } else { 10 }).is_in_vain());
     }
 
     #[test]
     fn few_are_remembered_of_much_memory() {
-        let mut hindsight = Hindsight::default();
+        let mut refaults = RefaultTracker::default();
         for n in 0..10_000 {
-            hindsight.note(Gone { segment: n, sequence: 1, live: 10 }, 50_000);
+            refaults.note(Gone { segment: n, sequence: 1, live: 10 }, 50_000);
         }
         let looked = std::cell::Cell::new(0);
-        hindsight.look(50_000, |_| {
+        refaults.look(50_000, |_| {
             looked.set(looked.get() + 1);
             0
         });
         assert_eq!(looked.get(), 15, "those of the turn before the last");
-        assert!(hindsight.is_sorry());
+        assert!(refaults.is_in_vain());
     }
 }

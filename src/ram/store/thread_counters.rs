@@ -1,6 +1,7 @@
-//! What is stored, counted by the threads that store it: one tally a thread, added up on demand.
+//! What is stored, counted by the threads that store it: one set of counters a thread, added up on
+//! demand.
 //!
-//! Each number may go below zero in one tally (a block written through one channel and discarded
+//! Each number may go below zero in one set (a block written through one channel and discarded
 //! through another); only the sums mean something.
 
 use super::format::{HEADER, Home};
@@ -25,10 +26,11 @@ macro_rules! counts {
         /// The numbers of one thread, written by it alone.
         #[derive(Debug, Default)]
         #[repr(align(128))]
-        pub struct Tally { $($name: AtomicI64,)* }
+        pub struct ThreadCounters { $($name: AtomicI64,)* }
 
-        impl Tally {
-            /// Adds changes. Only the tally's own thread calls this, so a load and a store suffice.
+        impl ThreadCounters {
+            /// Adds changes. Only the thread of these counters calls this, so a load and a store
+            /// suffice.
             pub fn add(&self, change: &Counts) {
                 $(if change.$name != 0 {
                     let now = self.$name.load(Ordering::Relaxed);
@@ -129,39 +131,39 @@ impl Counts {
     }
 }
 
-/// All tallies of a store.
+/// All counters of a store.
 #[derive(Debug, Default)]
-pub struct Tallies {
-    live: Mutex<Vec<Arc<Tally>>>,
+pub struct CounterSet {
+    live: Mutex<Vec<Arc<ThreadCounters>>>,
     past: Mutex<Counts>,
 }
 
-impl Tallies {
+impl CounterSet {
     /// Begins with what was counted elsewhere.
     pub(super) fn begin_with(&self, counts: &Counts) {
         *self.past.lock() += counts;
     }
 
-    /// A tally for one more thread.
-    pub fn join(&self) -> Arc<Tally> {
-        let tally = Arc::new(Tally::default());
-        self.live.lock().push(Arc::clone(&tally));
-        tally
+    /// Counters for one more thread.
+    pub fn join(&self) -> Arc<ThreadCounters> {
+        let counters = Arc::new(ThreadCounters::default());
+        self.live.lock().push(Arc::clone(&counters));
+        counters
     }
 
     /// Keeps a thread's numbers after it has gone.
-    pub fn leave(&self, tally: &Arc<Tally>) {
+    pub fn leave(&self, counters: &Arc<ThreadCounters>) {
         let mut live = self.live.lock();
-        *self.past.lock() += &tally.counts();
-        live.retain(|other| !Arc::ptr_eq(other, tally));
+        *self.past.lock() += &counters.counts();
+        live.retain(|other| !Arc::ptr_eq(other, counters));
     }
 
     /// All of them, added up.
     pub fn sum(&self) -> Counts {
         let live = self.live.lock();
         let mut sum = *self.past.lock();
-        for tally in live.iter() {
-            sum += &tally.counts();
+        for counters in live.iter() {
+            sum += &counters.counts();
         }
         sum
     }

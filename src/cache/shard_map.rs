@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// How groups are dealt out.
 #[derive(Clone, Copy, Debug)]
-pub struct Deal {
+pub struct ShardMap {
     /// The number of shards, as a power of two.
     bits: u32,
 }
@@ -28,7 +28,7 @@ pub struct Piece {
     pub key: u32,
 }
 
-impl Deal {
+impl ShardMap {
     /// Among `shards`, a power of two.
     pub fn new(shards: usize) -> Self {
         debug_assert!(shards.is_power_of_two());
@@ -76,34 +76,39 @@ mod tests {
     #[test]
     fn every_block_has_one_shard_and_key() {
         for shards in [1, 2, 16] {
-            let deal = Deal::new(shards);
-            let most = deal.end();
+            let shard_map = ShardMap::new(shards);
+            let most = shard_map.end();
             for blocks in [0..1000, 63..65, 5..6, 1 << 30..(1 << 30) + 300, most - 100..most + 100]
             {
                 let mut at = blocks.start;
-                for piece in deal.pieces(blocks.clone()) {
+                for piece in shard_map.pieces(blocks.clone()) {
                     assert_eq!(piece.first, at);
                     assert!(piece.count > 0 && piece.shard < shards);
                     assert_eq!(piece.first / GROUP, (piece.first + piece.count - 1) / GROUP);
                     for i in 0..piece.count {
-                        assert_eq!(deal.block(piece.shard, piece.key + i as u32), piece.first + i);
+                        assert_eq!(
+                            shard_map.block(piece.shard, piece.key + i as u32),
+                            piece.first + i
+                        );
                     }
                     at += piece.count;
                 }
                 assert_eq!(at, blocks.end.min(most));
             }
         }
-        assert!(Deal::new(1).end() * 4096 > 15 << 40 && Deal::new(16).end() * 4096 > 250 << 40);
+        assert!(
+            ShardMap::new(1).end() * 4096 > 15 << 40 && ShardMap::new(16).end() * 4096 > 250 << 40
+        );
     }
 
     #[test]
     fn no_stride_asks_one_shard_only() {
-        let deal = Deal::new(16);
+        let shard_map = ShardMap::new(16);
         for stride in [16, 64, 256, 1024] {
             let mut asked = [0; 16];
             for i in 0..1600 {
                 let at = i * stride * GROUP;
-                asked[deal.pieces(at..at + 1).next().unwrap().shard] += 1;
+                asked[shard_map.pieces(at..at + 1).next().unwrap().shard] += 1;
             }
             assert!(asked.iter().all(|n| (50..200).contains(n)), "{stride}: {asked:?}");
         }

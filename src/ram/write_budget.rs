@@ -1,5 +1,5 @@
-//! How much may be written in a day: a bucket that holds a day's bytes and fills up evenly. Pure:
-//! the caller says what time it is.
+//! How much may be written in a day: a token bucket that holds a day's bytes and fills up evenly.
+//! Pure: the caller says what time it is.
 //!
 //! Invariant: in any 24 hours at most two days' bytes are taken, and in the long run one a day.
 
@@ -7,9 +7,9 @@ use std::time::Duration;
 
 const DAY_S: u64 = 24 * 60 * 60;
 
-/// The bucket. It begins full.
+/// The token bucket. It begins full.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Allowance {
+pub(super) struct TokenBucket {
     /// Bytes a day; 0: no limit.
     daily: u64,
     /// Bytes in the bucket, times the seconds of a day, so that nothing is lost by rounding.
@@ -18,7 +18,7 @@ pub(super) struct Allowance {
     at: Duration,
 }
 
-impl Allowance {
+impl TokenBucket {
     pub(super) fn new(daily: u64, now: Duration) -> Self {
         Self { daily, level: full(daily), at: now }
     }
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_day_has_its_bytes_and_they_come_evenly() {
-        let mut a = Allowance::new(24_000, Duration::ZERO);
+        let mut a = TokenBucket::new(24_000, Duration::ZERO);
         assert!(a.has(24_000, Duration::ZERO) && !a.has(24_001, Duration::ZERO));
         a.take(24_000, Duration::ZERO);
         assert!(!a.has(1, Duration::ZERO));
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn short_whiles_add_up() {
-        let mut a = Allowance::new(24, Duration::ZERO);
+        let mut a = TokenBucket::new(24, Duration::ZERO);
         a.take(24, Duration::ZERO);
         let step = Duration::from_nanos(10);
         for n in 1..1000 {
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn without_a_limit_all_may_go() {
-        let mut a = Allowance::new(0, Duration::ZERO);
+        let mut a = TokenBucket::new(0, Duration::ZERO);
         a.take(1 << 60, Duration::ZERO);
         assert!(a.has(1 << 60, Duration::ZERO));
         assert_eq!(a.left(HOUR), None);
