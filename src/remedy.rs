@@ -190,7 +190,7 @@ remedies! {
         Loses::Log,
     );
     /// The same of a volume that was to have no log.
-    LOG_MISSED_BARE = Remedy::or(
+    LOG_MISSED_PASSTHROUGH = Remedy::or(
         "bring it up with that --log, then drain it (`ztier restart NAME --log none`)",
         "bring it up with that --log, then drain it (`ztier restart NAME --log none`); only if that \
          log is gone for good, go on without what it held: any new file as --log, and --abandon-log",

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use support::ram_drive::RamDrive;
 use ztier::cache::Cached;
 use ztier::cache::policy::Rules;
-use ztier::device::{BareVolume, Device, IoError, Request};
+use ztier::device::{Device, IoError, PassthroughVolume, Request};
 use ztier::media::{Action, Drive, DriveError};
 use ztier::stats::CacheStats;
 
@@ -149,7 +149,7 @@ fn range(rng: &mut u64) -> (u64, u64) {
 fn model(seed: u64, limit: u64, rules: Rules, every: u64) {
     let drive = Arc::new(Flaky::new(every));
     let cached = Cached::with(Arc::clone(&drive) as Arc<dyn Drive>, rules, limit, 8 * MIB).unwrap();
-    let volume = BareVolume::cached(Arc::clone(&cached));
+    let volume = PassthroughVolume::cached(Arc::clone(&cached));
     let mut channel = Arc::clone(&volume).channel();
     let mut rng = seed;
     let (mut buf, mut failed, mut now) = (vec![0; (BLOCKS * BLOCK) as usize], 0, limit);
@@ -541,7 +541,9 @@ impl Drive for Blind {
 fn a_part_of_a_block_reaches_the_drive_as_it_is() {
     let drive = Arc::new(Blind(Mutex::default()));
     let cached = Cached::over(Arc::clone(&drive) as Arc<dyn Drive>, MIB, MIB).unwrap();
-    for volume in [BareVolume::cached(cached), BareVolume::over(Arc::clone(&drive) as _)] {
+    for volume in
+        [PassthroughVolume::cached(cached), PassthroughVolume::over(Arc::clone(&drive) as _)]
+    {
         let mut channel = volume.channel();
         let mut submit = |request| channel.submit(request, Instant::now()).unwrap();
         submit(Request::Write { offset: 3584, data: &[7; 5120], fua: true });

@@ -21,7 +21,7 @@ use support::place::{BLOCK, Place, content};
 use support::sandbox::{Done, eventually};
 use support::shell::{ok, run};
 use support::superblock;
-use ztier::media::{Access, FileDrive, Identity, Witness};
+use ztier::media::{Access, ChangeCounter, FileDrive, Identity};
 
 const MIB: u64 = 1 << 20;
 /// A block that the volume writes: no superblock and no sample is there.
@@ -77,7 +77,7 @@ fn check(place: &Place, version: u64) {
 /// Whether changes of the backing store's file are noted here.
 fn is_counted(place: &Place) -> bool {
     let drive = FileDrive::open(Path::new(&place.backing), Access::ReadOnly).unwrap();
-    let counted = Witness::of(&drive).written != 0;
+    let counted = ChangeCounter::of(&drive).written != 0;
     if !counted {
         println!("skipped: this file system tells nothing of changes");
     }

@@ -9,7 +9,7 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 use ztier::config::plan::MOST_THREADS;
 use ztier::device::{
-    Algorithm, Channel, Device, Freight, IoError, Load, Options, Request, Volume, Way,
+    Algorithm, Channel, DataMover, Device, IoError, Load, Options, Request, Volume, Way,
 };
 
 const MIB: u64 = 1 << 20;
@@ -128,14 +128,14 @@ impl Elsewhere {
     }
 }
 
-impl Freight for Elsewhere {
-    fn take(&self, at: usize, part: &mut [u8]) -> Result<(), IoError> {
+impl DataMover for Elsewhere {
+    fn copy_in(&self, at: usize, part: &mut [u8]) -> Result<(), IoError> {
         self.check(at)?;
         part.copy_from_slice(&self.bytes.lock().unwrap()[at..at + part.len()]);
         Ok(())
     }
 
-    fn give(&self, at: usize, part: &[u8]) -> Result<(), IoError> {
+    fn copy_out(&self, at: usize, part: &[u8]) -> Result<(), IoError> {
         self.check(at)?;
         self.bytes.lock().unwrap()[at..at + part.len()].copy_from_slice(part);
         Ok(())
@@ -164,17 +164,17 @@ fn what_is_elsewhere_is_moved_in_parts() {
                     let range = from as usize..(from + len) as usize;
                     fill(&mut model[range.clone()], &mut rng);
                     let bytes = Mutex::new(model[range].to_vec());
-                    let freight = &Elsewhere { bytes, broken: usize::MAX };
+                    let mover = &Elsewhere { bytes, broken: usize::MAX };
                     let (way, offset, len) = (Way::In, thread * AREA + from, len as usize);
-                    let load = Load { way, offset, len, freight };
+                    let load = Load { way, offset, len, mover };
                     channel.ship(load, &mut scratch, Instant::now()).unwrap();
 
                     let bytes = Mutex::new(vec![0xee; AREA as usize]);
-                    let freight = &Elsewhere { bytes, broken: usize::MAX };
+                    let mover = &Elsewhere { bytes, broken: usize::MAX };
                     let (way, offset, len) = (Way::Out, thread * AREA, AREA as usize);
-                    let load = Load { way, offset, len, freight };
+                    let load = Load { way, offset, len, mover };
                     channel.ship(load, &mut scratch, Instant::now()).unwrap();
-                    let found = freight.bytes.lock().unwrap();
+                    let found = mover.bytes.lock().unwrap();
                     assert!(*found == model, "thread {thread} reads something else");
                 }
             });
@@ -182,13 +182,13 @@ fn what_is_elsewhere_is_moved_in_parts() {
     });
     let mut channel = Arc::clone(&volume).channel();
     let len = 2 * MIB as usize;
-    let freight = &Elsewhere { bytes: Mutex::new(vec![1; len]), broken: MIB as usize };
+    let mover = &Elsewhere { bytes: Mutex::new(vec![1; len]), broken: MIB as usize };
     for way in [Way::In, Way::Out] {
-        let load = Load { way, offset: 0, len, freight };
+        let load = Load { way, offset: 0, len, mover };
         let shipped = channel.ship(load, &mut vec![0; least], Instant::now());
         assert_eq!(shipped, Err(IoError::Drive(14)));
     }
-    let beyond = Load { way: Way::In, offset: 3 * AREA - MIB, len, freight };
+    let beyond = Load { way: Way::In, offset: 3 * AREA - MIB, len, mover };
     let shipped = channel.ship(beyond, &mut vec![0; least], Instant::now());
     assert_eq!(shipped, Err(IoError::OutOfRange));
     volume.close();
@@ -211,8 +211,8 @@ fn await_one(count: &AtomicUsize) {
     }
 }
 
-impl Freight for Treacherous {
-    fn take(&self, _: usize, part: &mut [u8]) -> Result<(), IoError> {
+impl DataMover for Treacherous {
+    fn copy_in(&self, _: usize, part: &mut [u8]) -> Result<(), IoError> {
         if std::thread::current().id() == self.own {
             await_one(&self.begun);
             self.panics.fetch_add(1, Ordering::Relaxed);
@@ -226,7 +226,7 @@ impl Freight for Treacherous {
         Ok(())
     }
 
-    fn give(&self, _: usize, _: &[u8]) -> Result<(), IoError> {
+    fn copy_out(&self, _: usize, _: &[u8]) -> Result<(), IoError> {
         Ok(())
     }
 }
@@ -242,17 +242,17 @@ fn no_thread_helps_any_more_when_one_has_panicked() {
     let (panics, begun, done) = (0.into(), 0.into(), 0.into());
     let own = std::thread::current().id();
     // Leaked, because where this fails a helper still uses it.
-    let freight: &'static _ = Box::leak(Box::new(Treacherous { own, panics, begun, done }));
-    let load = Load { way: Way::In, offset: 0, len: least, freight };
+    let mover: &'static _ = Box::leak(Box::new(Treacherous { own, panics, begun, done }));
+    let load = Load { way: Way::In, offset: 0, len: least, mover };
     let mut scratch = vec![0; least];
     let ship = AssertUnwindSafe(|| channel.ship(load, &mut scratch, Instant::now()));
     assert!(catch_unwind(ship).is_err());
-    let [begun, done] = [&freight.begun, &freight.done].map(|n| n.load(Ordering::Relaxed));
+    let [begun, done] = [&mover.begun, &mover.done].map(|n| n.load(Ordering::Relaxed));
     assert_eq!(begun, done, "a helper is still at it");
     // The next one is helped with again.
     let bytes = Mutex::new(vec![9; least]);
-    let freight = &Elsewhere { bytes, broken: usize::MAX };
-    let load = Load { way: Way::In, offset: 0, len: least, freight };
+    let mover = &Elsewhere { bytes, broken: usize::MAX };
+    let load = Load { way: Way::In, offset: 0, len: least, mover };
     channel.ship(load, &mut scratch, Instant::now()).unwrap();
     let mut buf = vec![0; least];
     submit(&mut *channel, Request::Read { offset: 0, buf: &mut buf }).unwrap();

@@ -13,7 +13,7 @@ use ztier::log::{
     self, Command, Core, Fills, Found, Kept, OpenError, Options, Outcome, Progress, Reading,
     Refused, Writeback,
 };
-use ztier::media::{Drive, Memory, Witness};
+use ztier::media::{ChangeCounter, Drive, Memory};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 1024;
@@ -526,7 +526,7 @@ fn one_sector_that_cannot_be_read_does_not_keep_a_log_closed() {
     assert_eq!((machine.read(3), machine.read(4)), (0, 2));
     // A segment in which nothing is yet: a log that was closed ends before it for certain.
     let mut machine = two_chunks();
-    machine.core.close(Witness::default());
+    machine.core.close(ChangeCounter::default());
     machine.work();
     let free = machine.segments_at() + 4 * u64::from(SEGMENT);
     machine.log.bad.store(free, Ordering::SeqCst);
@@ -541,7 +541,7 @@ fn a_damaged_end_is_told_where_it_is_accepted() {
     let mut machine = Machine::new(0);
     machine.write(3, 1).unwrap();
     machine.flush();
-    machine.core.close(Witness::default());
+    machine.core.close(ChangeCounter::default());
     machine.work();
     machine.log.damage(machine.segments_at() + 16);
     let look = |accept_loss| log::inspect(&machine.log, accept_loss, true);

@@ -27,7 +27,7 @@ use support::shell::{missing, ok};
 use ztier::device::{Channel, Device, LogOptions, LogVolume, Request};
 use ztier::log;
 use ztier::log::disk::format::data_at;
-use ztier::media::{Access, Drive, FileDrive, Witness};
+use ztier::media::{Access, ChangeCounter, Drive, FileDrive};
 use ztier::stats::LogStats;
 
 /// Blocks that are read again and again.
@@ -166,9 +166,9 @@ fn what_is_read_again_is_kept_and_what_is_written_replaces_it() {
 }
 
 /// Whether changes of a file could be noticed here.
-fn is_witnessed(file: &str) -> bool {
+fn has_change_counter(file: &str) -> bool {
     let drive = FileDrive::open(Path::new(file), Access::ReadOnly).unwrap();
-    let known = Witness::of(&drive).sure != 0;
+    let known = ChangeCounter::of(&drive).sure != 0;
     if !known {
         println!("skipped: nothing here shows whether a file was changed");
     }
@@ -209,7 +209,7 @@ fn warmed() -> Option<Place> {
     let place = Place::new();
     let all: Vec<u8> = (0..BLOCKS).flat_map(|block| content(block, 1)).collect();
     fs::write(&place.backing, all).unwrap();
-    if !is_witnessed(&place.backing) {
+    if !has_change_counter(&place.backing) {
         return None;
     }
     up(&place);
@@ -303,7 +303,7 @@ fn a_file_system_that_was_mounted_bare_is_read_as_it_is() {
     let backing = fs::File::options().write(true).open(&place.backing).unwrap();
     backing.set_len(32 << 20).unwrap();
     ok(60, "mkfs.ext4", &["-q", "-F", &place.backing]);
-    if !is_witnessed(&place.backing) {
+    if !has_change_counter(&place.backing) {
         return;
     }
     let blocks = (32 << 20) / BLOCK;
@@ -343,7 +343,7 @@ fn a_loop_device_is_known_by_its_file() {
     let Some(place) = warmed() else { return };
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
     let device = Loop::on(Path::new(&place.backing), &[]);
-    let of = || Witness::of(&FileDrive::open(&device.0, Access::ReadOnly).unwrap());
+    let of = || ChangeCounter::of(&FileDrive::open(&device.0, Access::ReadOnly).unwrap());
     let first = of();
     assert!(first.is_sure(&of()) && !first.is_changed(&of()));
     // In the page cache of the device until it is dropped from there.

@@ -85,8 +85,9 @@ impl Down {
 
     fn end(&self, paths: &Paths, state: Option<&State>) -> Result<()> {
         // A volume that is its backing store is drained already.
-        let is_bare = state.is_some_and(|s| s.plan.backing.is_some() && s.plan.log.is_none());
-        if self.drain && !is_bare {
+        let is_passthrough =
+            state.is_some_and(|s| s.plan.backing.is_some() && s.plan.log.is_none());
+        if self.drain && !is_passthrough {
             drain::drain_most(paths, &self.name)?;
         }
         let ended = self.stop(paths)?;

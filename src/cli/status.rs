@@ -83,7 +83,7 @@ fn text(status: &control::Status) -> String {
         return logged(status, plan, log);
     }
     if let Some(backing) = &status.plan.backing {
-        return bare(status, backing);
+        return passthrough(status, backing);
     }
     let (plan, stats) = (&status.plan, &status.stats);
     let mut rows = vec![
@@ -255,7 +255,7 @@ fn daemon_of(status: &control::Status) -> String {
 }
 
 /// A volume that is its backing store.
-fn bare(status: &control::Status, backing: &Path) -> String {
+fn passthrough(status: &control::Status, backing: &Path) -> String {
     let mut rows = vec![
         ("volume", status.plan.name.clone()),
         ("state", state(&status.stats)),

@@ -375,7 +375,7 @@ impl Plan {
         let (log, backing) = match (&settings.log, &settings.backing) {
             (Some(log), Some(backing)) => (full(log)?, full(backing)?),
             (None, Some(backing)) => {
-                return Self::resolve_bare(volume, settings, kind, (full(backing)?, paths));
+                return Self::resolve_passthrough(volume, settings, kind, (full(backing)?, paths));
             }
             (_, None) => {
                 return Err(Error::usage("--log needs a backing store")
@@ -412,7 +412,7 @@ impl Plan {
     }
 
     /// The same for a volume that is its backing store.
-    fn resolve_bare(
+    fn resolve_passthrough(
         volume: &str,
         settings: &Settings,
         kind: Kind,
@@ -430,7 +430,7 @@ impl Plan {
         let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
         Ok(Self {
             name: volume.to_owned(),
-            size_bytes: device::BareVolume::size_of(&backing)?,
+            size_bytes: device::PassthroughVolume::size_of(&backing)?,
             ram_limit_bytes,
             ram_auto,
             segment_bytes: DEFAULT_SEGMENT,

@@ -53,7 +53,7 @@ fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> 
     }
     if let Some(backing) = &plan.backing {
         let limits = (plan.ram_limit_bytes, machine::memory_bytes());
-        let volume = device::BareVolume::open(backing, &kept.memory, &paths.state, limits)?;
+        let volume = device::PassthroughVolume::open(backing, &kept.memory, &paths.state, limits)?;
         return Ok(Made::new(volume, Vec::new()));
     }
     let (memory, most) = (&kept.memory, kept.manifest.ram_limit_max_bytes);

@@ -5,17 +5,17 @@
 //! was made for, in the state in which it was left, and only in the newest state that this machine
 //! has seen. Each exception that may lose data has a flag of its own.
 
-use super::below;
 use super::claimed::{Claimed, holds_data};
 use super::drives::{failed, random};
 use super::logged::{LogOptions, LogVolume};
 use super::record::{Book, Record, Seen, moment, state};
+use super::spill_setup;
 use crate::BLOCK_SIZE;
 use crate::error::{Error, Result};
 use crate::log::disk::format::Superblock;
 use crate::log::{self, Accepted, Inspection, Kept, OpenError, Step};
 use crate::media::{
-    Access, Drive, FileDrive, Identity, Match, Memory, Ring, StableId, Witness, common_layer,
+    Access, ChangeCounter, Drive, FileDrive, Identity, Match, Memory, Ring, StableId, common_layer,
 };
 use crate::remedy;
 use std::path::{Path, PathBuf};
@@ -242,7 +242,7 @@ impl Pair {
             }
             Err(_) => {}
         }
-        match below::found_on(log)? {
+        match spill_setup::found_on(log)? {
             Some(found) if !self.wipe => {
                 Err(Error::would_lose(format!("{} holds {found}", self.log.display()))
                     .mend(remedy::DRIVE_HOLDS))
@@ -328,7 +328,7 @@ impl Pair {
         if let Some(identity) = identity {
             opened.watch(identity, id, Arc::clone(&backing) as Arc<dyn Drive>);
         }
-        opened.witnessed(Box::new(move || Witness::of(&backing)));
+        opened.set_change_counter(Box::new(move || ChangeCounter::of(&backing)));
         opened.keep(book, record)?;
         opened.start(Some(ring))?;
         Ok(opened)

@@ -9,7 +9,7 @@ use super::record::{Book, Record, Seen};
 use crate::error::Result;
 use crate::log::disk::format::Superblock;
 use crate::log::{self, Inspection};
-use crate::media::{Drive, FileDrive, Identity, Match, StableId, Witness};
+use crate::media::{ChangeCounter, Drive, FileDrive, Identity, Match, StableId};
 
 /// Both drives, and this machine's record of the backing store.
 pub(super) struct Claimed {
@@ -47,22 +47,24 @@ impl Claimed {
     }
 
     /// The change counters now, if the log was closed in order and has some to compare.
-    fn witness(&self, sb: &Superblock) -> Option<Witness> {
+    fn change_counter(&self, sb: &Superblock) -> Option<ChangeCounter> {
         // Dirty pages of other programs are not counted before they are written.
-        let known = !sb.open && sb.witness != Witness::default() && self.backing.flush().is_ok();
-        known.then(|| Witness::of(&self.backing))
+        let known = !sb.open
+            && sb.change_counter != ChangeCounter::default()
+            && self.backing.flush().is_ok();
+        known.then(|| ChangeCounter::of(&self.backing))
     }
 
     /// Whether the backing store certainly was not written to since its log was closed.
     pub fn is_untouched(&self) -> bool {
         let Ok((sb, ..)) = log::read_superblock(&self.log) else { return false };
         let same = matches!(self.compare(&sb), Ok(Some(Match::Same)));
-        same && self.witness(&sb).is_some_and(|now| sb.witness.is_sure(&now))
+        same && self.change_counter(&sb).is_some_and(|now| sb.change_counter.is_sure(&now))
     }
 
     /// Whether the kernel counted writes to the backing store since the log was closed.
     pub fn is_written_to(&self, sb: &Superblock) -> bool {
-        self.witness(sb).is_some_and(|now| sb.witness.is_changed(&now))
+        self.change_counter(sb).is_some_and(|now| sb.change_counter.is_changed(&now))
     }
 
     /// The log as this machine saw it last, if it was newer than this superblock.

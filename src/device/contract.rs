@@ -71,23 +71,23 @@ pub struct Load<'a> {
     pub offset: u64,
     /// Bytes.
     pub len: usize,
-    /// Where they are.
-    pub freight: &'a dyn Freight,
+    /// What moves them.
+    pub mover: &'a dyn DataMover,
 }
 
-/// The bytes of a request, which any thread may fetch or bring.
-pub trait Freight: Sync {
+/// Moves the bytes of a request; any thread may call it.
+pub trait DataMover: Sync {
     /// Fills `part` with what begins `at` bytes into the request.
     ///
     /// # Errors
     /// [`IoError::Drive`] with the errno.
-    fn take(&self, at: usize, part: &mut [u8]) -> Result<(), IoError>;
+    fn copy_in(&self, at: usize, part: &mut [u8]) -> Result<(), IoError>;
 
     /// Brings `part`, which begins `at` bytes into the request.
     ///
     /// # Errors
     /// [`IoError::Drive`] with the errno.
-    fn give(&self, at: usize, part: &[u8]) -> Result<(), IoError>;
+    fn copy_out(&self, at: usize, part: &[u8]) -> Result<(), IoError>;
 }
 
 /// Why a request failed.

@@ -48,8 +48,8 @@ pub struct LogOptions {
     pub ram_limit_max: u64,
 }
 
-/// Says what is known of a backing store.
-pub type Witness = Box<dyn Fn() -> media::Witness + Send>;
+/// Reads the change counter of a backing store.
+pub type CountChanges = Box<dyn Fn() -> media::ChangeCounter + Send>;
 
 /// A block device over a log and a backing store.
 pub struct LogVolume {
@@ -72,7 +72,7 @@ pub struct LogVolume {
     alarm: Arc<OnceLock<Alarm>>,
     drives: [(Role, Arc<dyn Drive>); 2],
     /// Says what is known of the backing store when it is let go.
-    witness: Mutex<Option<Witness>>,
+    count_changes: Mutex<Option<CountChanges>>,
 }
 
 impl LogVolume {
@@ -151,7 +151,7 @@ impl LogVolume {
             noted: Arc::default(),
             alarm: Arc::default(),
             drives,
-            witness: Mutex::new(None),
+            count_changes: Mutex::new(None),
         }))
     }
 
@@ -169,8 +169,8 @@ impl LogVolume {
 
     /// Sets what says, when the volume goes down, by what it is known later that nothing was
     /// written to the backing store.
-    pub fn witnessed(&self, witness: Witness) {
-        *self.witness.lock() = Some(witness);
+    pub fn set_change_counter(&self, count: CountChanges) {
+        *self.count_changes.lock() = Some(count);
     }
 
     /// Says what the superblock has of the backing store's identity: from now on it is kept true.
@@ -234,9 +234,9 @@ impl LogVolume {
     /// The log has failed.
     pub fn close(&self) -> std::result::Result<(), Fault> {
         let runtime = self.runtime.lock().take();
-        let witness = self.witness.lock().take();
-        let witness = move || witness.as_ref().map(|witness| witness()).unwrap_or_default();
-        let closed = runtime.map_or(Ok(()), |runtime| runtime.close(&witness));
+        let count = self.count_changes.lock().take();
+        let count = move || count.as_ref().map(|count| count()).unwrap_or_default();
+        let closed = runtime.map_or(Ok(()), |runtime| runtime.close(&count));
         if let Some((book, record)) = self.record.lock().take() {
             let standing = self.logged.standing();
             let noted = common(&self.noted.lock(), &standing.lost);

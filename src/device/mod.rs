@@ -2,22 +2,22 @@
 //! and latency.
 //!
 //! A volume is one of three: [`Volume`] in memory, [`LogVolume`] with a log before its backing
-//! store, [`BareVolume`] that is its backing store, with or without copies in memory.
+//! store, [`PassthroughVolume`] that is its backing store, with or without copies in memory.
 //!
 //! Invariant: a front-end reaches stored data only through a [`Channel`]; every request that comes
 //! in is counted exactly once, whether it ended well or not.
 
 mod attach;
-mod bare;
-mod below;
 mod claimed;
 mod contract;
 mod counters;
 mod drives;
 mod logged;
 mod marks;
+mod passthrough;
 mod record;
 pub mod sector;
+mod spill_setup;
 mod split;
 mod volume;
 mod worker;
@@ -28,13 +28,13 @@ pub use crate::log::Policy;
 pub use crate::media::Sector;
 pub use crate::ram::{Recompress, SpillTo};
 pub use attach::{Opened, Pair, cannot_use};
-pub use bare::BareVolume;
-pub use below::SpillDevice;
 pub use contract::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
-pub use contract::{Freight, Load, Way, no_log};
+pub use contract::{DataMover, Load, Way, no_log};
 pub use drives::Alarm;
 pub use logged::{LogOptions, LogVolume};
 pub use marks::Marks;
+pub use passthrough::PassthroughVolume;
+pub use spill_setup::SpillDevice;
 pub use volume::{MEMORY_LAYOUT, Options, SIZE_MAX, THREADS_MAX, Volume};
 pub use volume::{min_ram_limit, min_ram_limit_above, ram_limit_max_of};
 pub(crate) use worker::Worker;

@@ -1,5 +1,5 @@
-//! A volume that is its backing store, with copies of its blocks in memory or without: nothing else
-//! stands before it.
+//! A passthrough volume: it is its backing store, with copies of its blocks in memory or without:
+//! nothing else stands before it.
 //!
 //! Invariants: a request is served by the drive itself, whole, before it returns; a flush is one of
 //! the drive. A write of a part of a block changes nothing else of it, and reaches the drive as
@@ -31,7 +31,7 @@ const STRIPES: usize = 64;
 const STRIPE: u64 = 1 << 20;
 
 /// The volume.
-pub struct BareVolume {
+pub struct PassthroughVolume {
     backing: Arc<dyn Drive>,
     /// The same, if it has copies.
     cache: Option<Arc<Cached>>,
@@ -40,7 +40,7 @@ pub struct BareVolume {
     accounts: Accounts,
 }
 
-impl BareVolume {
+impl PassthroughVolume {
     /// Bytes of the volume that a drive is.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl BareVolume {
                 backing.display(),
                 record.log.display()
             ))
-            .mend(format!("{} ({})", remedy::LOG_MISSED_BARE, record.state()))),
+            .mend(format!("{} ({})", remedy::LOG_MISSED_PASSTHROUGH, record.state()))),
             _ => Ok(Self::cached(Cached::over(Arc::new(drive), ram_limit, most)?)),
         }
     }
@@ -133,7 +133,7 @@ impl BareVolume {
     }
 }
 
-impl Device for BareVolume {
+impl Device for PassthroughVolume {
     fn size(&self) -> u64 {
         self.backing.size()
     }
@@ -149,7 +149,7 @@ impl Device for BareVolume {
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         ready_to_wait();
         let counters = self.accounts.enter();
-        Box::new(BareChannel { volume: self, counters, page: Box::new([0; BLOCK_SIZE]) })
+        Box::new(PassthroughChannel { volume: self, counters, page: Box::new([0; BLOCK_SIZE]) })
     }
 
     fn extents(&self, offset: u64, len: u64, _most: usize) -> Result<Vec<Extent>, IoError> {
@@ -159,7 +159,7 @@ impl Device for BareVolume {
     }
 }
 
-impl Serving for BareVolume {
+impl Serving for PassthroughVolume {
     fn stats(&self) -> Stats {
         self.stats()
     }
@@ -204,8 +204,8 @@ impl Serving for BareVolume {
 }
 
 /// One thread's way to it.
-struct BareChannel {
-    volume: Arc<BareVolume>,
+struct PassthroughChannel {
+    volume: Arc<PassthroughVolume>,
     counters: Arc<Counters>,
     page: Box<[u8; BLOCK_SIZE]>,
 }
@@ -217,7 +217,7 @@ fn parts(range: Range<u64>) -> (Range<u64>, Range<u64>, Range<u64>) {
     (range.start..first, first..last, last..range.end)
 }
 
-impl BareChannel {
+impl PassthroughChannel {
     fn serve(&mut self, request: Request<'_>) -> Result<(), DriveError> {
         let backing = &self.volume.backing;
         let durable = match request {
@@ -290,7 +290,7 @@ impl BareChannel {
     }
 }
 
-impl Channel for BareChannel {
+impl Channel for PassthroughChannel {
     fn submit(&mut self, request: Request<'_>, arrived: Instant) -> Result<(), IoError> {
         let start = Instant::now();
         let (kind, offset, len) = Kind::of(&request);
@@ -310,7 +310,7 @@ impl Channel for BareChannel {
     }
 }
 
-impl Drop for BareChannel {
+impl Drop for PassthroughChannel {
     fn drop(&mut self) {
         self.volume.accounts.leave(&self.counters);
     }

@@ -1,7 +1,7 @@
 //! Memory that a drive can read and write without copying: page-aligned, of a fixed length.
 
 use super::drive::ALIGN;
-use super::lender::Lent;
+use super::ring_buffers::Lent;
 use std::ops::{Deref, DerefMut};
 
 /// One aligned page; exists so that a `Vec` of it is aligned.

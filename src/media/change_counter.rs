@@ -1,8 +1,8 @@
 //! Change counters: whether a drive was written to since the last volume on it went down.
 //!
 //! Comparing the content would mean to read all of it. But within one boot the kernel counts the
-//! sectors that are written to a block device, and notes when a file was changed. A witness gives
-//! two answers, and neither is the negation of the other:
+//! sectors that are written to a block device, and notes when a file was changed. A change counter
+//! gives two answers, and neither is the negation of the other:
 //!
 //! - *sure*: nothing was written, also not past the device or through mapped memory. Given only
 //!   where that is certain: not for drives that other machines may write to, nor for files on file
@@ -43,7 +43,7 @@ const TRIES: u32 = 5;
 
 /// The change counters of a drive at one moment, each as a checksum of a text; 0: unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Witness {
+pub struct ChangeCounter {
     /// The boot, and the object whose changes are counted.
     pub scope: u64,
     /// Equal only if nothing was written.
@@ -52,7 +52,7 @@ pub struct Witness {
     pub written: u64,
 }
 
-impl Witness {
+impl ChangeCounter {
     /// The counters of a drive. Waits up to 50 ms if the drive was changed just now.
     #[must_use]
     pub fn of(drive: &FileDrive) -> Self {
@@ -87,7 +87,7 @@ fn number(boot: &str, text: Option<String>) -> u64 {
     text.map_or(0, |text| crc_fast::crc64_nvme(format!("{boot} {text}").as_bytes()).max(1))
 }
 
-/// The text behind [`Witness::sure`].
+/// The text behind [`ChangeCounter::sure`].
 fn sure(drive: &FileDrive) -> Option<String> {
     let Some(number) = drive.device_number() else {
         return of_file(&fs::File::from(drive.reopen().ok()?));
@@ -99,7 +99,7 @@ fn sure(drive: &FileDrive) -> Option<String> {
     of_device(&dir, DEEP)
 }
 
-/// The texts behind [`Witness::scope`] and [`Witness::written`].
+/// The texts behind [`ChangeCounter::scope`] and [`ChangeCounter::written`].
 fn changes(drive: &FileDrive) -> Option<(String, String)> {
     let lowest = drive.layers().last()?;
     let is_file = matches!(lowest.base, Base::File(..)) && lowest.bytes == (0..u64::MAX);
@@ -180,7 +180,7 @@ fn of_file(file: &fs::File) -> Option<String> {
     }
     let found = || {
         let stat = file.metadata().ok()?;
-        // A file system that notes seconds is no witness.
+        // A file system that notes seconds has no change counter.
         let fine = stat.ctime_nsec() != 0 && stat.mtime_nsec() != 0;
         fine.then_some(stat)
     };
@@ -321,12 +321,12 @@ mod tests {
     use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 
     fn of(path: &Path) -> Option<u64> {
-        let witness = Witness::of(&FileDrive::open(path, Access::ReadOnly).unwrap());
-        (witness.sure != 0).then_some(witness.sure)
+        let counter = ChangeCounter::of(&FileDrive::open(path, Access::ReadOnly).unwrap());
+        (counter.sure != 0).then_some(counter.sure)
     }
 
     #[test]
-    fn a_file_that_was_changed_has_another_witness() {
+    fn a_file_that_was_changed_has_another_change_counter() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         let file = fs::File::create(&path).unwrap();
@@ -354,7 +354,8 @@ mod tests {
             let (path, other) = (dir.path().join("a"), dir.path().join("b"));
             let file = fs::File::create(&path).unwrap();
             file.write_all_at(&[1; 8192], 0).unwrap();
-            let of = |path: &Path| Witness::of(&FileDrive::open(path, Access::ReadOnly).unwrap());
+            let of =
+                |path: &Path| ChangeCounter::of(&FileDrive::open(path, Access::ReadOnly).unwrap());
             let first = of(&path);
             if first.written == 0 {
                 eprintln!("skipped: this file system tells nothing of changes");
@@ -385,7 +386,7 @@ mod tests {
         stack(&above, "dm", &[&below]);
         let of = |dir: &Path| {
             let (scope, written) = device_changes(dir).unwrap();
-            Witness {
+            ChangeCounter {
                 scope: number("b", Some(scope)),
                 sure: 0,
                 written: number("b", Some(written)),
@@ -510,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_below_a_device_is_part_of_its_witness() {
+    fn what_lies_below_a_device_is_part_of_its_change_counter() {
         let root = tempfile::tempdir().unwrap();
         let (above, below) = (root.path().join("dm-0"), root.path().join("sda"));
         device(&below, [0, 7, 0]);
@@ -523,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_does_not_tell_all_has_no_witness() {
+    fn a_device_that_does_not_tell_all_has_no_change_counter() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("sda");
         device(&dir, [1, 1, 1]);
@@ -543,28 +544,32 @@ mod tests {
         assert!(of_device(&dir, DEEP).is_some());
     }
 
-    fn is_witnessed(dir: &Path) -> bool {
+    fn has_change_counter(dir: &Path) -> bool {
         of_device(dir, DEEP).is_some()
     }
 
     #[test]
-    fn a_device_has_a_witness_only_if_its_kind_is_known() {
+    fn a_device_has_a_change_counter_only_if_its_kind_is_known() {
         let root = tempfile::tempdir().unwrap();
         for kind in ["virtio", "xen", "mmc", "rbd", "ccw", "nd", "ublk-char", "drbd"] {
             let dir = root.path().join(kind);
             counted(&dir, [1, 1, 1]);
             put_on(&dir.join("device"), kind);
-            assert_eq!(is_witnessed(&dir), ["virtio", "xen", "mmc"].contains(&kind), "{kind}");
+            assert_eq!(
+                has_change_counter(&dir),
+                ["virtio", "xen", "mmc"].contains(&kind),
+                "{kind}"
+            );
         }
         for bare in ["nbd0", "rnbd0", "drbd0", "etherd!e0.1", "zd0", "ublkb0", "zram0", "ram0"] {
             let dir = root.path().join(bare);
             counted(&dir, [1, 1, 1]);
-            assert!(!is_witnessed(&dir), "{bare}");
+            assert!(!has_change_counter(&dir), "{bare}");
         }
     }
 
     #[test]
-    fn a_scsi_disk_has_a_witness_only_if_its_adapter_is_alone() {
+    fn a_scsi_disk_has_a_change_counter_only_if_its_adapter_is_alone() {
         // The adapter and its bus, the host's transport, what is between host and target.
         let cases = [
             (true, "0000:00:1f.2/ata1", "ata", "", ""),
@@ -598,12 +603,12 @@ mod tests {
             let disk = device.join("block/sda");
             counted(&disk, [1, 1, 1]);
             symlink("../..", disk.join("device")).unwrap();
-            assert_eq!(is_witnessed(&disk), own, "{}", disk.display());
+            assert_eq!(has_change_counter(&disk), own, "{}", disk.display());
         }
     }
 
     #[test]
-    fn an_nvme_drive_has_a_witness_only_if_every_way_to_it_is_in_the_machine() {
+    fn an_nvme_drive_has_a_change_counter_only_if_every_way_to_it_is_in_the_machine() {
         let root = tempfile::tempdir().unwrap();
         let controller = |name: &str, transport: &str| {
             let dir = root.path().join(name);
@@ -615,7 +620,7 @@ mod tests {
             let disk = controller(name, transport).join(format!("{name}n1"));
             counted(&disk, [1, 1, 1]);
             symlink("..", disk.join("device")).unwrap();
-            assert_eq!(is_witnessed(&disk), transport == "pcie", "{transport}");
+            assert_eq!(has_change_counter(&disk), transport == "pcie", "{transport}");
         }
         let subsystem = root.path().join("nvme-subsys0");
         put_on(&subsystem, "nvme-subsystem");
@@ -623,17 +628,17 @@ mod tests {
         counted(&disk, [1, 1, 1]);
         put_on(&disk, "block");
         symlink("..", disk.join("device")).unwrap();
-        assert!(!is_witnessed(&disk), "no way to it is known");
+        assert!(!has_change_counter(&disk), "no way to it is known");
         for (name, own) in [("nvme0", true), ("nvme1", false)] {
             symlink(root.path().join(name), subsystem.join(name)).unwrap();
-            assert_eq!(is_witnessed(&disk), own, "{name}");
+            assert_eq!(has_change_counter(&disk), own, "{name}");
         }
         controller("nvme1", "pcie");
-        assert!(is_witnessed(&disk), "both are in the machine");
+        assert!(has_change_counter(&disk), "both are in the machine");
     }
 
     #[test]
-    fn what_is_above_others_has_a_witness_only_if_all_below_have() {
+    fn what_is_above_others_has_a_change_counter_only_if_all_below_have() {
         let root = tempfile::tempdir().unwrap();
         let at = |name: &str| root.path().join(name);
         device(&at("vda"), [1, 1, 1]);
@@ -646,7 +651,11 @@ mod tests {
         for (below, own) in [("md0", true), ("md1", false), ("bcache0", false), ("dm-9", false)] {
             let above = at(&format!("dm-{below}"));
             stack(&above, "dm", &[&at(below)]);
-            assert_eq!((is_witnessed(&at(below)), is_witnessed(&above)), (own, own), "{below}");
+            assert_eq!(
+                (has_change_counter(&at(below)), has_change_counter(&above)),
+                (own, own),
+                "{below}"
+            );
         }
     }
 }

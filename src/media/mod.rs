@@ -6,6 +6,7 @@
 mod arena;
 pub mod budget;
 mod buffer;
+mod change_counter;
 mod claims;
 mod contents;
 mod drive;
@@ -15,36 +16,35 @@ mod flushes;
 mod holder;
 mod identity;
 mod layers;
-mod lender;
 mod loops;
 mod memory;
 pub mod mounts;
 mod pool;
 pub mod ring;
+mod ring_buffers;
 mod sector;
 mod signature;
 mod stable_id;
 mod sysfs;
 mod transfer;
-mod witness;
 mod words;
 
 pub use arena::Arena;
 pub use buffer::Buffer;
+pub use change_counter::ChangeCounter;
 pub use drive::{ALIGN, Action, Drive, DriveError};
 pub use failures::{Alarm, Failures};
 pub use file_drive::{Access, FileDrive, common_layer};
 pub use holder::process_name;
 pub use identity::{Identity, Match};
-pub use lender::Lender;
 pub use loops::LoopInfo;
 pub use memory::Memory;
 pub use pool::{Frame, Pool};
 pub use ring::{Completion, Ring, Submission, Waker};
+pub use ring_buffers::RingBuffers;
 pub use sector::{Made as MadeFor, Sector};
 pub use signature::Signature;
 pub use stable_id::{IdKind, Place, StableId};
-pub use witness::Witness;
 pub use words::Words;
 
 /// Bytes in a page of the machine; x86-64 and the usual aarch64 kernels have this size.

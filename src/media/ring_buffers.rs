@@ -1,4 +1,4 @@
-//! A memory file that is lent piece by piece, as buffers: a ring.
+//! The ring buffer pool: a memory file that is lent piece by piece, as buffers.
 //!
 //! Invariants:
 //! - each piece lies behind the one that was lent before, or at the begin; they are taken back in
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// The ring.
 #[derive(Debug)]
-pub struct Lender {
+pub struct RingBuffers {
     arena: Arc<Arena>,
     /// Nothing is lent from here on.
     most: usize,
@@ -55,8 +55,8 @@ unsafe impl Sync for Lent {}
 impl Lent {
     pub(super) fn bytes(&self) -> &[u8] {
         // SAFETY: the bytes are inside the arena, which the lease keeps mapped; memory of a file is
-        // always initialised. `Lender` lends them to no other buffer while the lease lives, so only
-        // the exclusive holder of `self` writes to them.
+        // always initialised. `RingBuffers` lends them to no other buffer while the lease lives, so
+        // only the exclusive holder of `self` writes to them.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
@@ -70,22 +70,22 @@ impl Lent {
     }
 }
 
-impl Lender {
+impl RingBuffers {
     /// A ring over a memory file, in which `kept` is what another process had lent and not taken
     /// back, oldest first. `None` if that cannot be.
     pub fn new(arena: Arena, kept: &[Range<usize>]) -> Option<Self> {
         let (most, arena) = (arena.len(), Arc::new(arena));
-        let mut lender = Self { arena, most, pieces: VecDeque::new(), kept: 0, head: 0 };
+        let mut ring = Self { arena, most, pieces: VecDeque::new(), kept: 0, head: 0 };
         for (i, piece) in kept.iter().enumerate() {
-            let fits = piece.start < piece.end && piece.end <= lender.arena.len();
+            let fits = piece.start < piece.end && piece.end <= ring.arena.len();
             let apart = |other: &Range<usize>| other.end <= piece.start || piece.end <= other.start;
             if !fits || !piece.start.is_multiple_of(ALIGN) || !kept[..i].iter().all(apart) {
                 return None;
             }
-            lender.push(piece.start);
-            lender.head = piece.end.next_multiple_of(ALIGN);
+            ring.push(piece.start);
+            ring.head = piece.end.next_multiple_of(ALIGN);
         }
-        Some(lender)
+        Some(ring)
     }
 
     /// From now on, only the first `most` bytes are lent.
@@ -199,65 +199,65 @@ mod tests {
     use super::super::Memory;
     use super::*;
 
-    fn lender(most: usize) -> Lender {
+    fn ring(most: usize) -> RingBuffers {
         let arena = Memory::default().arena("test", 1 << 20).unwrap();
-        let mut lender = Lender::new(arena, &[]).unwrap();
-        lender.limit(most);
-        lender
+        let mut ring = RingBuffers::new(arena, &[]).unwrap();
+        ring.limit(most);
+        ring
     }
 
     #[test]
     fn pieces_follow_each_other_and_wrap() {
-        let mut lender = lender(10 * ALIGN);
-        let (at, mut first) = lender.lend(4 * ALIGN).unwrap();
+        let mut ring = ring(10 * ALIGN);
+        let (at, mut first) = ring.lend(4 * ALIGN).unwrap();
         assert_eq!((at, first.len()), (0, 4 * ALIGN));
-        lender.settle(&mut first, 2 * ALIGN - 100);
+        ring.settle(&mut first, 2 * ALIGN - 100);
         assert_eq!(first.len(), 2 * ALIGN);
-        let (at, second) = lender.lend(6 * ALIGN).unwrap();
+        let (at, second) = ring.lend(6 * ALIGN).unwrap();
         assert_eq!(at, 2 * ALIGN);
-        assert!(lender.lend(3 * ALIGN).is_none(), "no room at the end, and none at the begin");
-        lender.take_back();
-        assert!(lender.lend(3 * ALIGN).is_none(), "its buffer is there");
+        assert!(ring.lend(3 * ALIGN).is_none(), "no room at the end, and none at the begin");
+        ring.take_back();
+        assert!(ring.lend(3 * ALIGN).is_none(), "its buffer is there");
         drop(first);
-        assert!(lender.lend(3 * ALIGN).is_none(), "two are not enough");
-        let (at, third) = lender.lend(2 * ALIGN).unwrap();
+        assert!(ring.lend(3 * ALIGN).is_none(), "two are not enough");
+        let (at, third) = ring.lend(2 * ALIGN).unwrap();
         assert_eq!(at, 8 * ALIGN);
-        let (at, fourth) = lender.lend(2 * ALIGN).unwrap();
+        let (at, fourth) = ring.lend(2 * ALIGN).unwrap();
         assert_eq!(at, 0);
-        assert!(lender.lend(ALIGN).is_none(), "it is full");
+        assert!(ring.lend(ALIGN).is_none(), "it is full");
         drop((second, third, fourth));
-        assert!(lender.lend(ALIGN).is_none(), "gone is not taken back");
+        assert!(ring.lend(ALIGN).is_none(), "gone is not taken back");
         for _ in 0..3 {
-            lender.take_back();
+            ring.take_back();
         }
-        assert_eq!(lender.lend(10 * ALIGN).unwrap().0, 0);
+        assert_eq!(ring.lend(10 * ALIGN).unwrap().0, 0);
     }
 
     #[test]
     fn what_was_not_taken_back_is_found() {
         let memory = Memory::default();
-        let mut lender = Lender::new(memory.arena("test", 64 * ALIGN).unwrap(), &[]).unwrap();
+        let mut ring = RingBuffers::new(memory.arena("test", 64 * ALIGN).unwrap(), &[]).unwrap();
         for value in 1..4 {
-            let (_, mut buffer) = lender.lend(2 * ALIGN).unwrap();
+            let (_, mut buffer) = ring.lend(2 * ALIGN).unwrap();
             buffer.fill(value);
-            lender.settle(&mut buffer, ALIGN);
+            ring.settle(&mut buffer, ALIGN);
         }
-        lender.take_back();
-        assert_eq!(lender.left(0, 5..7), Some(&[2; 2][..]));
-        assert_eq!(lender.left(1, 0..ALIGN), Some(&[3; ALIGN][..]));
-        assert_eq!(lender.left(0, 0..ALIGN + 1), None, "another's");
-        assert_eq!(lender.left(2, 0..1), None);
-        lender.take_back_newest();
-        let (at, held) = lender.lend(ALIGN).unwrap();
+        ring.take_back();
+        assert_eq!(ring.left(0, 5..7), Some(&[2; 2][..]));
+        assert_eq!(ring.left(1, 0..ALIGN), Some(&[3; ALIGN][..]));
+        assert_eq!(ring.left(0, 0..ALIGN + 1), None, "another's");
+        assert_eq!(ring.left(2, 0..1), None);
+        ring.take_back_newest();
+        let (at, held) = ring.lend(ALIGN).unwrap();
         assert_eq!(at, 2 * ALIGN);
-        assert_eq!(lender.left(1, 0..1), None, "it is lent");
+        assert_eq!(ring.left(1, 0..1), None, "it is lent");
         drop(held);
 
         let files = memory.files().into_iter();
         let files = files.map(|(name, file)| (name, file.try_clone().unwrap())).collect();
         let arena = || Memory::inherited(files).arena("test", 64 * ALIGN).unwrap();
         let left = std::slice::from_ref(&(ALIGN..2 * ALIGN));
-        let mut heir = Lender::new(arena(), left).unwrap();
+        let mut heir = RingBuffers::new(arena(), left).unwrap();
         assert_eq!(heir.left(0, 0..3), Some(&[2; 3][..]));
         assert_eq!(heir.lend(ALIGN).unwrap().0, 2 * ALIGN);
     }
@@ -271,21 +271,21 @@ mod tests {
             (ALIGN..ALIGN, 2 * ALIGN..3 * ALIGN),
             (0..2 * ALIGN, ALIGN..3 * ALIGN),
         ] {
-            assert!(Lender::new(arena(), &[first, second]).is_none());
+            assert!(RingBuffers::new(arena(), &[first, second]).is_none());
         }
     }
 
     #[test]
     fn memory_goes_when_nothing_is_lent() {
-        let mut lender = lender(1 << 20);
-        let (_, mut buffer) = lender.lend(1 << 20).unwrap();
+        let mut ring = ring(1 << 20);
+        let (_, mut buffer) = ring.lend(1 << 20).unwrap();
         buffer.fill(7);
-        lender.take_back();
-        lender.rest(ALIGN);
-        assert_eq!(lender.arena.present().next(), Some(0..1 << 20), "it is lent");
+        ring.take_back();
+        ring.rest(ALIGN);
+        assert_eq!(ring.arena.present().next(), Some(0..1 << 20), "it is lent");
         drop(buffer);
-        lender.rest(ALIGN);
-        let left: Vec<_> = lender.arena.present().collect();
+        ring.rest(ALIGN);
+        let left: Vec<_> = ring.arena.present().collect();
         assert_eq!((left.len(), &left[0]), (1, &(0..ALIGN)));
     }
 }

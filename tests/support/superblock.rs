@@ -30,9 +30,9 @@ pub fn edit(log: &str, change: impl Fn(&mut Superblock)) {
 /// As after a reboot since the log was closed: the change counters have another scope.
 pub fn reboot(log: &str) {
     edit(log, |sb| {
-        sb.witness.scope ^= 1;
-        sb.witness.sure ^= 1;
-        sb.witness.written ^= 1;
+        sb.change_counter.scope ^= 1;
+        sb.change_counter.sure ^= 1;
+        sb.change_counter.written ^= 1;
     });
 }
 

@@ -15,7 +15,7 @@ use crate::rng::{Rng, mix};
 use crate::trouble::{Kind, Trouble};
 use crate::volume::Opening;
 use crate::world::World;
-use ztier::media::{Drive, Witness};
+use ztier::media::{ChangeCounter, Drive};
 
 /// The steps, and between them those of the admission thread; and of another program, which writes
 /// to the backing store where it may.
@@ -167,7 +167,7 @@ impl World<'_> {
                 self.sync()?;
                 self.settle()?;
                 self.finish_windows()?;
-                self.volume.core.close(Witness::default());
+                self.volume.core.close(ChangeCounter::default());
                 self.wait("closing", |world| world.volume.core.is_closed())?;
                 if gone(self) {
                     return self.cut_closed();

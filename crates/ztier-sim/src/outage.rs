@@ -16,7 +16,7 @@ use crate::world::World;
 use std::sync::Arc;
 use ztier::log::OpenError;
 use ztier::log::disk::format::{Header, SUPER_AT, Superblock};
-use ztier::media::{Memory, Witness};
+use ztier::media::{ChangeCounter, Memory};
 
 impl World<'_> {
     /// The power goes and comes back.
@@ -239,7 +239,7 @@ impl World<'_> {
             return Ok(());
         }
         self.finish_windows()?;
-        self.volume.core.close(Witness::default());
+        self.volume.core.close(ChangeCounter::default());
         self.wait("closing", |world| world.volume.core.is_closed())?;
         if self.is_troubled() {
             return self.cut_closed();

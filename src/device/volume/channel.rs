@@ -48,11 +48,11 @@ impl Channel for VolumeChannel {
         scratch: &mut [u8],
         arrived: Instant,
     ) -> Result<(), IoError> {
-        let Load { way, offset, len, freight } = load;
+        let Load { way, offset, len, mover } = load;
         let kind = if way == Way::In { Kind::Write } else { Kind::Read };
         self.count(kind, offset, len as u64, arrived, |Self { volume, io, .. }| {
             let pool = volume.pool().ok_or(IoError::Unsupported)?;
-            let work = Work::Move { way, offset, len, freight, scratch };
+            let work = Work::Move { way, offset, len, mover, scratch };
             pool.share(volume.ram(), io, work)
         })
     }

@@ -4,7 +4,7 @@
 
 use crate::BLOCK_SIZE;
 use crate::GROUP;
-use crate::device::contract::{Freight, IoError, Way};
+use crate::device::contract::{DataMover, IoError, Way};
 use crate::device::split::{Piece, Zeroed, each, each_mut};
 use crate::ram::Ram;
 use crate::ram::store::Session;
@@ -59,7 +59,7 @@ impl IoContext {
         ram: &Ram,
         way: Way,
         offset: u64,
-        freight: &dyn Freight,
+        mover: &dyn DataMover,
         at: usize,
         part: &mut [u8],
     ) -> Result<(), IoError> {
@@ -67,10 +67,10 @@ impl IoContext {
         match way {
             Way::Out => {
                 self.read(ram, from, part)?;
-                freight.give(at, part)
+                mover.copy_out(at, part)
             }
             Way::In => {
-                freight.take(at, part)?;
+                mover.copy_in(at, part)?;
                 self.write(ram, from, part)
             }
         }

@@ -14,7 +14,7 @@
 
 use super::Volume;
 use super::io_context::IoContext;
-use crate::device::contract::{Freight, IoError, Way};
+use crate::device::contract::{DataMover, IoError, Way};
 use crate::error::{Context, Result};
 use crate::ram::Ram;
 use crate::ram::store::Session;
@@ -36,9 +36,9 @@ pub(super) enum Work<'a> {
     Read { offset: u64, buf: &'a mut [u8] },
     /// Store `data` from `offset` on.
     Write { offset: u64, data: &'a [u8] },
-    /// Move `len` bytes from `offset` on between the volume and `freight`, through `scratch`, of at
+    /// Move `len` bytes from `offset` on between the volume and `mover`, through `scratch`, of at
     /// least [`PIECE`] bytes.
-    Move { way: Way, offset: u64, len: usize, freight: &'a dyn Freight, scratch: &'a mut [u8] },
+    Move { way: Way, offset: u64, len: usize, mover: &'a dyn DataMover, scratch: &'a mut [u8] },
 }
 
 /// The same, as helpers see it.
@@ -54,11 +54,11 @@ struct Job {
 enum Place {
     To(*mut u8),
     From(*const u8),
-    Freight(Way, *const dyn Freight),
+    DataMover(Way, *const dyn DataMover),
 }
 
 // SAFETY: the pointers are followed in `Shared::take_pieces` only, whose callers see to it that
-// they are valid; memory is reached in disjoint pieces, and a `Freight` is `Sync`.
+// they are valid; memory is reached in disjoint pieces, and a `DataMover` is `Sync`.
 unsafe impl Send for Job {}
 
 /// The helpers of one volume. Dropping it ends them.
@@ -128,10 +128,10 @@ impl WorkerPool {
             return match work {
                 Work::Read { offset, buf } => io.read(ram, offset, buf),
                 Work::Write { offset, data } => io.write(ram, offset, data),
-                Work::Move { way, offset, len, freight, scratch } => {
+                Work::Move { way, offset, len, mover, scratch } => {
                     (0..len).step_by(PIECE).try_for_each(|at| {
                         let part = &mut scratch[..PIECE.min(len - at)];
-                        io.ship(ram, way, offset, freight, at, part)
+                        io.ship(ram, way, offset, mover, at, part)
                     })
                 }
             };
@@ -162,11 +162,11 @@ impl<'a> Work<'a> {
             Self::Write { offset, data } => {
                 (Job { offset, len: data.len(), place: Place::From(data.as_ptr()) }, &mut [])
             }
-            Self::Move { way, offset, len, freight, scratch } => {
+            Self::Move { way, offset, len, mover, scratch } => {
                 // SAFETY: only the lifetime is left out, which `Job` can't name; `share` keeps to
                 // it.
-                let freight: &'static dyn Freight = unsafe { std::mem::transmute(freight) };
-                (Job { offset, len, place: Place::Freight(way, freight) }, scratch)
+                let mover: &'static dyn DataMover = unsafe { std::mem::transmute(mover) };
+                (Job { offset, len, place: Place::DataMover(way, mover) }, scratch)
             }
         }
     }
@@ -199,10 +199,10 @@ impl Shared {
                     // SAFETY: within the request's data, which no thread changes meanwhile.
                     io.write(ram, from, unsafe { std::slice::from_raw_parts(base.add(at), n) })
                 }
-                Place::Freight(way, freight) => {
+                Place::DataMover(way, mover) => {
                     // SAFETY: it is valid, says the caller.
-                    let freight = unsafe { &*freight };
-                    io.ship(ram, way, offset, freight, at, &mut scratch[..n])
+                    let mover = unsafe { &*mover };
+                    io.ship(ram, way, offset, mover, at, &mut scratch[..n])
                 }
             };
             if let Err(e) = result {
@@ -233,7 +233,8 @@ fn help(shared: &Shared, volume: &Weak<Volume>, session: Session) {
         };
         let Some(inside) = inside else { continue };
         let Some(volume) = volume.upgrade() else { return };
-        if matches!(inside.job.place, Place::Freight(..)) && !std::mem::replace(&mut counted, true)
+        if matches!(inside.job.place, Place::DataMover(..))
+            && !std::mem::replace(&mut counted, true)
         {
             volume.ram().store().budget().add(PIECE as u64);
         }

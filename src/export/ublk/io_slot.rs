@@ -6,7 +6,7 @@ use super::abi;
 use super::memory::Buffers;
 use super::params::Asked;
 use super::queue::Shape;
-use crate::device::{Channel, Device, Freight, IoError, Load, Request, Way};
+use crate::device::{Channel, DataMover, Device, IoError, Load, Request, Way};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -56,18 +56,18 @@ impl IoSlot {
                 if self.ships.is_some_and(|least| len >= least) =>
             {
                 let way = if matches!(asked, Asked::Read { .. }) { Way::Out } else { Way::In };
-                let load = Load { way, offset, len, freight: &data };
+                let load = Load { way, offset, len, mover: &data };
                 channel.ship(load, buffers.whole(slot), arrived)
             }
             Asked::Read { offset, len } => {
                 let Some(buf) = buffers.get(slot, len) else { return -libc::EINVAL };
                 let read = channel.submit(Request::Read { offset, buf }, arrived);
-                let copied = |()| if shape.user_copy { data.give(0, buf) } else { Ok(()) };
+                let copied = |()| if shape.user_copy { data.copy_out(0, buf) } else { Ok(()) };
                 read.and_then(copied)
             }
             Asked::Write { offset, len, .. } => {
                 let Some(buf) = buffers.get(slot, len) else { return -libc::EINVAL };
-                let copied = if shape.user_copy { data.take(0, buf) } else { Ok(()) };
+                let copied = if shape.user_copy { data.copy_in(0, buf) } else { Ok(()) };
                 let write = Request::Write { offset, data: buf, fua: false };
                 copied.and_then(|()| channel.submit(write, arrived))
             }
@@ -94,8 +94,8 @@ impl IoSlot {
     }
 }
 
-impl Freight for Waiting<'_> {
-    fn take(&self, at: usize, part: &mut [u8]) -> Result<(), IoError> {
+impl DataMover for Waiting<'_> {
+    fn copy_in(&self, at: usize, part: &mut [u8]) -> Result<(), IoError> {
         let mut done = 0;
         while done < part.len() {
             match rustix::io::pread(self.node, &mut part[done..], self.at + (at + done) as u64) {
@@ -108,7 +108,7 @@ impl Freight for Waiting<'_> {
         Ok(())
     }
 
-    fn give(&self, at: usize, part: &[u8]) -> Result<(), IoError> {
+    fn copy_out(&self, at: usize, part: &[u8]) -> Result<(), IoError> {
         let mut done = 0;
         while done < part.len() {
             match rustix::io::pwrite(self.node, &part[done..], self.at + (at + done) as u64) {

@@ -606,7 +606,7 @@ mod tests {
     use super::super::state::Options;
     use super::*;
     use crate::log::disk::format::{DATA_MIN, Epoch, IDENTITY, Kind, Tail};
-    use crate::media::{Memory, Witness};
+    use crate::media::{ChangeCounter, Memory};
 
     fn core() -> Core {
         let sb = Superblock {
@@ -621,7 +621,7 @@ mod tests {
             written: Tail::default(),
             void: 0,
             at_s: 0,
-            witness: Witness::default(),
+            change_counter: ChangeCounter::default(),
             copies: false,
             durable: 0,
             identity: [0; IDENTITY],

@@ -6,7 +6,7 @@
 //! the bytes are handed on as a whole when no `Fill` is left.
 
 use crate::log::disk::format::GRANULE;
-use crate::media::{Buffer, Lender};
+use crate::media::{Buffer, RingBuffers};
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -68,12 +68,12 @@ impl Filling {
     }
 
     /// No range will be given out from `len` on: that memory can be lent again.
-    pub(super) fn settle(&mut self, lender: &mut Lender, len: usize) {
+    pub(super) fn settle(&mut self, buffers: &mut RingBuffers, len: usize) {
         assert!(self.end <= len);
         // SAFETY: only the owner touches this, and it is `self`.
         if let Some(buffer) = unsafe { &mut *self.shared.buffer.get() } {
             // This makes it shorter, and looks at none of its bytes.
-            lender.settle(buffer, len);
+            buffers.settle(buffer, len);
         }
     }
 

@@ -21,7 +21,7 @@ use crate::log::disk::format::{
 };
 use crate::log::disk::open_error::OpenError;
 use crate::log::planted::{self, Bug, mark};
-use crate::media::{ALIGN, Buffer, Lender, Memory, Words};
+use crate::media::{ALIGN, Buffer, Memory, RingBuffers, Words};
 use crate::remedy;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -65,7 +65,7 @@ const _: () = assert!(ARENA < 1 << 40);
 #[derive(Debug)]
 pub struct Kept {
     words: Words,
-    lender: Lender,
+    buffers: RingBuffers,
     /// Chunks that were not let go, oldest first.
     chunks: VecDeque<Chunk>,
     /// Records that were made, ever.
@@ -118,14 +118,14 @@ impl Kept {
         }
         words.get(0).store(MAGIC, Ordering::Release);
         let (chunks, pieces) = find(&words, begin..end).ok_or_else(|| strange("damaged"))?;
-        let lender = Lender::new(arena, &pieces).ok_or_else(|| strange("damaged"))?;
-        Ok(Self { words, lender, chunks, end, most: RECORDS, epoch: 0 })
+        let buffers = RingBuffers::new(arena, &pieces).ok_or_else(|| strange("damaged"))?;
+        Ok(Self { words, buffers, chunks, end, most: RECORDS, epoch: 0 })
     }
 
     /// As much as a log of these options, and of this segment size, may take.
     pub(super) fn fit(&mut self, options: &Options, segment: u32) {
         let chunks = CHUNKS * u64::from(CHUNK_MAX.min(segment));
-        self.lender.limit((options.memory + chunks) as usize);
+        self.buffers.limit((options.memory + chunks) as usize);
         self.most = RECORDS.min(options.memory / PER_RECORD + MORE);
     }
 
@@ -197,7 +197,7 @@ impl Kept {
 
     /// A chunk is opened: its memory. `None` while there is no room.
     pub(super) fn open(&mut self, number: u64, capacity: u32) -> Option<Buffer> {
-        let (at, bytes) = self.lender.lend(capacity as usize)?;
+        let (at, bytes) = self.buffers.lend(capacity as usize)?;
         self.chunks.push_back(Chunk { number, begin: self.end });
         self.push([at as u64, number]);
         Some(bytes)
@@ -221,12 +221,12 @@ impl Kept {
 
     /// That chunk is closed, with so many bytes.
     pub(super) fn close(&mut self, filling: &mut Filling, len: usize) {
-        filling.settle(&mut self.lender, len);
+        filling.settle(&mut self.buffers, len);
     }
 
     /// That chunk, which changes nothing, is not closed but forgotten.
     pub(super) fn forget(&mut self) {
-        self.lender.take_back_newest();
+        self.buffers.take_back_newest();
         if let Some(chunk) = self.chunks.pop_back() {
             self.end = chunk.begin;
             self.words.get(END_AT).store(self.end, Ordering::Release);
@@ -237,7 +237,7 @@ impl Kept {
     pub(super) fn let_go(&mut self, number: u64) {
         while self.chunks.front().is_some_and(|chunk| chunk.number < number) {
             self.chunks.pop_front();
-            self.lender.take_back();
+            self.buffers.take_back();
         }
         let begin = self.chunks.front().map_or(self.end, |chunk| chunk.begin);
         self.words.get(BEGIN_AT).store(begin, Ordering::Release);
@@ -250,7 +250,7 @@ impl Kept {
 
     /// Gives memory back beyond the first `bytes`, if all that was taken is durable.
     pub(super) fn rest(&mut self, bytes: usize) {
-        self.lender.rest(bytes);
+        self.buffers.rest(bytes);
     }
 
     /// The chunks that were not let go; a process left them, and they are unchanged since.
@@ -284,7 +284,7 @@ impl Kept {
     /// The payload of an entry of the `i`-th of these chunks.
     pub(super) fn payload(&mut self, i: usize, data: &Data) -> Option<&[u8]> {
         let from = data.offset as usize;
-        self.lender.left(i, from..from + data.len as usize)
+        self.buffers.left(i, from..from + data.len as usize)
     }
 
     fn word(&self, at: usize) -> u64 {

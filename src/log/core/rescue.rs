@@ -15,7 +15,7 @@ use super::state::{Core, Refused};
 use super::window::{After, Plan, Planned, STEP};
 use crate::log::disk::format::{Data, Kind, LOST_MAX, Tail};
 use crate::log::planted::{self, Bug, mark, visits};
-use crate::media::{Buffer, Witness};
+use crate::media::{Buffer, ChangeCounter};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -353,7 +353,7 @@ impl Core {
         let segment = self.first + self.segments.len() as u64;
         self.sb.tail = Tail { segment, chunk, prev };
         (self.sb.written, self.sb.copies) = (self.sb.tail, false);
-        self.sb.witness = Witness::default();
+        self.sb.change_counter = ChangeCounter::default();
         // What was written and is not durable must not be found behind the new tail.
         let epoch = self.rescue.epoch.unwrap_or_else(|| next_epoch(self.epoch()));
         self.rescue.epoch = Some(epoch);

@@ -16,7 +16,7 @@ use super::judge::{Judging, Unread};
 use super::state::Core;
 use crate::log::disk::format::{Data, IDENTITY, SUPER, SUPER_AT, Tail};
 use crate::log::planted::{self, Bug, mark, visits};
-use crate::media::{Buffer, Witness};
+use crate::media::{Buffer, ChangeCounter};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -621,10 +621,10 @@ impl Core {
     }
 
     /// Writes that the log was closed in order; [`Self::is_closed`] says when that is done. Call it
-    /// when everything is durable, and take nothing more. `witness` is what is known of the backing
-    /// store.
-    pub fn close(&mut self, witness: Witness) {
-        (self.sb.open, self.sb.witness) = (false, witness);
+    /// when everything is durable, and take nothing more. `counter` is the change counter of the
+    /// backing store.
+    pub fn close(&mut self, counter: ChangeCounter) {
+        (self.sb.open, self.sb.change_counter) = (false, counter);
         self.settle_copies();
         self.checkpoint.abort();
         self.write_superblock(After::Close);

@@ -6,7 +6,7 @@
 
 use crate::BLOCK_SIZE;
 use crate::GROUP;
-use crate::media::{Identity, Witness};
+use crate::media::{ChangeCounter, Identity};
 
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"ztierLOG";
@@ -205,7 +205,7 @@ pub struct Superblock {
     pub at_s: u64,
     /// The change counters of the backing store when the log was closed; zeros while a volume is at
     /// work.
-    pub witness: Witness,
+    pub change_counter: ChangeCounter,
     /// There may be copies from `written` on.
     pub copies: bool,
     /// Every chunk with a lower number had been made durable.
@@ -282,9 +282,9 @@ impl Superblock {
         put8(&mut b, 112, self.mixture_s);
         put4(&mut b, 120, u32::from(self.spent));
         put8(&mut b, 128, self.at_s);
-        put8(&mut b, 136, self.witness.scope);
-        put8(&mut b, 144, self.witness.sure);
-        put8(&mut b, 152, self.witness.written);
+        put8(&mut b, 136, self.change_counter.scope);
+        put8(&mut b, 144, self.change_counter.sure);
+        put8(&mut b, 152, self.change_counter.written);
         put8(&mut b, 160, self.tail.segment);
         put8(&mut b, 168, self.tail.chunk);
         put4(&mut b, 176, self.tail.prev);
@@ -347,7 +347,11 @@ impl Superblock {
             written: Tail { segment: get8(b, 72), chunk: get8(b, 80), prev: get4(b, 88) },
             void: get8(b, 184),
             at_s: get8(b, 128),
-            witness: Witness { scope: get8(b, 136), sure: get8(b, 144), written: get8(b, 152) },
+            change_counter: ChangeCounter {
+                scope: get8(b, 136),
+                sure: get8(b, 144),
+                written: get8(b, 152),
+            },
             copies: get4(b, 92) != 0,
             durable: get8(b, 96),
             identity,
@@ -692,7 +696,7 @@ mod tests {
             written: Tail { segment: 19, chunk: 130, prev: 0xdead_bee5 },
             void: 18,
             at_s: 1_700_000_002,
-            witness: Witness { scope: 1, sure: 0x1234_5678_9abc, written: 3 },
+            change_counter: ChangeCounter { scope: 1, sure: 0x1234_5678_9abc, written: 3 },
             copies: true,
             durable: 120,
             checkpoint: Some(Pointer {

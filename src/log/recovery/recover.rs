@@ -17,7 +17,7 @@ use crate::log::disk::format::{
 };
 use crate::log::disk::open_error::OpenError;
 use crate::log::planted::{self, Bug, mark};
-use crate::media::{Buffer, Drive, Witness};
+use crate::media::{Buffer, ChangeCounter, Drive};
 
 /// Makes an empty log.
 ///
@@ -55,7 +55,7 @@ pub fn format(
         written: Tail::default(),
         void: 0,
         at_s: 0,
-        witness: Witness::default(),
+        change_counter: ChangeCounter::default(),
         copies: false,
         durable: 0,
         identity,
@@ -344,7 +344,7 @@ impl Inspection {
             core.begin_epoch(next, epoch);
         }
         core.sb.durable = next;
-        (core.sb.witness, core.counts.warm) = (Witness::default(), self.warm);
+        (core.sb.change_counter, core.counts.warm) = (ChangeCounter::default(), self.warm);
         core.sb.copies |= options.keep_percent > 0;
         if !self.warm && !planted::on(Bug::ServeVoid) {
             core.void();

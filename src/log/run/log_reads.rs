@@ -303,6 +303,6 @@ mod tests {
         assert!(core.lock().stats().segments_clean > 0);
         logged.keep(0);
         eventually("the segment is still pinned", || core.lock().stats().segments_clean == 0);
-        runtime.close(&crate::media::Witness::default).unwrap();
+        runtime.close(&crate::media::ChangeCounter::default).unwrap();
     }
 }

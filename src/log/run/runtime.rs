@@ -12,7 +12,7 @@ use super::write_throttle::WAY;
 use crate::codec::Algorithm;
 use crate::error::{Context, Result};
 use crate::log::core::{Command, Core, Device, Ended, Op, Outcome, Writeback, join};
-use crate::media::{Buffer, Completion, Ring, Submission, Witness, ring};
+use crate::media::{Buffer, ChangeCounter, Completion, Ring, Submission, ring};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Condvar, JoinHandle, Mutex, scope, sleep, spawn, spawn_scoped, step_aside};
 use std::sync::Arc;
@@ -156,12 +156,12 @@ impl Runtime {
     }
 
     /// Makes everything durable, says on the log's drive that it was closed in order, and ends the
-    /// threads. Nothing may be asked of the volume any more. `witness` says what is known of the
-    /// backing store then, see [`crate::log::Core::close`].
+    /// threads. Nothing may be asked of the volume any more. `count` reads the change counter of
+    /// the backing store then, see [`crate::log::Core::close`].
     ///
     /// # Errors
     /// The log has failed; it is then as after a cut of power.
-    pub fn close(mut self, witness: &dyn Fn() -> Witness) -> std::result::Result<(), Fault> {
+    pub fn close(mut self, count: &dyn Fn() -> ChangeCounter) -> std::result::Result<(), Fault> {
         // If the log has failed, this waits until all is in the backing store.
         let _ = self.logged.flush();
         self.logged.stop_threads();
@@ -186,8 +186,8 @@ impl Runtime {
         self.logged.renew_identity()?;
         // What others may have in the page cache counts as written before, not after.
         let flushed = matches!(self.logged.flush_backing(), Outcome::Done);
-        let witness = if flushed { witness() } else { Witness::default() };
-        self.logged.core().close(witness);
+        let counter = if flushed { count() } else { ChangeCounter::default() };
+        self.logged.core().close(counter);
         settle(Core::is_closed)
     }
 

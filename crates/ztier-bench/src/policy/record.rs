@@ -17,7 +17,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use ztier::device::BareVolume;
+use ztier::device::PassthroughVolume;
 use ztier::error::{Context, Error, Result};
 use ztier::media::{Access, FileDrive};
 
@@ -75,7 +75,7 @@ impl Work {
     fn record(&self) -> Result<Trace> {
         let backing = Backing::new()?;
         let drive = FileDrive::open(&backing.0, Access::Exclusive)?;
-        let noting = Noting::new(BareVolume::over(Arc::new(drive)));
+        let noting = Noting::new(PassthroughVolume::over(Arc::new(drive)));
         let served = Served::new(noting.clone(), "note")?;
         let fs = Ext4::new(served.path())?;
         if !self.before.is_empty() {
