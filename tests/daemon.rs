@@ -595,13 +595,13 @@ fn a_limit_on_time_does_not_end_a_daemon() {
     assert!(!time.contains(" 7 "), "{time}");
 }
 
-/// A signal that does not ask a process to end does not end it: not the daemon, and not the keeper,
-/// which has the only copy once the daemon is gone.
+/// A signal that does not ask a process to end does not end it: not the daemon, and not the memory
+/// holder, which has the only copy once the daemon is gone.
 #[test]
 fn stray_signals_end_no_process_of_a_volume() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
-    let (pid, keeper) = (sandbox.pid("vol"), sandbox.keeper("vol"));
+    let (pid, memory_holder) = (sandbox.pid("vol"), sandbox.memory_holder("vol"));
     let mut disk = connect(&sandbox);
     assert!(disk.try_write(8192, &[5; 4096]));
     let stray = [
@@ -616,17 +616,17 @@ fn stray_signals_end_no_process_of_a_volume() {
         Signal::USR1,
         Signal::USR2,
     ];
-    for process in [pid, keeper] {
+    for process in [pid, memory_holder] {
         for signal in stray {
             kill_process(process, signal).unwrap();
         }
     }
     assert_eq!(disk.read(8192, 4096), [5; 4096]);
     drop(disk);
-    assert_eq!((sandbox.pid("vol"), sandbox.keeper("vol")), (pid, keeper));
+    assert_eq!((sandbox.pid("vol"), sandbox.memory_holder("vol")), (pid, memory_holder));
     sandbox.kill("vol");
     for signal in stray {
-        kill_process(keeper, signal).unwrap();
+        kill_process(memory_holder, signal).unwrap();
     }
     sandbox.ztier(&["restart", "vol"]).ok();
     assert_eq!(connect(&sandbox).read(8192, 4096), [5; 4096]);

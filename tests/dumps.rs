@@ -40,11 +40,11 @@ fn secret(block: u64) -> Vec<u8> {
     bytes
 }
 
-/// A volume with secrets in it, its daemon and its keeper.
+/// A volume with secrets in it, its daemon and its memory holder.
 struct Dumped {
     sandbox: Sandbox,
     daemon: Guard,
-    keeper: Pid,
+    memory_holder: Pid,
 }
 
 impl Dumped {
@@ -62,7 +62,7 @@ impl Dumped {
         let mut daemon = Guard(command.spawn().unwrap());
         let mut line = String::new();
         BufReader::new(daemon.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let keeper = sandbox.keeper("vol");
+        let memory_holder = sandbox.memory_holder("vol");
         if let Some(filter) = filter {
             fs::write(format!("/proc/{}/coredump_filter", daemon.0.id()), filter).unwrap();
         }
@@ -71,12 +71,13 @@ impl Dumped {
             disk.write(block * 4096, &secret(block));
             assert_eq!(disk.read(block * 4096, 4096), secret(block));
         }
-        Self { sandbox, daemon, keeper }
+        Self { sandbox, daemon, memory_holder }
     }
 
     /// Bytes of memory behind the volume's memory files.
     fn memory(&self) -> u64 {
-        let fds = fs::read_dir(format!("/proc/{}/fd", self.keeper.as_raw_nonzero())).unwrap();
+        let fds =
+            fs::read_dir(format!("/proc/{}/fd", self.memory_holder.as_raw_nonzero())).unwrap();
         let metas = fds.flatten().filter_map(|fd| fs::metadata(fd.path()).ok());
         metas.filter(|meta| meta.is_file()).map(|meta| meta.blocks() * 512).sum()
     }
@@ -153,12 +154,12 @@ fn flags_of_memory(pid: i32) -> Vec<String> {
 }
 
 #[test]
-fn the_keeper_leaves_the_memory_out_as_well() {
+fn the_memory_holder_leaves_the_memory_out_as_well() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&["up", "vol", "--size", "64M", "--export", "nbd"]).ok();
-    let (daemon, keeper) = (sandbox.pid("vol"), sandbox.keeper("vol"));
-    let [daemon, keeper] = [daemon, keeper].map(|pid| pid.as_raw_nonzero().get());
-    for pid in [daemon, keeper] {
+    let (daemon, memory_holder) = (sandbox.pid("vol"), sandbox.memory_holder("vol"));
+    let [daemon, memory_holder] = [daemon, memory_holder].map(|pid| pid.as_raw_nonzero().get());
+    for pid in [daemon, memory_holder] {
         let filter = fs::read_to_string(format!("/proc/{pid}/coredump_filter")).unwrap();
         assert_eq!(filter.trim(), "00000010", "{}", comm(pid));
     }
@@ -166,8 +167,8 @@ fn the_keeper_leaves_the_memory_out_as_well() {
     let flags = flags_of_memory(daemon);
     assert!(flags.len() > 2 && flags.iter().all(is_out), "{flags:?}");
     sandbox.kill("vol");
-    // Where memory could be swapped out otherwise, the keeper maps and locks it.
-    let mapped = flags_of_memory(keeper);
+    // Where memory could be swapped out otherwise, the memory holder maps and locks it.
+    let mapped = flags_of_memory(memory_holder);
     assert!(mapped.iter().all(is_out), "{mapped:?}");
 }
 
@@ -180,9 +181,10 @@ fn processes_are_called_by_their_volumes() {
     let sandbox = Sandbox::new();
     let name = "a-long-name.of-a-volume";
     sandbox.ztier(&["up", name, "--size", "1M", "--export", "nbd"]).ok();
-    let keeper = sandbox.keeper(name);
-    let [daemon, keeper] = [sandbox.pid(name), keeper].map(|pid| pid.as_raw_nonzero().get());
-    assert_eq!([comm(daemon), comm(keeper)], ["ztier:a-long-na", "zkeep:a-long-na"]);
+    let memory_holder = sandbox.memory_holder(name);
+    let [daemon, memory_holder] =
+        [sandbox.pid(name), memory_holder].map(|pid| pid.as_raw_nonzero().get());
+    assert_eq!([comm(daemon), comm(memory_holder)], ["ztier:a-long-na", "zkeep:a-long-na"]);
     // What a service manager goes by, and `ps -f` shows.
     let line = fs::read_to_string(format!("/proc/{daemon}/cmdline")).unwrap();
     assert_eq!(line, format!("ztier\0daemon\0{name}\0"));

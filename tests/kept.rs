@@ -136,8 +136,8 @@ fn memory_of_another_log_or_another_past_is_refused() {
     drop(open(&pair.log, 2, &Memory::default()).unwrap());
     assert_eq!(refused(&pair.log), OpenError::GoneOn);
     // A damaged superblock is mended, and none of that has changed the memory: it can be given up.
-    let heir = inherited(&memory);
-    let mut kept = Kept::new(&heir).unwrap();
+    let next = inherited(&memory);
+    let mut kept = Kept::new(&next).unwrap();
     assert!(!kept.is_empty());
     kept.give_up();
     drop(kept);

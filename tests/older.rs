@@ -390,7 +390,7 @@ fn no_kill_makes_a_log_older_than_it_is() {
             _ => spawn(&["restart", "vol"]),
         };
         std::thread::sleep(Duration::from_micros(round * 3711 % 60_000));
-        // Daemon and keeper, also the next ones.
+        // Daemon and memory holder, also the next ones.
         kill_all(&place);
         support::sandbox::wait(&mut command);
         kill_all(&place);

@@ -1,5 +1,6 @@
 //! Volumes that outlive their daemons: killed while clients write, replaced on purpose, resumed
-//! with other settings, with a keeper that dies. What was acknowledged is there, flushed or not.
+//! with other settings, with a memory holder that dies. What was acknowledged is there, flushed or
+//! not.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -216,14 +217,14 @@ fn a_restart_changes_nothing_but_the_daemon() {
     sandbox.ztier(&UP).ok();
     let mut disk = connect(&sandbox);
     disk.write(8192, &content(2, 1));
-    let (pid, keeper) = (sandbox.pid("vol"), sandbox.keeper("vol"));
+    let (pid, memory_holder) = (sandbox.pid("vol"), sandbox.memory_holder("vol"));
     sandbox.ztier(&["restart", "vol"]).refused(4, &["in use", "NBD client", "--force"]);
     assert_eq!(disk.read(8192, 4096), content(2, 1), "still served");
     let again = sandbox.ztier(&["restart", "vol", "--force"]);
     assert!(again.err.contains("open or mount it again"), "{again:?}");
     assert!(again.ok().contains("vol.nbd"));
     assert_ne!(sandbox.pid("vol"), pid);
-    assert_eq!(sandbox.keeper("vol"), keeper);
+    assert_eq!(sandbox.memory_holder("vol"), memory_holder);
     assert_eq!(connect(&sandbox).read(8192, 4096), content(2, 1));
     assert!(disk.is_closed());
     let again = sandbox.ztier(&["restart", "vol", "--json"]).json();
@@ -390,7 +391,7 @@ fn no_process_has_a_socket_that_was_handed_to_a_daemon_that_died() {
     let sandbox = Sandbox::new();
     let path = sandbox.path().join("activated");
     let mut child = activated(&sandbox, UnixListener::bind(&path).unwrap());
-    sandbox.keeper("vol");
+    sandbox.memory_holder("vol");
     child.0.kill().unwrap();
     child.0.wait().unwrap();
     assert!(UnixStream::connect(&path).is_err());
@@ -460,14 +461,14 @@ fn a_limit_that_does_not_go_with_what_is_kept_gives_way() {
 }
 
 #[test]
-fn a_keeper_that_dies_is_replaced() {
+fn a_memory_holder_that_dies_is_replaced() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
     connect(&sandbox).write(4096, &content(1, 2));
     let replaced = || {
-        let keeper = sandbox.keeper("vol");
-        kill_process(keeper, Signal::KILL).unwrap();
-        eventually("there is another", || sandbox.keeper("vol") != keeper);
+        let memory_holder = sandbox.memory_holder("vol");
+        kill_process(memory_holder, Signal::KILL).unwrap();
+        eventually("there is another", || sandbox.memory_holder("vol") != memory_holder);
     };
     replaced();
     replaced();
@@ -482,7 +483,7 @@ fn a_keeper_that_dies_is_replaced() {
 }
 
 #[test]
-fn memory_that_could_not_be_found_gets_another_keeper() {
+fn memory_that_could_not_be_found_gets_another_memory_holder() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
     connect(&sandbox).write(4096, &content(1, 2));
@@ -493,16 +494,18 @@ fn memory_that_could_not_be_found_gets_another_keeper() {
 }
 
 #[test]
-fn a_keeper_that_cannot_be_found_ends() {
+fn a_memory_holder_that_cannot_be_found_ends() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
-    let keeper = sandbox.keeper("vol");
+    let memory_holder = sandbox.memory_holder("vol");
     sandbox.kill("vol");
     // As when a user removes the run directory.
     std::fs::remove_file(sandbox.run_dir().join("vol.keep")).unwrap();
-    // Where no process reaps orphans, as in some containers, the ended keeper stays as a zombie.
+    // Where no process reaps orphans, as in some containers, the ended memory holder stays as a
+    // zombie.
     let alive = || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", keeper.as_raw_nonzero()));
+        let stat =
+            std::fs::read_to_string(format!("/proc/{}/stat", memory_holder.as_raw_nonzero()));
         stat.is_ok_and(|stat| !stat.rsplit_once(") ").unwrap().1.starts_with('Z'))
     };
     assert!(alive());

@@ -1,5 +1,5 @@
 //! Clients that say nothing, half of it, too much, or take no answer: they lock no other client out
-//! of a real daemon, its exporter, or the keeper of its memory.
+//! of a real daemon, its exporter, or the memory holder.
 #![allow(clippy::unwrap_used)]
 
 mod support {
@@ -200,10 +200,10 @@ fn silent_scrapers_give_way() {
 }
 
 #[test]
-fn silent_clients_of_a_keeper_lock_no_daemon_out() {
+fn silent_clients_of_a_memory_holder_lock_no_daemon_out() {
     let sandbox = Sandbox::new();
     sandbox.ztier(&UP).ok();
-    let keeper = sandbox.keeper("vol");
+    let memory_holder = sandbox.memory_holder("vol");
     Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol").write(0, &[7; 4096]);
     sandbox.kill("vol");
     let address = SocketAddrUnix::new(sandbox.run_dir().join("vol.keep")).unwrap();
@@ -218,7 +218,7 @@ fn silent_clients_of_a_keeper_lock_no_daemon_out() {
         })
         .collect();
     sandbox.ztier(&UP).ok();
-    assert_eq!(sandbox.keeper("vol"), keeper);
+    assert_eq!(sandbox.memory_holder("vol"), memory_holder);
     assert_eq!(Disk::open(&sandbox.run_dir().join("vol.nbd"), "vol").read(0, 4096), [7; 4096]);
     drop(clients);
     sandbox.ztier(&["down", "vol", "--discard"]).ok();

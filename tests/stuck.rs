@@ -52,7 +52,7 @@ fn left(sandbox: &Sandbox, name: &str) -> Vec<String> {
     left
 }
 
-/// Daemons, helpers and keepers of the volume `name`.
+/// Daemons, helpers and memory holders of the volume `name`.
 fn processes_of(name: &str) -> Vec<i32> {
     let is_of = |pid: &i32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -258,7 +258,7 @@ fn without_a_state_file_down_finds_what_a_dead_daemon_left() {
             fs::write(file("json"), "{\"pid\": tru").unwrap();
         }
         for end in gone {
-            let _ = fs::remove_file(file(end)); // the keeper's may have gone by itself
+            let _ = fs::remove_file(file(end)); // the memory holder's may have gone by itself
         }
         let listed = sandbox.ztier(&["list"]);
         assert!(listed.out.contains(&name) && listed.out.contains("dead"), "{listed:?}");

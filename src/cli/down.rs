@@ -4,7 +4,7 @@ use super::{drain, output, sound, unknown};
 use crate::config::size::human;
 use crate::config::{Paths, Usage, name};
 use crate::control::{Client, Ended, LeftInLog, Request};
-use crate::daemon::keeper::Kept;
+use crate::daemon::memory_holder::Kept;
 use crate::daemon::process::Condition;
 use crate::daemon::silent::{self, Answering};
 use crate::daemon::state::{self, Lock, State};

@@ -91,8 +91,8 @@ enum Command {
         task: String,
     },
     /// Keeps the memory of one volume; started by its daemon.
-    #[command(hide = true)]
-    Keeper {
+    #[command(name = "keeper", hide = true)]
+    MemoryHolder {
         /// The volume, for those who look at the process list.
         _name: String,
     },
@@ -109,7 +109,7 @@ fn internal() -> Option<Command> {
         }
         [helper::WORD, task] => Some(Command::Helper { task: task.to_owned() }),
         ["keeper", name] if !name.starts_with('-') => {
-            Some(Command::Keeper { _name: name.to_owned() })
+            Some(Command::MemoryHolder { _name: name.to_owned() })
         }
         _ => None,
     }
@@ -151,7 +151,7 @@ pub fn main() -> ExitCode {
         Command::Daemon { name, again: true } => daemon::again_main(&name),
         Command::Daemon { .. } => daemon::detached_main(),
         Command::Helper { task } => helper::main(&task),
-        Command::Keeper { .. } => daemon::keeper::main(),
+        Command::MemoryHolder { .. } => daemon::memory_holder::main(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -14,7 +14,7 @@ use crate::config::limit::Range;
 use crate::config::plan::{self, Kind};
 use crate::config::size::human;
 use crate::config::{Amount, Choice, Job, Limit, Paths, Plan, Settings, Usage, Use, machine, name};
-use crate::daemon::keeper::Kept;
+use crate::daemon::memory_holder::Kept;
 use crate::daemon::{self, Ready, state};
 use crate::error::{Context, Error, Result};
 use crate::system::job::{self, Parent};

@@ -33,7 +33,7 @@ pub struct VolumeFiles {
     pub state: PathBuf,
     /// The control socket.
     pub control: PathBuf,
-    /// The socket of the keeper of the volume's memory.
+    /// The socket of the volume's memory holder.
     pub keep: PathBuf,
     /// What a detached daemon has to say.
     pub log: PathBuf,

@@ -4,8 +4,8 @@
 //! only once its caller has agreed ([`Asking::agree`]); a signal gives no data up.
 
 use super::draining;
-use super::keeper::Kept;
 use super::log;
+use super::memory_holder::Kept;
 use super::relog;
 use super::running::{End, Running};
 use super::signals::Event;
@@ -170,15 +170,15 @@ impl Running {
         }
         let (name, socket) = (&self.name, self.files.keep.display());
         Err(Error::would_lose(format!(
-            "the memory of `{name}` has no keeper: {socket} does not answer"
+            "the memory of `{name}` has no memory holder: {socket} does not answer"
         ))
         .mend("copy what you need, then take the volume down and up again"))
     }
 
     /// Has the memory kept by another process if no daemon could find the one that keeps it.
-    pub(super) fn renew_keeper(&self) {
-        if let Some(keeper) = &*self.keeper.lock()
-            && let Err(e) = keeper.renew()
+    pub(super) fn renew_memory_holder(&self) {
+        if let Some(memory_holder) = &*self.memory_holder.lock()
+            && let Err(e) = memory_holder.renew()
         {
             log::line(&e.to_string());
         }
@@ -186,7 +186,7 @@ impl Running {
 
     /// Whether the next daemon finds what is in memory.
     fn is_kept(&self) -> bool {
-        self.renew_keeper();
+        self.renew_memory_holder();
         Kept::is_there(&self.files.keep)
     }
 
@@ -233,7 +233,7 @@ impl Running {
     }
 
     /// Ends the export in a way that the next daemon takes it up, with everything durable that can
-    /// be. What can't, the keeper of the memory has.
+    /// be. What can't, the memory holder has.
     fn leave(&self) -> Result<()> {
         let mut slot = self.export()?;
         let Some(export) = slot.as_mut() else { return Ok(()) };
@@ -289,7 +289,7 @@ impl Running {
     }
 
     /// Ends because of a signal, unless a request is changing what the device is used for, or the
-    /// device is held. What exists nowhere else stays with the keeper of the memory.
+    /// device is held. What exists nowhere else stays with the memory holder.
     pub(super) fn end_by_signal(&self) -> Result<End> {
         let _turn = self.turn()?;
         if self.waits_for_next() {
@@ -303,7 +303,7 @@ impl Running {
     }
 
     /// Ends because of a second signal, even while the device is held. What exists nowhere else
-    /// stays all the same, if there is a keeper.
+    /// stays all the same, if there is a memory holder.
     pub(super) fn end_by_force(&self) -> End {
         let Some(what) = self.holds_alone().filter(|_| self.is_kept()) else {
             return self.give_up();

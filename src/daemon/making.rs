@@ -2,8 +2,8 @@
 //!
 //! Invariant: a volume that is swap is ready to carry swap before it is served.
 
-use super::keeper::Kept;
 use super::log;
+use super::memory_holder::Kept;
 use super::opening::Opening;
 use crate::config::log::LogPlan;
 use crate::config::{Paths, Plan, Usage, machine, size};

@@ -35,7 +35,7 @@ impl Running {
             .and_then(|()| presence.lock.restore())
             .and_then(|()| state())
             .and_then(|()| self.restore_control(presence));
-        self.renew_keeper();
+        self.renew_memory_holder();
         log::line(&done.map_or_else(
             |e| format!("files in the run directory were removed, and {e}"),
             |()| "files in the run directory were removed and are made anew".to_owned(),

@@ -1,12 +1,12 @@
 //! The daemon itself, from the lock to the last file removed.
 
-use super::heritage::Heritage;
-use super::keeper::Keeper;
 use super::limiter::Limiter;
 use super::making::{self, Made};
+use super::memory_holder::MemoryHolder;
 use super::restoring::Presence;
 use super::signals::{self, Event};
 use super::state::{self, Found, Lock, State};
+use super::takeover::Inherited;
 use super::troubles::Troubles;
 use super::{events, log, notify, opening, serve, swapping};
 use crate::config::paths::VolumeFiles;
@@ -73,7 +73,7 @@ pub(super) struct Running {
     pub(super) state: Mutex<State>,
     pub(super) files: VolumeFiles,
     pub(super) events: Mutex<SyncSender<Event>>,
-    pub(super) keeper: Mutex<Option<Keeper>>,
+    pub(super) memory_holder: Mutex<Option<MemoryHolder>>,
     /// Where this machine keeps what it knows of backing stores.
     pub(super) records: PathBuf,
     /// What the next daemon is to serve, if that is something else.
@@ -131,15 +131,15 @@ pub fn run(
         return Err(already_up(paths, &plan.name));
     };
     signals::watch(events.clone())?;
-    let heritage = Heritage::find(&files, &plan.name)?;
-    if follows && heritage.is_nothing() {
+    let inherited = Inherited::find(&files, &plan.name)?;
+    if follows && inherited.is_nothing() {
         state::clean(lock, &files)?;
         return Err(Error::not_found(format!("volume `{}` was taken down meanwhile", plan.name))
             .mend("bring it up with `ztier up`"));
     }
-    let goes_on = heritage.goes_on();
-    let (plan, mut notes) = heritage.fit(plan);
-    let removed = heritage.clean(&files, &plan)?;
+    let goes_on = inherited.goes_on();
+    let (plan, mut notes) = inherited.fit(plan);
+    let removed = inherited.clean(&files, &plan)?;
     let name = plan.name.clone();
     if plan.job.is_some() {
         notes.extend(
@@ -153,7 +153,7 @@ pub fn run(
         told(what);
     };
     let bringing = Bringing { plan, paths, files: &files, foreground, told: &told, unprepared };
-    let up = bringing.up(heritage, events, &mut notes);
+    let up = bringing.up(inherited, events, &mut notes);
     opening::forget(&files);
     let (running, control) = match up {
         Ok(up) => up,
@@ -216,7 +216,7 @@ struct Bringing<'a> {
 impl Bringing<'_> {
     fn up(
         self,
-        heritage: Heritage,
+        inherited: Inherited,
         events: SyncSender<Event>,
         notes: &mut Vec<String>,
     ) -> Result<(Arc<Running>, Server)> {
@@ -225,13 +225,13 @@ impl Bringing<'_> {
             // What the last daemon had come to, it had come to by what was true then.
             plan.ram_limit_bytes = bounds.max_bytes;
         }
-        let again = heritage.taken_up(&plan);
+        let again = inherited.taken_up(&plan);
         // A device that waited is still mounted.
         if let Some(usage) = plan.usage.as_ref().filter(|_| again.is_empty()) {
             usage::refuse_place(usage)?;
         }
-        let (restarts, compresses_percent) = (heritage.restarts(), heritage.compresses());
-        let kept = heritage.into_memory(&plan);
+        let (restarts, compresses_percent) = (inherited.restarts(), inherited.compresses());
+        let kept = inherited.into_memory(&plan);
         let Made { volume, notes: said, unlocked, accepted } =
             making::create(&plan, paths, &kept, self.told)?;
         notes.extend(said);
@@ -239,7 +239,7 @@ impl Bringing<'_> {
         plan.sector_bytes = Some(making::sector(&plan, &*volume)?);
         swapping::watch(&plan, events.clone());
         // Before anything can be written into it.
-        let keeper = Keeper::start(kept, files.keep.clone())?;
+        let memory_holder = MemoryHolder::start(kept, files.keep.clone())?;
         let control = Leftover::Socket(files.control.clone());
         let with_control = |mut leftovers: Vec<Leftover>| {
             leftovers.push(control.clone());
@@ -275,8 +275,14 @@ impl Bringing<'_> {
         state.write(files)?;
         let unsafe_for_swap = self.unprepared.or(unlocked);
         let export = Some(export);
-        let running =
-            Running::new(volume, export, state, (files, paths), (events, keeper), unsafe_for_swap);
+        let running = Running::new(
+            volume,
+            export,
+            state,
+            (files, paths),
+            (events, memory_holder),
+            unsafe_for_swap,
+        );
         notes.extend(running.begin_use(self.told)?);
         running.follow_limit()?;
         let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
@@ -344,7 +350,7 @@ impl Running {
         export: Option<Box<dyn Export>>,
         state: State,
         (files, paths): (&VolumeFiles, &Paths),
-        (events, keeper): (SyncSender<Event>, Keeper),
+        (events, memory_holder): (SyncSender<Event>, MemoryHolder),
         unsafe_for_swap: Option<String>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -359,7 +365,7 @@ impl Running {
             state: Mutex::new(state),
             files: files.clone(),
             events: Mutex::new(events),
-            keeper: Mutex::new(Some(keeper)),
+            memory_holder: Mutex::new(Some(memory_holder)),
             records: paths.state.clone(),
             next: Mutex::new(None),
             draining: Mutex::new(0),
@@ -416,7 +422,7 @@ impl Running {
             (Ok(()), None) => {}
         }
         control.stop();
-        drop(self.keeper.lock().take());
+        drop(self.memory_holder.lock().take());
         let name = self.name.clone();
         if end != End::Down {
             return log::line(&format!("{name} waits for its next daemon"));

@@ -3,7 +3,7 @@
 //! The plan goes to the child, and how far it is and its answer come back, over one socket pair
 //! that is the child's standard input, as messages like those of the control protocol.
 
-use super::keeper::Kept;
+use super::memory_holder::Kept;
 use super::running::{End, LOOKERS, Ready, run};
 use super::state::{self, Found, Lock};
 use crate::config::paths::VolumeFiles;

@@ -4,7 +4,7 @@
 //! never depends on a process number; the lock counts also when its file was removed; `NAME.json`
 //! is replaced in one step; files are removed only under the lock.
 
-use super::keeper::{self, Kept};
+use super::memory_holder::{self, Kept};
 use super::process::{Process, RESTORE};
 use super::{log, opening, serve};
 use crate::config::paths::VolumeFiles;
@@ -37,7 +37,7 @@ pub struct State {
     pub started_unix_s: u64,
     /// What it was asked for.
     pub plan: Plan,
-    /// Whether a keeper has the volume's memory.
+    /// Whether a memory holder has the volume's memory.
     #[serde(default)]
     pub kept: bool,
     /// How many daemons have gone on with what an earlier one had in memory.
@@ -314,7 +314,7 @@ pub fn clean_by_force(lock: Lock, files: &VolumeFiles) -> Result<Vec<String>> {
 fn clean_all(lock: Lock, files: &VolumeFiles, force: bool) -> Result<Vec<String>> {
     let mut removed = remove_leftovers(files, |_| true, force)?;
     let kept = Kept::is_there(&files.keep);
-    keeper::end(&files.keep)?;
+    memory_holder::end(&files.keep)?;
     removed.extend(kept.then(|| "the memory that was kept".to_owned()));
     remove_files(lock, files);
     Ok(removed)
@@ -464,7 +464,7 @@ pub fn forget(files: &VolumeFiles) {
         && let Ok(Some(lock)) = Lock::acquire(files, Duration::ZERO)
     {
         if !Kept::is_there(&files.keep) {
-            let _ = fs::remove_file(&files.keep); // a keeper that died
+            let _ = fs::remove_file(&files.keep); // a memory holder that died
         }
         remove_files(lock, files);
     }

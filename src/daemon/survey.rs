@@ -4,7 +4,7 @@
 //! that does not answer has at most one question of ours; so looking again and again does not fill
 //! its queue, and what it says when it goes on is heard.
 
-use super::keeper::Kept;
+use super::memory_holder::Kept;
 use super::process::{Condition, Process};
 use super::state::{self, Found, Lock};
 use super::{itself, opening};

@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    fn heirs(memory: &Memory) -> Memory {
+    fn taken_over(memory: &Memory) -> Memory {
         let files = memory.files();
         let dup = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned().unwrap();
         Memory::inherited(files.iter().map(|(name, fd)| (name.clone(), dup(fd))).collect())
@@ -190,7 +190,7 @@ mod tests {
     fn what_one_wrote_the_next_reads() {
         for memory in [Memory::default(), Memory::resident()] {
             written(&memory);
-            let next = heirs(&memory);
+            let next = taken_over(&memory);
             drop(memory);
             let arena = next.arena("a", 5000).unwrap();
             // SAFETY: inside, and no thread writes.
@@ -205,7 +205,7 @@ mod tests {
     fn another_versions_memory_is_refused() {
         let memory = Memory::default();
         written(&memory);
-        let next = heirs(&memory);
+        let next = taken_over(&memory);
         for (name, len, why) in [("b", 5000, "no file `b`"), ("a", 9000, "8192 bytes")] {
             let text = next.arena(name, len).unwrap_err().to_string();
             assert!(text.contains(why) && text.contains("another version"), "{text}");

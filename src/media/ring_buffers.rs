@@ -257,9 +257,9 @@ mod tests {
         let files = files.map(|(name, file)| (name, file.try_clone().unwrap())).collect();
         let arena = || Memory::inherited(files).arena("test", 64 * ALIGN).unwrap();
         let left = std::slice::from_ref(&(ALIGN..2 * ALIGN));
-        let mut heir = RingBuffers::new(arena(), left).unwrap();
-        assert_eq!(heir.left(0, 0..3), Some(&[2; 3][..]));
-        assert_eq!(heir.lend(ALIGN).unwrap().0, 2 * ALIGN);
+        let mut next = RingBuffers::new(arena(), left).unwrap();
+        assert_eq!(next.left(0, 0..3), Some(&[2; 3][..]));
+        assert_eq!(next.lend(ALIGN).unwrap().0, 2 * ALIGN);
     }
 
     #[test]

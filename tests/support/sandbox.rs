@@ -129,22 +129,22 @@ impl Sandbox {
     }
 
     /// The process that keeps a volume's memory, once there is one.
-    pub fn keeper(&self, name: &str) -> Pid {
+    pub fn memory_holder(&self, name: &str) -> Pid {
         let path = self.run_dir().join(format!("{name}.keep"));
-        let mut keeper = None;
+        let mut memory_holder = None;
         eventually("memory is kept", || {
-            keeper = listener(&path);
-            keeper.is_some()
+            memory_holder = listener(&path);
+            memory_holder.is_some()
         });
-        keeper.unwrap()
+        memory_holder.unwrap()
     }
 
-    /// Kills a volume's daemon and the keeper of its memory.
+    /// Kills a volume's daemon and the memory holder.
     pub fn kill_both(&self, name: &str) {
-        let (daemon, keeper) = (self.pid(name), self.keeper(name));
-        // Else it would see that its keeper is gone, and make another.
+        let (daemon, memory_holder) = (self.pid(name), self.memory_holder(name));
+        // Else it would see that its memory holder is gone, and make another.
         kill_process(daemon, Signal::STOP).unwrap();
-        kill_process(keeper, Signal::KILL).unwrap();
+        kill_process(memory_holder, Signal::KILL).unwrap();
         kill_process(daemon, Signal::KILL).unwrap();
         eventually("the daemon is gone", || {
             self.ztier(&["status", name]).err.contains("the daemon of volume")

@@ -155,7 +155,7 @@ fn both_killed(machine: &Machine) {
     assert!(text.contains("job, an earlier run that was killed: removed"), "{text}");
 }
 
-/// What was swapped out goes with the daemon and the keeper of its memory: the program is ended.
+/// What was swapped out goes with the daemon and the memory holder: the program is ended.
 fn swap_lost(machine: &Machine) {
     let task = begin_several(machine);
     // Looked for before: what others are called may be swapped out.

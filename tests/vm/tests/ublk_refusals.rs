@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use support::{SOON, lab, nothing_left, ok, refused, setup};
 use ztier_vm::Machine;
 
-/// Kills the daemon; its keeper stays.
+/// Kills the daemon; its memory holder stays.
 const KILL: &str =
     r#"kill -9 $(sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' /run/ztier/u.json | head -1); sleep 0.3"#;
 
@@ -89,7 +89,7 @@ fn a_partition_is_as_good(machine: &Machine) {
     nothing_left(machine);
 }
 
-/// Kills the daemon and the keeper of its memory, which would be replaced if the daemon saw it die.
+/// Kills the daemon and the memory holder, which would be replaced if the daemon saw it die.
 const KILL_BOTH: &str = r#"pid=$(sed -n 's/.*"pid": *\([0-9]*\).*/\1/p' /run/ztier/u.json | head -1)
 kill -STOP $pid
 for p in /proc/[0-9]*; do

@@ -39,8 +39,8 @@ pub fn refused(machine: &Machine, script: &str, part: &str) {
     assert!(matches!(done.status, 1 | 4 | 5) && done.text.contains(part), "{script}: {done:?}");
 }
 
-/// Whatever a volume leaves in a system is gone, or goes within seconds: keepers and the kernel
-/// need a moment.
+/// Whatever a volume leaves in a system is gone, or goes within seconds: memory holders and the
+/// kernel need a moment.
 #[track_caller]
 pub fn nothing_left(machine: &Machine) {
     let look = "ls /run/ztier 2>&- | grep -v lock; ls /dev/ztier 2>&-; ls /dev | grep ublk[bc]; \

@@ -24,7 +24,7 @@ fn options(ram_limit: u64, ram_limit_max: u64) -> Options {
 }
 
 /// The same memory as another process gets it.
-fn heirs(memory: &Memory) -> Memory {
+fn taken_over(memory: &Memory) -> Memory {
     let files = memory.files();
     let files = files.iter().map(|(name, file): &(String, Arc<OwnedFd>)| {
         (name.clone(), file.as_ref().try_clone().unwrap())
@@ -78,7 +78,7 @@ fn the_limit_fits_what_the_memory_was_made_for() {
         let (volume, mut channel) = up(&options(was * MIB, was_max * MIB), &memory);
         write(&mut *channel, 7, 1).unwrap();
         drop((volume, channel));
-        let memory = heirs(&memory);
+        let memory = taken_over(&memory);
         let (volume, mut channel) = up(&options(now * MIB, now_max * MIB), &memory);
         assert!(is(&mut *channel, 7, 1));
         assert_eq!(volume.stats().ram_limit_bytes, limit * MIB);
@@ -103,7 +103,7 @@ fn more_garbage_than_the_limit_is_cleaned() {
         discard(&mut *channel, block);
     }
     drop((volume, channel));
-    let memory = heirs(&memory);
+    let memory = taken_over(&memory);
     let (volume, mut channel) = up(&options(8 * MIB, 8 * MIB), &memory);
     for block in (0..blocks / 4).filter(|block| dead(*block)) {
         write(&mut *channel, block, 1).unwrap();

@@ -1,4 +1,4 @@
-//! The keeper's own process: `ztier keeper NAME`, started by a daemon.
+//! The memory holder's own process: `ztier keeper NAME`, started by a daemon.
 //!
 //! One thread, one loop: it waits for the daemon's end, for connections, and for what these say.
 //! Before it answers the first message it has everything that it needs; nothing later can fail for
@@ -29,10 +29,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const MOST_CLIENTS: usize = 16;
 /// How many connections wait to be accepted.
 const BACKLOG: i32 = 128;
-/// How long the keeper accepts no client after it could not accept one.
+/// How long the memory holder accepts no client after it could not accept one.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Runs the keeper in this process, whose standard input is a socket to the daemon.
+/// Runs the memory holder in this process, whose standard input is a socket to the daemon.
 ///
 /// # Errors
 /// When what it shall keep does not arrive, or its socket can't be made.
@@ -42,7 +42,9 @@ pub fn main() -> Result<()> {
     let daemon = std::io::stdin().as_fd().try_clone_to_owned().context("cannot use the input")?;
     bound(&daemon, PATIENCE)?;
     let Some((Say::Keep { manifest, names, socket }, files)) = receive(&daemon)? else {
-        return Err(Error::failure("nothing to keep").mend("`ztier up` starts a volume's keeper"));
+        return Err(
+            Error::failure("nothing to keep").mend("`ztier up` starts a volume's memory holder")
+        );
     };
     if files.len() != names.len() {
         return Err(Error::failure("the daemon sent other files than it named"));
@@ -148,7 +150,7 @@ impl Keeping {
     }
 
     /// Hears the clients that `speak`, and hangs up on those whose time is over. Says whether one
-    /// of them has ended this keeper.
+    /// of them has ended this memory holder.
     fn hear(&mut self, speak: &[bool]) -> bool {
         let now = Instant::now();
         let all = std::mem::replace(&mut self.silent, Vec::with_capacity(MOST_CLIENTS));

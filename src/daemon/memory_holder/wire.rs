@@ -47,7 +47,7 @@ pub(super) fn unbound(socket: &OwnedFd) -> Result<()> {
 /// # Panics
 /// When there are more files than fit a packet.
 pub(super) fn send(socket: &OwnedFd, body: impl Serialize, files: &[BorrowedFd<'_>]) -> Result<()> {
-    let what = "cannot send to the keeper";
+    let what = "cannot send to the memory holder";
     let text = serde_json::to_vec(&Packet { v: VERSION, body }).context(what)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -65,7 +65,7 @@ pub(super) fn send(socket: &OwnedFd, body: impl Serialize, files: &[BorrowedFd<'
 /// # Errors
 /// The system's, a packet of another version, or one that is none.
 pub(super) fn receive<T: DeserializeOwned>(socket: &OwnedFd) -> Result<Option<(T, Vec<OwnedFd>)>> {
-    let what = "cannot hear the keeper";
+    let what = "cannot hear the memory holder";
     let mut text = vec![0; LONGEST];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -164,7 +164,7 @@ mod tests {
         for text in [r#"{"v":2,"answer":"done"}"#, "{", r#"{"v":1,"answer":"what"}"#] {
             rustix::net::send(&a, text.as_bytes(), SendFlags::empty()).unwrap();
             let text = receive::<Answer>(&b).unwrap_err().to_string();
-            assert!(text.contains("cannot hear the keeper"), "{text}");
+            assert!(text.contains("cannot hear the memory holder"), "{text}");
         }
     }
 }

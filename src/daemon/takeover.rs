@@ -6,7 +6,7 @@
 //!
 //! Invariant: nothing that was kept is given up here; only `ztier down NAME --discard` does that.
 
-use super::keeper::{Kept, Manifest};
+use super::memory_holder::{Kept, Manifest};
 use super::state::{self, State};
 use crate::config::paths::VolumeFiles;
 use crate::config::{Bounds, Plan, Usage, machine, size};
@@ -17,12 +17,12 @@ use crate::media::Memory;
 use crate::remedy;
 
 /// What there was when a daemon began.
-pub(super) struct Heritage {
+pub(super) struct Inherited {
     kept: Option<Kept>,
     state: Option<State>,
 }
 
-impl Heritage {
+impl Inherited {
     /// Looks for it, under the lock that the caller has.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The daemon's side: the link to the keeper of its memory, and what was kept for it.
+//! The daemon's side: the link to the memory holder, and what was kept for it.
 
 use super::wire::{bound, receive, send, unbound};
 use super::{Answer, Manifest, Say};
@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long a keeper may take to answer.
+/// How long a memory holder may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long to wait before a keeper that can't be started is tried again.
+/// How long to wait before a memory holder that can't be started is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The memory of a volume, and what it is.
@@ -29,25 +29,25 @@ pub struct Kept {
     pub manifest: Manifest,
     /// The files themselves.
     pub memory: Memory,
-    /// To the keeper, if there is one.
+    /// To the memory holder, if there is one.
     link: Option<OwnedFd>,
 }
 
 impl Kept {
-    /// Memory that no keeper has yet.
+    /// Memory that no memory holder has yet.
     pub fn fresh(manifest: Manifest, memory: Memory) -> Self {
         Self { manifest, memory, link: None }
     }
 
-    /// Asks the keeper that listens on `socket`; `None` when there is none. From now on the keeper
-    /// takes this process for the daemon, as long as the connection lasts.
+    /// Asks the memory holder that listens on `socket`; `None` when there is none. From now on the
+    /// memory holder takes this process for the daemon, as long as the connection lasts.
     ///
     /// # Errors
     /// When it does not answer, or speaks another version.
     pub fn find(socket: &Path) -> Result<Option<Self>> {
         let Some(link) = reach(socket)? else { return Ok(None) };
         send(&link, Say::Give, &[])?;
-        let what = || format!("the keeper on {} does not answer", socket.display());
+        let what = || format!("the memory holder on {} does not answer", socket.display());
         match receive(&link)? {
             Some((Answer::Given { manifest, names }, files)) if names.len() == files.len() => {
                 let memory = Memory::inherited(names.into_iter().zip(files).collect());
@@ -58,8 +58,8 @@ impl Kept {
         }
     }
 
-    /// Whether a keeper listens on `socket`. Does not block: a keeper that has no time is there,
-    /// too.
+    /// Whether a memory holder listens on `socket`. Does not block: a memory holder that has no
+    /// time is there, too.
     pub fn is_there(socket: &Path) -> bool {
         use rustix::io::Errno;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -69,7 +69,7 @@ impl Kept {
     }
 }
 
-/// Ends the keeper that listens on `socket`, and with it the memory that it has.
+/// Ends the memory holder that listens on `socket`, and with it the memory that it has.
 ///
 /// # Errors
 /// When it does not answer.
@@ -87,7 +87,7 @@ pub fn end(socket: &Path) -> Result<()> {
 
 fn reach(socket: &Path) -> Result<Option<OwnedFd>> {
     use rustix::io::Errno;
-    let what = || format!("cannot reach the keeper on {}", socket.display());
+    let what = || format!("cannot reach the memory holder on {}", socket.display());
     let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     let link = socket_with(kind.0, kind.1, kind.2, None).context(what())?;
     let address = SocketAddrUnix::new(socket).context(what())?;
@@ -100,8 +100,8 @@ fn reach(socket: &Path) -> Result<Option<OwnedFd>> {
     }
 }
 
-/// The keeper of a running daemon's memory; another takes its place if it dies.
-pub struct Keeper {
+/// The memory holder of a running daemon; another takes its place if it dies.
+pub struct MemoryHolder {
     watch: Arc<Watch>,
     thread: Option<JoinHandle<()>>,
 }
@@ -113,7 +113,7 @@ struct Watch {
     now: Mutex<Option<Link>>,
 }
 
-/// A connection to a keeper, which ends when either side does.
+/// A connection to a memory holder, which ends when either side does.
 struct Link {
     socket: Arc<OwnedFd>,
     /// Unless an earlier daemon started it.
@@ -121,8 +121,8 @@ struct Link {
 }
 
 impl Link {
-    /// Ends a keeper that is dead or not needed any more. One that an earlier daemon started ends
-    /// by itself: it has neither a daemon nor a socket by which one could come.
+    /// Ends a memory holder that is dead or not needed any more. One that an earlier daemon started
+    /// ends by itself: it has neither a daemon nor a socket by which one could come.
     fn end(&mut self) {
         let _ = shutdown(&*self.socket, Shutdown::Both); // it may be gone
         if let Some(child) = &mut self.child {
@@ -132,8 +132,8 @@ impl Link {
     }
 }
 
-impl Keeper {
-    /// Has memory kept: goes on with the keeper that it came from, or makes one.
+impl MemoryHolder {
+    /// Has memory kept: goes on with the memory holder that it came from, or makes one.
     ///
     /// # Errors
     /// When that can't be.
@@ -149,14 +149,14 @@ impl Keeper {
         let watch = Arc::new(watch);
         let watching = Arc::clone(&watch);
         let thread = std::thread::Builder::new()
-            .name("ztier-keeper".into())
+            .name("ztier-holder".into())
             .spawn(move || watching.run())
             .context("cannot start a thread")?;
         Ok(Self { watch, thread: Some(thread) })
     }
 }
 
-impl Keeper {
+impl MemoryHolder {
     /// Has another process keep the memory if the socket of the one that does was removed, so that
     /// no later daemon would find it.
     ///
@@ -167,8 +167,8 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
-    /// Stops watching. The keeper stays, and takes the daemon for gone.
+impl Drop for MemoryHolder {
+    /// Stops watching. The memory holder stays, and takes the daemon for gone.
     fn drop(&mut self) {
         if let Some(link) = self.watch.now.lock().take() {
             let _ = shutdown(&*link.socket, Shutdown::Both); // it may be gone
@@ -194,8 +194,8 @@ impl Watch {
         }
     }
 
-    /// Has another keeper take the place of the one behind `socket`, which died, unless one has
-    /// done so or that was the end of watching.
+    /// Has another memory holder take the place of the one behind `socket`, which died, unless one
+    /// has done so or that was the end of watching.
     fn replace(&self, socket: &Arc<OwnedFd>) {
         let mut now = self.now.lock();
         let Some(dead) = now.as_mut().filter(|link| Arc::ptr_eq(&link.socket, socket)) else {
@@ -205,26 +205,26 @@ impl Watch {
         match self.launch() {
             Ok(link) => {
                 let _ = unbound(&link.socket); // else it is only looked at now and then
-                crate::daemon::log::line("the keeper of the memory was gone; there is another");
+                crate::daemon::log::line("the memory holder was gone; there is another");
                 *now = Some(link);
             }
             Err(e) => {
-                crate::daemon::log::line(&format!("the keeper of the memory is gone: {e}"));
+                crate::daemon::log::line(&format!("the memory holder is gone: {e}"));
                 drop(now);
                 std::thread::park_timeout(RETRY);
             }
         }
     }
 
-    /// Replaces a keeper whose socket was removed.
+    /// Replaces a memory holder whose socket was removed.
     fn renew(&self) -> Result<()> {
         let mut now = self.now.lock();
         if Kept::is_there(&self.socket) {
             return Ok(());
         }
         let Some(link) = now.as_mut() else { return Ok(()) };
-        // The new keeper starts first: until then the old one keeps the memory, although no other
-        // process can find it.
+        // The new memory holder starts first: until then the old one keeps the memory, although no
+        // other process can find it.
         let new = self.launch()?;
         unbound(&new.socket)?;
         std::mem::replace(link, new).end();
@@ -233,7 +233,7 @@ impl Watch {
 
     fn launch(&self) -> Result<Link> {
         let volume = &self.manifest.volume;
-        let what = || format!("cannot start the keeper of volume `{volume}`");
+        let what = || format!("cannot start the memory holder of volume `{volume}`");
         let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (ours, theirs) = socketpair(kind.0, kind.1, kind.2, None).context(what())?;
         let mut child = Command::new("/proc/self/exe")

@@ -1,21 +1,21 @@
 //! Memory that outlives the daemon: a small process, one a volume, that has the descriptors of its
 //! memory files and nothing else to do.
 //!
-//! The daemon gives it copies of the descriptors before its device is usable ([`Keeper::start`]).
-//! When the daemon dies the next one gets them back ([`Kept::find`]) and goes on with what is in
-//! them. `down` ends the keeper, and with it the memory.
+//! The daemon gives it copies of the descriptors before its device is usable
+//! ([`MemoryHolder::start`]). When the daemon dies the next one gets them back ([`Kept::find`]) and
+//! goes on with what is in them. `down` ends the memory holder, and with it the memory.
 //!
 //! Invariants:
-//! - the keeper never reads or writes the memory: it only has it, and keeps it from being swapped
-//!   out while no daemon does;
+//! - the memory holder never reads or writes the memory: it only has it, and keeps it from being
+//!   swapped out while no daemon does;
 //! - `NAME.keep` is its socket as long as it lives; it admits only its owner and root;
-//! - messages carry a version, because a keeper may be older than the daemon that it serves.
+//! - messages carry a version, because a memory holder may be older than the daemon that it serves.
 
 mod link;
 mod process;
 mod wire;
 
-pub use link::{Keeper, Kept, end};
+pub use link::{Kept, MemoryHolder, end};
 pub use process::main;
 
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ pub struct Manifest {
     pub resident: bool,
 }
 
-/// What is said to a keeper.
+/// What is said to a memory holder.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "lowercase")]
 enum Say {
@@ -52,7 +52,7 @@ enum Say {
     End,
 }
 
-/// What a keeper answers.
+/// What a memory holder answers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "lowercase")]
 enum Answer {
