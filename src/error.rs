@@ -37,7 +37,7 @@ pub enum Status {
 pub struct Error {
     status: Status,
     text: String,
-    mend: Option<String>,
+    hint: Option<String>,
 }
 
 /// A result whose error is for a person, if nothing else is said.
@@ -46,7 +46,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error that ends a command with `status`, for example `cannot open /dev/fuse: …`.
     pub fn new(status: Status, text: impl Into<String>) -> Self {
-        Self { status, text: one_line(text.into()), mend: None }
+        Self { status, text: one_line(text.into()), hint: None }
     }
 
     /// A failure of the work itself.
@@ -81,8 +81,8 @@ impl Error {
 
     /// Adds what the person should do, printed after a semicolon.
     #[must_use]
-    pub fn mend(mut self, mend: impl Into<String>) -> Self {
-        self.mend = Some(one_line(mend.into()));
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(one_line(hint.into()));
         self
     }
 
@@ -96,8 +96,8 @@ impl Error {
     /// Adds a further thing to do.
     #[must_use]
     pub fn and(self, further: impl fmt::Display) -> Self {
-        let mend = self.mend.as_ref().map_or(String::new(), |mend| format!("{mend}; "));
-        self.mend(format!("{mend}{further}"))
+        let hint = self.hint.as_ref().map_or(String::new(), |hint| format!("{hint}; "));
+        self.hint(format!("{hint}{further}"))
     }
 
     /// The same error with `before` before its text.
@@ -128,8 +128,8 @@ fn one_line(text: String) -> String {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)?;
-        match &self.mend {
-            Some(mend) => write!(f, "; {mend}"),
+        match &self.hint {
+            Some(hint) => write!(f, "; {hint}"),
             None => Ok(()),
         }
     }
@@ -173,8 +173,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_one_line_and_ends_with_the_mend() {
-        let e = Error::usage("size is\n\u{1b}[31mzero").mend("give at\tleast 4096");
+    fn text_is_one_line_and_ends_with_the_hint() {
+        let e = Error::usage("size is\n\u{1b}[31mzero").hint("give at\tleast 4096");
         assert_eq!(e.to_string(), r"size is\n\u{1b}[31mzero; give at\tleast 4096");
         assert_eq!(e.exit_status(), 2);
         let e = Err::<(), _>(e).context("\r").unwrap_err().but("\u{9b}").and("\0");
@@ -193,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn context_keeps_the_status_and_the_mend() {
-        let refused = || Err::<(), _>(Error::would_lose("it holds ext4").mend("add --wipe"));
+    fn context_keeps_the_status_and_the_hint() {
+        let refused = || Err::<(), _>(Error::would_lose("it holds ext4").hint("add --wipe"));
         let e = refused().context("cannot use /dev/x").unwrap_err();
         assert_eq!(e.to_string(), "cannot use /dev/x: it holds ext4; add --wipe");
         assert_eq!(e.status(), Status::WouldLose);

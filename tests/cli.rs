@@ -54,7 +54,7 @@ fn a_path_that_is_no_text_is_refused_by_name() {
 }
 
 #[test]
-fn bad_input_is_refused_in_one_line_with_the_mend() {
+fn bad_input_is_refused_in_one_line_with_the_hint() {
     let sandbox = Sandbox::new();
     let long = "x".repeat(60);
     for (args, parts) in [

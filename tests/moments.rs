@@ -250,7 +250,7 @@ fn copies_make_room_for_what_is_laid_out_anew() {
     assert!(machine.core.has_left(&reading));
     machine.core.release(&reading);
     let found = machine.read_log(&reading);
-    assert!(!reading.stamp.fits(&found, reading.check) || found == [1; BLOCK]);
+    assert!(!reading.seed.fits(&found, reading.check) || found == [1; BLOCK]);
 }
 
 #[test]
@@ -471,7 +471,7 @@ fn what_was_dropped_does_not_come_back_as_something_older() {
     machine.core = found.open(&machine.log, options, 3, kept()).unwrap().0;
     if let Some(Found::Log(reading)) = machine.core.locate_copy(7, &mut out) {
         let bytes = machine.read_log(&reading);
-        assert!(!reading.stamp.fits(&bytes, reading.check), "{:?}", bytes[0]);
+        assert!(!reading.seed.fits(&bytes, reading.check), "{:?}", bytes[0]);
     }
 }
 

@@ -150,7 +150,7 @@ fn the_golden_images_are_read_as_the_page_says() {
     for name in GOLDEN {
         let (blocks, notes) = agree(&golden(name));
         let has_checkpoint = name != "log-v3.img";
-        assert_eq!(notes.contains("sheets, "), has_checkpoint, "{name}: {notes}");
+        assert_eq!(notes.contains("pages, "), has_checkpoint, "{name}: {notes}");
         assert!(blocks.len() >= 14, "{name}: {notes}");
     }
 }
@@ -269,7 +269,7 @@ fn logs_with_every_kind_of_record_are_read_as_the_page_says() {
         let kinds: BTreeSet<_> = blocks.values().map(|(kind, _)| kind.as_str()).collect();
         let all = ["cluster", "lost", "lz4", "raw", "same", "zeros", "zstd"];
         assert_eq!(kinds.into_iter().collect::<Vec<_>>(), all, "{how}");
-        assert!(notes.contains("sheets, "), "{how}: {notes}");
+        assert!(notes.contains("pages, "), "{how}: {notes}");
         assert!(!blocks.contains_key(&1), "{how}: written back");
     }
     let (_, notes) = seen(&closed, &["--no-checkpoint"]).unwrap();
@@ -362,7 +362,7 @@ fn copies_are_read_as_the_page_says() {
     }
     // Over a backing store that may have changed, none of it counts.
     let (blocks, notes) = agree(&closed);
-    assert!(blocks.keys().eq(&[102]) && notes.contains("sheets, "), "{notes}");
+    assert!(blocks.keys().eq(&[102]) && notes.contains("pages, "), "{notes}");
     assert!(has_late_copies(&at_work));
     assert!(agree(&at_work).0.is_empty());
     // One copy of the superblock is that of the log when it was made.
@@ -407,9 +407,9 @@ fn damage_is_refused_as_the_page_says() {
         }
     }
     // A checkpoint costs nothing but time, a superblock has a copy.
-    let sheet = checkpoint_at(&found.superblock, &image);
-    let (blocks, notes) = seen(&damaged(&[sheet + 70]), &[]).unwrap();
-    assert!(blocks == whole && notes.contains("the checkpoint is not used: sheet 0"), "{notes}");
+    let page = checkpoint_at(&found.superblock, &image);
+    let (blocks, notes) = seen(&damaged(&[page + 70]), &[]).unwrap();
+    assert!(blocks == whole && notes.contains("the checkpoint is not used: page 0"), "{notes}");
     let supers = SUPER_AT.map(|at| at as usize + 40);
     for (at, name) in supers.into_iter().zip(["A", "B"]) {
         let (blocks, notes) = seen(&damaged(&[at]), &[]).unwrap();

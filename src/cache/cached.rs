@@ -561,7 +561,7 @@ pub fn check_limit(bytes: u64) -> Checked<()> {
         return Ok(());
     }
     Err(Error::usage(format!("ram-limit {bytes} is too little for a cache"))
-        .mend("give at least 1M, or 0 for none"))
+        .hint("give at least 1M, or 0 for none"))
 }
 
 impl Drive for Cached {

@@ -29,25 +29,26 @@ struct Check {
     works: bool,
     found: String,
     /// How to get it; empty when it works or nothing needs to be done.
-    mend: String,
+    #[serde(rename = "mend")]
+    hint: String,
 }
 
 impl Check {
-    fn new(what: &str, found: std::result::Result<String, String>, mend: &str) -> Self {
+    fn new(what: &str, found: std::result::Result<String, String>, hint: &str) -> Self {
         let works = found.is_ok();
         Self {
             what: what.into(),
             works,
             found: found.unwrap_or_else(|why| why),
-            mend: if works { String::new() } else { mend.into() },
+            hint: if works { String::new() } else { hint.into() },
         }
     }
 }
 
 impl From<crate::system::Check> for Check {
     fn from(check: crate::system::Check) -> Self {
-        let crate::system::Check { what, works, found, mend } = check;
-        Self { what: what.into(), works, found, mend: mend.into() }
+        let crate::system::Check { what, works, found, hint } = check;
+        Self { what: what.into(), works, found, hint: hint.into() }
     }
 }
 
@@ -70,7 +71,7 @@ impl Doctor {
             .iter()
             .map(|check| {
                 let works = if check.works { "yes" } else { "no" };
-                vec![check.what.clone(), works.into(), check.found.clone(), check.mend.clone()]
+                vec![check.what.clone(), works.into(), check.found.clone(), check.hint.clone()]
             })
             .collect();
         output::print(&format!(

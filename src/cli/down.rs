@@ -136,7 +136,7 @@ impl Down {
                     "volume `{}` is stopped, but its daemon does not end",
                     self.name
                 ))
-                .mend(format!("see `ztier list`, then `ztier down {}` again", self.name)));
+                .hint(format!("see `ztier list`, then `ztier down {}` again", self.name)));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -189,7 +189,7 @@ impl Down {
         Err(Error::would_lose(format!(
             "the daemon of volume `{name}` died, and what it had in memory is kept"
         ))
-        .mend(remedy::KEPT.of(name)))
+        .hint(remedy::KEPT.of(name)))
     }
 
     fn clean(&self, paths: &Paths) -> Result<()> {
@@ -212,7 +212,7 @@ impl Down {
         }
         let Some(lock) = Lock::acquire(&files, Duration::from_secs(1))? else {
             return Err(Error::busy(format!("volume `{}` came up just now", self.name))
-                .mend("look with `ztier list`"));
+                .hint("look with `ztier list`"));
         };
         if self.force { state::clean_by_force(lock, &files) } else { state::clean(lock, &files) }
     }

@@ -50,7 +50,7 @@ impl Estimate {
         let mut sources = Sources::find(&self.paths)?;
         if sources.blocks == 0 {
             return Err(Error::failure("there is no data to sample in what was named")
-                .mend("name files or directories that hold some"));
+                .hint("name files or directories that hold some"));
         }
         let report = sample(&mut sources, self.blocks)?;
         if self.json {
@@ -73,7 +73,7 @@ fn sample(sources: &mut Sources, blocks: u64) -> Result<Report> {
     let sampled = trials[0].1.blocks;
     if sampled == 0 {
         return Err(Error::failure("nothing of what was named could be read")
-            .mend("run as a user who may read it"));
+            .hint("run as a user who may read it"));
     }
     let share = |part: u64| part as f64 / sampled as f64;
     let data_bytes = sources.blocks * crate::BLOCK_SIZE as u64;

@@ -34,14 +34,14 @@ pub(super) fn wanted(
     let what = flag.trim_start_matches("--").trim_end_matches("-size");
     let Some(path) = path else {
         return Err(Error::usage(format!("{flag} is for a file"))
-            .mend(format!("name it by --{what}, or leave out {flag}")));
+            .hint(format!("name it by --{what}, or leave out {flag}")));
     };
     let Amount::Bytes(bytes) = size else {
-        return Err(Error::usage(format!("{flag} is a number of bytes")).mend("write it like 4G"));
+        return Err(Error::usage(format!("{flag} is a number of bytes")).hint("write it like 4G"));
     };
     if bytes == 0 || bytes % crate::BLOCK_SIZE as u64 != 0 {
         return Err(Error::usage(format!("{flag} {} is no multiple of 4096", exact(bytes)))
-            .mend("write it like 4G"));
+            .hint("write it like 4G"));
     }
     let (path, shown) = (full(path)?, path.display());
     match fs::metadata(&path) {
@@ -49,13 +49,13 @@ pub(super) fn wanted(
         Ok(there) if there.is_file() => {
             let has = exact(there.len());
             Err(Error::usage(format!("{shown} is there already, and has {has} bytes"))
-                .mend(format!("leave out {flag}, or give another name")))
+                .hint(format!("leave out {flag}, or give another name")))
         }
         Ok(_) => Err(Error::usage(format!("{shown} is no file"))
-            .mend(format!("leave out {flag}, or give another name"))),
+            .hint(format!("leave out {flag}, or give another name"))),
         Err(_) if path.starts_with("/dev") => {
             Err(Error::usage(format!("{shown} does not exist, and below /dev no files are made"))
-                .mend("look for the drive with `lsblk`"))
+                .hint("look for the drive with `lsblk`"))
         }
         Err(_) => Ok(Some(Wanted { path, bytes })),
     }
@@ -111,7 +111,7 @@ pub(super) fn refuse_readable<'a>(paths: impl IntoIterator<Item = &'a Path>) -> 
                 "other users can read or write {shown} (mode {mode:o}), and with it what the volume \
                  holds"
             ))
-            .mend(format!("`chmod 600 {shown}`, or add --allow-readable")));
+            .hint(format!("`chmod 600 {shown}`, or add --allow-readable")));
         }
     }
     Ok(())

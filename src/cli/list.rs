@@ -91,7 +91,7 @@ fn dead(name: &str, left: &[String], kept: bool) -> Error {
     let left = if left.is_empty() { "its state file".into() } else { left.join(", ") };
     let remedy = if kept { remedy::DEAD_WITH_DATA } else { remedy::DEAD_WITHOUT };
     Error::degraded(format!("volume `{name}`: its daemon is gone and left {left}"))
-        .mend(remedy.of(name))
+        .hint(remedy.of(name))
 }
 
 /// What to say of a volume whose daemon lives and does not answer.

@@ -1,7 +1,7 @@
 //! `ztier log`: make a log, check one, or list what is in it.
 
-use super::meter::Meter;
 use super::output;
+use super::progress_line::ProgressLine;
 use crate::config::plan::DEFAULT_SEGMENT;
 use crate::config::size::human;
 use crate::config::{Amount, Paths};
@@ -104,9 +104,9 @@ impl Format {
 
 fn look(path: &Path, payloads: bool) -> Result<Inspection> {
     let drive = FileDrive::open(path, Access::Still)?;
-    let meter = Meter::new();
-    let told = |step| meter.show(&step);
-    log::inspect_telling(&drive as &dyn Drive, true, payloads, &told)
+    let progress_line = ProgressLine::new();
+    let progress = |step| progress_line.show(&step);
+    log::inspect_telling(&drive as &dyn Drive, true, payloads, &progress)
         .map_err(|e| cannot_use(path, &e))
 }
 
@@ -140,7 +140,7 @@ impl Check {
             return Ok(());
         }
         let log = self.log.display();
-        Err(Error::degraded(format!("{log} is damaged")).mend(remedy::LOG_CHECKED))
+        Err(Error::degraded(format!("{log} is damaged")).hint(remedy::LOG_CHECKED))
     }
 }
 

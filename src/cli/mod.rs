@@ -12,10 +12,10 @@ mod estimate;
 mod files;
 mod list;
 mod log;
-mod meter;
 mod metrics;
 mod output;
 mod pages;
+mod progress_line;
 mod restart;
 mod run;
 mod sampler;
@@ -218,7 +218,7 @@ fn client(paths: &Paths, volume: &str) -> Result<Client> {
 /// There is such data.
 fn sound(volume: &str, loss: Option<&str>) -> Result<()> {
     loss.map_or(Ok(()), |loss| {
-        Err(Error::degraded(format!("volume `{volume}`: {loss}")).mend(remedy::LOST.of(volume)))
+        Err(Error::degraded(format!("volume `{volume}`: {loss}")).hint(remedy::LOST.of(volume)))
     })
 }
 
@@ -236,22 +236,22 @@ fn ill(volume: &str, stats: &crate::stats::Stats) -> Option<Error> {
         About::Spill | About::Room => remedy::SPILL_FAILS.into(),
         About::Drive(..) => remedy::DRIVE_FAILS.into(),
     };
-    Some(Error::degraded(format!("volume `{volume}`: {}", texts.join(", and "))).mend(remedy))
+    Some(Error::degraded(format!("volume `{volume}`: {}", texts.join(", and "))).hint(remedy))
 }
 
 /// The error of a command for a volume whose daemon died.
 fn gone(volume: &str) -> Error {
     Error::degraded(format!("the daemon of volume `{volume}` is gone"))
-        .mend(remedy::DEAD.of(volume))
+        .hint(remedy::DEAD.of(volume))
 }
 
 fn unknown(paths: &Paths, volume: &str) -> Error {
     let names = daemon::names(paths);
     let error = Error::not_found(format!("no volume `{volume}` is up"));
     match name::nearest(volume, names.iter().map(String::as_str)) {
-        Some(near) => error.mend(format!("did you mean `{near}`?")),
-        None if names.is_empty() => error.mend("none is; `ztier up` makes one"),
-        None => error.mend(format!("up are {}", names.join(", "))),
+        Some(near) => error.hint(format!("did you mean `{near}`?")),
+        None if names.is_empty() => error.hint("none is; `ztier up` makes one"),
+        None => error.hint(format!("up are {}", names.join(", "))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `ztier restart`: another daemon for a volume that is up, or whose daemon died.
 
 use super::drain::drain_most;
-use super::meter::Meter;
+use super::progress_line::ProgressLine;
 use super::{PATIENCE, files, output, sound, unknown};
 use crate::config::lasting::lasting;
 use crate::config::paths::full;
@@ -80,11 +80,11 @@ impl Restart {
                     "volume `{}` is coming up or going down",
                     self.name
                 ))
-                .mend("look with `ztier list`, then try again"));
+                .hint("look with `ztier list`, then try again"));
             }
             Found::Dead(_) if self.log.is_some() => {
                 return Err(Error::degraded(format!("the daemon of volume `{}` died", self.name))
-                    .mend("go on without --log first: then its log can be drained"));
+                    .hint("go on without --log first: then its log can be drained"));
             }
             Found::Dead(state) => self.again(&paths, &state)?,
             Found::Broken(e) => return Err(e),
@@ -116,7 +116,7 @@ impl Restart {
         };
         if changes && self.plan_of(paths)? == state.plan {
             return Err(Error::failure(format!("volume `{}` has the log that it had", self.name))
-                .mend("see what its daemon says"));
+                .hint("see what its daemon says"));
         }
         served.notes.extend(changes.then(|| self.outdated(paths)).flatten());
         Ok(served)
@@ -214,10 +214,10 @@ impl Restart {
     }
 
     fn come(&self, next: daemon::Starting<'_>) -> Result<Served> {
-        let meter = Meter::new();
-        let told = |what: &str| meter.show(&format_args!("{}: {what}", self.name));
-        let ready = next.finish(&told)?;
-        meter.end();
+        let progress_line = ProgressLine::new();
+        let progress = |what: &str| progress_line.show(&format_args!("{}: {what}", self.name));
+        let ready = next.finish(&progress)?;
+        progress_line.end();
         let daemon::Ready { endpoints, pid, notes, loss, .. } = ready;
         Ok(Served { endpoints, pid, notes, loss })
     }
@@ -237,7 +237,7 @@ impl Restart {
                         "the daemon of volume `{}` does not come back: {why}",
                         self.name
                     ))
-                    .mend("see what it says where it was started"));
+                    .hint("see what it says where it was started"));
                 }
                 _ => std::thread::sleep(GLANCE),
             }

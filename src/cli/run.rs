@@ -9,7 +9,7 @@ mod report;
 
 use super::down::Down;
 use super::swap::{PAGE_CLUSTER, SWAPPINESS, Setting, changed};
-use super::{meter::Meter, output};
+use super::{output, progress_line::ProgressLine};
 use crate::config::limit::Range;
 use crate::config::plan::{self, Kind};
 use crate::config::size::human;
@@ -133,7 +133,7 @@ impl Run {
         let memory = self.mem.of(machine::memory_bytes()) & !4095;
         if memory < LEAST_MEMORY {
             return Err(Error::usage(format!("mem {} is less than programs need", human(memory)))
-                .mend(format!("give at least {}", human(LEAST_MEMORY))));
+                .hint(format!("give at least {}", human(LEAST_MEMORY))));
         }
         let size = match self.swap_size {
             Some(Amount::Bytes(size)) => size,
@@ -158,7 +158,7 @@ impl Run {
         let chosen = daemon::choose(&settings)?;
         if chosen.kind == Kind::Nbd {
             return Err(Error::failure(format!("no swap can be made here: {}", chosen.why))
-                .mend("run as root (CAP_SYS_ADMIN); `ztier doctor` says what block devices need"));
+                .hint("run as root (CAP_SYS_ADMIN); `ztier doctor` says what block devices need"));
         }
         let mut plan = Plan::resolve(&volume, &settings, chosen.kind, paths)?;
         if let Some(Usage::Swap { tuned, .. }) = &mut plan.usage {
@@ -199,7 +199,7 @@ impl Run {
         if code >= JOINING {
             let why = io::Error::from_raw_os_error(code - JOINING);
             return Err(Error::failure(format!("cannot put {program} into its cgroup: {why}"))
-                .mend("run as root, where cgroups can be written"));
+                .hint("run as root, where cgroups can be written"));
         }
         output::remark(&format!("ztier: cannot run {program}: {failed}"));
         Ok(if failed.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
@@ -238,7 +238,7 @@ fn store_limit(memory: u64, size: u64, spills: bool) -> Result<u64> {
             human(size),
             human(least)
         ))
-        .mend("give less with --mem or --swap-size, or end some programs"));
+        .hint("give less with --mem or --swap-size, or end some programs"));
     }
     // What does not compress takes a little more than it is.
     Ok(spare.min(size + size / 64 + tables))
@@ -269,9 +269,9 @@ impl<'a> Stage<'a> {
     /// Makes the volume, in use as swap.
     fn set(plan: Plan, paths: &'a Paths, memory: u64) -> Result<Self> {
         let job = plan.job.clone().ok_or_else(|| Error::failure("the volume has no job"))?;
-        let meter = Meter::new();
-        let told = |what: &str| meter.show(&format_args!("{}: {what}", plan.name));
-        let ready = daemon::spawn(&plan, paths, &told)?;
+        let progress_line = ProgressLine::new();
+        let progress = |what: &str| progress_line.show(&format_args!("{}: {what}", plan.name));
+        let ready = daemon::spawn(&plan, paths, &progress)?;
         Ok(Self { plan, paths, job, memory, ready, up: true })
     }
 

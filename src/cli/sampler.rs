@@ -63,7 +63,7 @@ impl Sources {
                     "{} is neither file, directory nor block device",
                     path.display()
                 ))
-                .mend("name one of those"));
+                .hint("name one of those"));
             }
         }
         while let Some(directory) = directories.pop() {

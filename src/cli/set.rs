@@ -1,6 +1,6 @@
 //! `ztier set`: change a running volume.
 
-use super::meter::Meter;
+use super::progress_line::ProgressLine;
 use super::{client, output, sound, status};
 use crate::config::size::{exact, human, parse_bytes};
 use crate::config::{Amount, Bounds, Limit, Paths, machine, name};
@@ -86,7 +86,7 @@ impl Set {
 
 /// Waits until all is recompressed, and says what came of it since `before`.
 fn wait(client: &Client, name: &str, before: &Stats) -> Result<()> {
-    let meter = Meter::new();
+    let progress_line = ProgressLine::new();
     loop {
         let stats: Stats = client.ask(&Request::Stats, super::PATIENCE)?;
         let blocks = stats.blocks_recompressed.saturating_sub(before.blocks_recompressed);
@@ -94,11 +94,11 @@ fn wait(client: &Client, name: &str, before: &Stats) -> Result<()> {
         let bytes = human(blocks * crate::BLOCK_SIZE as u64);
         let done = format!("{name}: recompressed {bytes}, which saves {}", human(saved));
         if !stats.recompressing {
-            meter.end();
+            progress_line.end();
             let together = status::together(&stats);
             return output::print(&format!("{done}; now {together}\n"));
         }
-        meter.show(&done);
+        progress_line.show(&done);
         std::thread::sleep(ASK);
     }
 }
@@ -110,7 +110,7 @@ fn parse(changes: &[String]) -> Result<Request> {
     for change in changes {
         let Some((key, value)) = change.split_once('=') else {
             return Err(Error::usage(format!("`{change}` is not KEY=VALUE"))
-                .mend("write it like ram-limit=1G"));
+                .hint("write it like ram-limit=1G"));
         };
         let wrong = |e: String| Error::usage(format!("{key}: {e}"));
         let number = || {
@@ -152,12 +152,12 @@ fn parse(changes: &[String]) -> Result<Request> {
             "log-keep" => log.keep_percent = Some(number()?),
             _ => {
                 return Err(
-                    Error::usage(format!("unknown key `{key}`")).mend(name::suggest(key, &KEYS))
+                    Error::usage(format!("unknown key `{key}`")).hint(name::suggest(key, &KEYS))
                 );
             }
         }
         if !given.insert(key) {
-            return Err(Error::usage(format!("`{key}` is given twice")).mend("give it once"));
+            return Err(Error::usage(format!("`{key}` is given twice")).hint("give it once"));
         }
     }
     Ok(Request::Set { size_bytes: size, ram_limit_bytes: ram_limit, adapt, log, recompress })

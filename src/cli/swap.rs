@@ -1,6 +1,6 @@
 //! `ztier swapon` and `swapoff`: a volume's device as swap space, and no more.
 
-use super::meter::Meter;
+use super::progress_line::ProgressLine;
 use super::{client, output};
 use crate::config::size::human;
 use crate::config::usage::{DEFAULT_PRIORITY, HIGHEST_PRIORITY};
@@ -136,14 +136,18 @@ impl Off {
         let request = Request::Swapoff { force: self.force };
         let done: Swapping = std::thread::scope(|scope| {
             let asked = scope.spawn(|| client.ask(&request, PATIENCE_TO_END));
-            let meter = Meter::new();
+            let progress_line = ProgressLine::new();
             while !asked.is_finished() {
                 if let Some(area) = swapped(&device) {
-                    meter.show(&format_args!("{}: {} to come back", self.name, human(area.used)));
+                    progress_line.show(&format_args!(
+                        "{}: {} to come back",
+                        self.name,
+                        human(area.used)
+                    ));
                 }
                 std::thread::sleep(GLANCE);
             }
-            meter.end();
+            progress_line.end();
             asked.join().unwrap_or_else(|_| Err(Error::failure("cannot ask the daemon")))
         })?;
         if self.json {

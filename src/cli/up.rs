@@ -1,7 +1,7 @@
 //! `ztier up`: a volume from flags or its file, by a daemon of its own or in this process.
 
 use super::files::{self, Made, Wanted};
-use super::meter::Meter;
+use super::progress_line::ProgressLine;
 use super::{adapting, output, sound, status};
 use crate::config::plan::{self, Address};
 use crate::config::size::{exact, human};
@@ -226,11 +226,11 @@ impl Up {
             inherit_sockets(&mut plan, settings.socket.is_some());
         }
         let made = Cell::new(wanted.iter().map(Wanted::make).collect::<Result<Vec<Made>>>()?);
-        let meter = Meter::new();
-        let told = |what: &str| meter.show(&format_args!("{}: {what}", self.name));
+        let progress_line = ProgressLine::new();
+        let progress = |what: &str| progress_line.show(&format_args!("{}: {what}", self.name));
         let loss = Cell::new(None);
         let after = |ready: &Ready| {
-            meter.end();
+            progress_line.end();
             made.take().into_iter().for_each(Made::keep);
             self.print_ready(&chosen, ready)?;
             // A log that was given up has another one in its place.
@@ -248,9 +248,9 @@ impl Up {
             let wanted = &|| true;
             let order =
                 daemon::Order { plan, paths: &paths, patience, foreground, follows, wanted };
-            daemon::run(order, &told, after).and_then(|end| daemon::follow(end, &self.name))
+            daemon::run(order, &progress, after).and_then(|end| daemon::follow(end, &self.name))
         } else {
-            after(&daemon::spawn(&plan, &paths, &told)?)?;
+            after(&daemon::spawn(&plan, &paths, &progress)?)?;
             sound(&self.name, loss.take().as_deref())
         }
     }
@@ -269,7 +269,7 @@ impl Up {
         settings.marks().check(log, backing).map_err(|e| {
             let log = log.map_or(String::new(), |log| format!(" --log {}", log.display()));
             let backing = backing.map_or(String::new(), |drive| drive.display().to_string());
-            e.mend(format!(
+            e.hint(format!(
                 "look for the right one with `lsblk`, or if this is it: `ztier up {} --backing \
                  {backing}{log} --save`",
                 self.name
@@ -289,11 +289,11 @@ impl Up {
         let vain = of_log.iter().find(|(_, given)| *given && plan.log.is_none());
         if let Some((flag, _)) = vain {
             return Err(Error::usage(format!("{flag} is for a volume with a log"))
-                .mend(format!("leave out {flag}, or give --backing and --log")));
+                .hint(format!("leave out {flag}, or give --backing and --log")));
         }
         if self.wipe && plan.log.is_none() && plan.spill.is_none() {
             return Err(Error::usage("--wipe is for the drive of a log or of --spill")
-                .mend("leave out --wipe: nothing is overwritten"));
+                .hint("leave out --wipe: nothing is overwritten"));
         }
         Ok(())
     }
@@ -307,7 +307,7 @@ impl Up {
             Err(e) => {
                 return Err(e
                     .after(format_args!("volume `{}` is up, but ", self.name))
-                    .mend("mend that, then give --save again after `ztier down`"));
+                    .hint("mend that, then give --save again after `ztier down`"));
             }
         }
         Ok(())
@@ -357,8 +357,8 @@ impl Up {
         let error =
             Error::usage(format!("volume `{}` has no --size and no {}", self.name, file.display()));
         Err(match near {
-            Some(near) => error.mend(format!("add --size, or did you mean `{near}`?")),
-            None => error.mend("add --size, like --size 3G"),
+            Some(near) => error.hint(format!("add --size, or did you mean `{near}`?")),
+            None => error.hint("add --size, like --size 3G"),
         })
     }
 
@@ -372,7 +372,7 @@ impl Up {
                 if Instant::now() >= end {
                     let (drive, seconds) = (drive.display(), self.wait);
                     return Err(Error::failure(format!("{drive} is not there after {seconds} s"))
-                        .mend("look for it with `lsblk`: it may have another name now"));
+                        .hint("look for it with `lsblk`: it may have another name now"));
                 }
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -386,7 +386,7 @@ impl Up {
             return Ok(());
         }
         Err(Error::busy(format!("volume `{name}` is already up"))
-            .mend(format!("use another name, or `ztier down {name}` first")))
+            .hint(format!("use another name, or `ztier down {name}` first")))
     }
 
     fn print_ready(&self, chosen: &Chosen, ready: &Ready) -> Result<()> {

@@ -177,10 +177,10 @@ impl Settings {
                     .count()
                     + 1
             });
-            let (what, mend) = explain(e.message());
+            let (what, hint) = explain(e.message());
             let error = Error::usage(format!("{}:{line}: {what}", path.display()));
-            match mend {
-                Some(mend) => error.mend(mend),
+            match hint {
+                Some(hint) => error.hint(hint),
                 None => error,
             }
         })

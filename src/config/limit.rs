@@ -126,9 +126,9 @@ impl Range {
     }
 }
 
-/// What is said of a limit and its bounds.
+/// A limit and its bounds, as given.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Said {
+pub struct Given {
     /// The limit.
     pub limit: Option<Limit>,
     /// The lowest that one that adapts may be.
@@ -137,7 +137,7 @@ pub struct Said {
     pub max: Option<Amount>,
 }
 
-impl Said {
+impl Given {
     /// What settings say.
     pub fn of(settings: &Settings) -> Self {
         Self { limit: settings.ram_limit, min: settings.ram_min, max: settings.ram_max }
@@ -168,7 +168,7 @@ impl Said {
         match given.iter().find(|(_, amount)| amount.is_some()) {
             None => Ok(()),
             Some((key, _)) => Err(Error::usage(format!("{key} is for a ram-limit that adapts"))
-                .mend(format!("leave out {key}, or give ram-limit auto"))),
+                .hint(format!("leave out {key}, or give ram-limit auto"))),
         }
     }
 
@@ -186,7 +186,7 @@ impl Said {
                     "{key} {} is below the least that this volume works with",
                     exact(bytes)
                 ))
-                .mend(format!("give at least {}", exact(least))));
+                .hint(format!("give at least {}", exact(least))));
             }
             if bytes > memory.max(base.max_bytes) {
                 return Err(Error::usage(format!(
@@ -194,7 +194,7 @@ impl Said {
                     exact(bytes),
                     human(memory)
                 ))
-                .mend("give less, like 25%"));
+                .hint("give less, like 25%"));
             }
         }
         if let (Some(min), Some(max)) = (min, max)
@@ -205,7 +205,7 @@ impl Said {
                 exact(min),
                 exact(max)
             ))
-            .mend("give a lower ram-min, or a higher ram-max"));
+            .hint("give a lower ram-min, or a higher ram-max"));
         }
         // A bound that is not given gives way to one that is given and contradicts it.
         Ok(Bounds {
@@ -227,15 +227,15 @@ mod tests {
         Range { least: 2 * MIB, default: 20 * MIB, start: 20 * MIB, bounds }
     }
 
-    fn said(limit: Option<Limit>, min: Option<u64>, max: Option<u64>) -> Said {
-        Said { limit, min: min.map(Amount::Bytes), max: max.map(Amount::Bytes) }
+    fn given(limit: Option<Limit>, min: Option<u64>, max: Option<u64>) -> Given {
+        Given { limit, min: min.map(Amount::Bytes), max: max.map(Amount::Bytes) }
     }
 
     #[test]
     fn a_bound_that_is_not_given_gives_way() {
         let auto = Some(Limit::Auto);
         let resolve = |min, max| {
-            let (limit, bounds) = said(auto, min, max).resolve(&range()).unwrap();
+            let (limit, bounds) = given(auto, min, max).resolve(&range()).unwrap();
             let bounds = bounds.unwrap();
             (limit / MIB, bounds.min_bytes / MIB, bounds.max_bytes / MIB)
         };
@@ -243,41 +243,41 @@ mod tests {
         assert_eq!(resolve(Some(60 * MIB), None), (60, 60, 60));
         assert_eq!(resolve(None, Some(5 * MIB)), (5, 5, 5));
         assert_eq!(resolve(Some(2 * MIB), Some(30 * MIB)), (20, 2, 30));
-        let fixed = said(Some(Limit::At(Amount::Bytes(7))), None, None);
+        let fixed = given(Some(Limit::At(Amount::Bytes(7))), None, None);
         assert_eq!(fixed.resolve(&range()).unwrap(), (7, None));
-        assert_eq!(said(None, None, None).resolve(&range()).unwrap(), (20 * MIB, None));
+        assert_eq!(given(None, None, None).resolve(&range()).unwrap(), (20 * MIB, None));
     }
 
     #[test]
     fn what_contradicts_itself_is_refused_with_the_mend() {
         let auto = Some(Limit::Auto);
-        for (said, error) in [
+        for (given, error) in [
             (
-                said(None, Some(MIB), None),
+                given(None, Some(MIB), None),
                 "ram-min is for a ram-limit that adapts; leave out ram-min, or give ram-limit auto",
             ),
             (
-                said(Some(Limit::At(Amount::Bytes(MIB))), None, Some(MIB)),
+                given(Some(Limit::At(Amount::Bytes(MIB))), None, Some(MIB)),
                 "ram-max is for a ram-limit that adapts; leave out ram-max, or give ram-limit auto",
             ),
             (
-                said(auto, Some(30 * MIB), Some(20 * MIB)),
+                given(auto, Some(30 * MIB), Some(20 * MIB)),
                 "ram-min 30M is above ram-max 20M; give a lower ram-min, or a higher ram-max",
             ),
             (
-                said(auto, Some(MIB), None),
+                given(auto, Some(MIB), None),
                 "ram-min 1M is below the least that this volume works with; give at least 2M",
             ),
             (
-                said(auto, None, Some(MIB)),
+                given(auto, None, Some(MIB)),
                 "ram-max 1M is below the least that this volume works with; give at least 2M",
             ),
         ] {
-            let found = said.resolve(&range()).unwrap_err();
+            let found = given.resolve(&range()).unwrap_err();
             assert_eq!(found.to_string(), error);
             assert_eq!(found.exit_status(), 2);
         }
-        let much = said(auto, None, Some(1 << 60)).resolve(&range()).unwrap_err().to_string();
+        let much = given(auto, None, Some(1 << 60)).resolve(&range()).unwrap_err().to_string();
         assert!(much.starts_with("ram-max 1048576T is more than the "), "{much}");
     }
 

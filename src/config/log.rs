@@ -147,7 +147,7 @@ impl LogPlan {
             return Err(Error::usage(format!(
                 "writeback-threshold {percent} is more than 100 percent"
             ))
-            .mend("give 0 to 100"));
+            .hint("give 0 to 100"));
         }
         // It is multiplied as a log fills, which must fit.
         let window = self.writeback_window_bytes;
@@ -156,17 +156,17 @@ impl LogPlan {
                 "writeback-window {} is more than any device has",
                 exact(window)
             ))
-            .mend("give less, like 64M"));
+            .hint("give less, like 64M"));
         }
         let ms = self.commit_interval_ms;
         if ms > LONGEST_INTERVAL_MS {
             return Err(Error::usage(format!("commit-interval {ms} is more than a day"))
-                .mend(format!("give milliseconds, 0 to {LONGEST_INTERVAL_MS}")));
+                .hint(format!("give milliseconds, 0 to {LONGEST_INTERVAL_MS}")));
         }
         let keep = self.keep_percent;
         if keep > 50 {
             return Err(Error::usage(format!("log-keep {keep} is more than half of the log"))
-                .mend("give 0 to 50 percent"));
+                .hint("give 0 to 50 percent"));
         }
         Ok(())
     }

@@ -160,7 +160,7 @@ impl Paths {
 
 fn unfit(run: &Path, why: &str) -> Error {
     Error::failure(format!("run directory {} {why}", run.display()))
-        .mend("remove it, or set ZTIER_RUN_DIR to a directory of your own")
+        .hint("remove it, or set ZTIER_RUN_DIR to a directory of your own")
 }
 
 /// Whether a name in a run directory is one of [`VolumeFiles`], or of one that is being written.
@@ -199,7 +199,7 @@ pub fn full(path: &Path) -> Result<PathBuf> {
         return Ok(full);
     }
     Err(Error::usage(format!("path {} is not UTF-8", path.display()))
-        .mend("rename it, or give a symbolic link to it"))
+        .hint("rename it, or give a symbolic link to it"))
 }
 
 fn absolute(variable: &str) -> Result<Option<PathBuf>> {
@@ -209,7 +209,7 @@ fn absolute(variable: &str) -> Result<Option<PathBuf>> {
         return full(&path).map(Some);
     }
     Err(Error::usage(format!("{variable} is {}, not an absolute path", path.display()))
-        .mend("let it begin with /, or unset it"))
+        .hint("let it begin with /, or unset it"))
 }
 
 #[cfg(test)]

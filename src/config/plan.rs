@@ -1,7 +1,7 @@
 //! A volume's settings, resolved: every default filled in, every limit checked.
 
 use super::file::Settings;
-use super::limit::{Bounds, Range, Said};
+use super::limit::{Bounds, Given, Range};
 use super::log::LogPlan;
 use super::machine;
 use super::name;
@@ -228,18 +228,18 @@ impl Plan {
         refuse_of_log(settings)?;
         let size = settings.size.ok_or_else(|| {
             Error::usage(format!("volume `{volume}` has no size"))
-                .mend("add --size, like --size 3G")
+                .hint("add --size, like --size 3G")
         })?;
         let super::Amount::Bytes(size_bytes) = size else {
             return Err(Error::usage(format!("size {size} is a share, not a number of bytes"))
-                .mend("write it like 3G"));
+                .hint("write it like 3G"));
         };
         check_size(size_bytes)?;
         let segment_bytes = check_segment(settings)?;
         let threads = check_threads(settings, 2)?;
         let buffers = buffers(kind, threads);
         let range = Range::in_memory(size_bytes, segment_bytes, settings.spill.is_some(), buffers);
-        let (ram_limit_bytes, ram_auto) = Said::of(settings).resolve(&range)?;
+        let (ram_limit_bytes, ram_auto) = Given::of(settings).resolve(&range)?;
         let spill = spill(settings)?;
         let export = export(volume, settings, kind, paths)?;
         Ok(Self {
@@ -303,7 +303,7 @@ impl Plan {
             if log.is_some() { "daemon and log take" } else { "the daemon takes" },
             human(beside)
         ))
-        .mend("give less, like 10%"))
+        .hint("give less, like 10%"))
     }
 
     /// The drive that is the backing store.
@@ -379,12 +379,12 @@ impl Plan {
             }
             (_, None) => {
                 return Err(Error::usage("--log needs a backing store")
-                    .mend("give --backing, the slow drive that the log stands before"));
+                    .hint("give --backing, the slow drive that the log stands before"));
             }
         };
         if settings.size.is_some() {
             let text = "a volume with a log has the size of its backing store";
-            return Err(Error::usage(text).mend("leave out size"));
+            return Err(Error::usage(text).hint("leave out size"));
         }
         usage::refuse_with_log(settings)?;
         refuse_of_spill(settings)?;
@@ -425,7 +425,7 @@ impl Plan {
             return Err(Error::usage(
                 "with --backing alone a volume has the size of that drive, and stores nothing itself",
             )
-            .mend("leave out size, segment and algorithm"));
+            .hint("leave out size, segment and algorithm"));
         }
         let (ram_limit_bytes, ram_auto) = cache_limit(settings)?;
         Ok(Self {
@@ -471,7 +471,7 @@ pub fn block_device_buffers() -> u64 {
 
 /// The limit on copies of a backing store's blocks.
 fn cache_limit(settings: &Settings) -> Result<(u64, Option<Bounds>)> {
-    Said::of(settings).resolve(&Range::of_copies())
+    Given::of(settings).resolve(&Range::of_copies())
 }
 
 /// The number of threads; at least `least` of them unless the settings say otherwise.
@@ -481,7 +481,7 @@ fn check_threads(settings: &Settings, least: u32) -> Result<u32> {
         return Ok(threads);
     }
     Err(Error::usage(format!("{threads} threads can't serve a volume"))
-        .mend(format!("give 1 to {MOST_THREADS}")))
+        .hint(format!("give 1 to {MOST_THREADS}")))
 }
 
 fn export(volume: &str, settings: &Settings, kind: Kind, paths: &Paths) -> Result<Export> {
@@ -500,7 +500,7 @@ fn export(volume: &str, settings: &Settings, kind: Kind, paths: &Paths) -> Resul
     Ok(Export::Nbd { socket: Some(socket), tcp, inherited: false })
 }
 
-fn check_socket(path: &std::path::Path, mend: &str) -> Result<()> {
+fn check_socket(path: &std::path::Path, hint: &str) -> Result<()> {
     let long = path.as_os_str().len();
     if long <= LONGEST_SOCKET {
         return Ok(());
@@ -509,7 +509,7 @@ fn check_socket(path: &std::path::Path, mend: &str) -> Result<()> {
         "socket path {} has {long} bytes, the most is {LONGEST_SOCKET}",
         path.display()
     ))
-    .mend(mend))
+    .hint(hint))
 }
 
 fn default_threads(least: u32) -> u32 {
@@ -524,19 +524,19 @@ fn default_threads(least: u32) -> u32 {
 pub fn check_size(bytes: u64) -> Result<()> {
     let block = BLOCK_SIZE as u64;
     if bytes == 0 {
-        return Err(Error::usage("size 0 makes no device").mend("give at least 4096"));
+        return Err(Error::usage("size 0 makes no device").hint("give at least 4096"));
     }
     if bytes > LARGEST_SIZE {
         return Err(Error::usage(format!(
             "size {bytes} is more than can be addressed, which is {LARGEST_SIZE} (16T)"
         ))
-        .mend("give less"));
+        .hint("give less"));
     }
     if !bytes.is_multiple_of(block) {
         let (below, above) = (bytes / block * block, bytes.next_multiple_of(block));
-        let mend =
+        let hint =
             if below == 0 { format!("give {above}") } else { format!("give {below} or {above}") };
-        return Err(Error::usage(format!("size {bytes} is not a multiple of 4096")).mend(mend));
+        return Err(Error::usage(format!("size {bytes} is not a multiple of 4096")).hint(hint));
     }
     Ok(())
 }
@@ -554,7 +554,7 @@ fn refuse_of_log(settings: &Settings) -> Result<()> {
     match given.iter().find(|(_, given)| *given) {
         None => Ok(()),
         Some((key, _)) => Err(Error::usage(format!("{key} is for a volume with a log"))
-            .mend(format!("leave out {key}, or give --backing and --log"))),
+            .hint(format!("leave out {key}, or give --backing and --log"))),
     }
 }
 
@@ -570,13 +570,13 @@ fn recompress(settings: &Settings) -> Recompress {
 fn refuse_of_spill(settings: &Settings) -> Result<()> {
     if settings.recompress.is_some() {
         return Err(Error::usage("recompress is for a volume in memory alone")
-            .mend("leave out recompress, or --backing and --log"));
+            .hint("leave out recompress, or --backing and --log"));
     }
     if settings.spill.is_none() && settings.spill_daily.is_none() {
         return Ok(());
     }
     Err(Error::usage("spill is for a volume in memory alone")
-        .mend("leave out spill, or --backing and --log"))
+        .hint("leave out spill, or --backing and --log"))
 }
 
 fn spill(settings: &Settings) -> Result<Option<SpillPlan>> {
@@ -590,7 +590,7 @@ fn spill(settings: &Settings) -> Result<Option<SpillPlan>> {
     let Some(device) = &settings.spill else {
         return match settings.spill_daily {
             Some(_) => Err(Error::usage("spill-daily is for a volume with a spill device")
-                .mend("leave out spill-daily, or give --spill")),
+                .hint("leave out spill-daily, or give --spill")),
             None => Ok(None),
         };
     };
@@ -601,7 +601,7 @@ fn check_segment(settings: &Settings) -> Result<u32> {
     let Some(segment) = settings.segment else { return Ok(DEFAULT_SEGMENT) };
     let wrong = |why: &str| {
         Error::usage(format!("segment {segment} {why}"))
-            .mend("give a power of two from 32K to 16M, like 1M")
+            .hint("give a power of two from 32K to 16M, like 1M")
     };
     let super::Amount::Bytes(bytes) = segment else {
         return Err(wrong("is a share, not a number of bytes"));
@@ -623,7 +623,7 @@ fn below_minimum(limit: u64, least: u64, size: u64, segment: u32) -> Error {
         human(size),
         exact(u64::from(segment)),
     ))
-    .mend(format!("give at least {}, or a smaller --segment", exact(least)))
+    .hint(format!("give at least {}, or a smaller --segment", exact(least)))
 }
 
 #[cfg(test)]

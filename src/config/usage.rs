@@ -45,7 +45,7 @@ pub(super) fn resolve(settings: &Settings, export: &Export) -> Result<Option<Usa
     };
     if !export.is_block_device() {
         return Err(Error::usage("use needs a block device, and NBD is none")
-            .mend("use --export ublk or fuse, as root"));
+            .hint("use --export ublk or fuse, as root"));
     }
     Ok(Some(usage))
 }
@@ -59,7 +59,7 @@ pub(super) fn refuse_with_log(settings: &Settings) -> Result<()> {
         return refuse_rest(settings);
     }
     Err(Error::usage("use makes the volume anew, which would destroy what its backing store has")
-        .mend("leave out use; make the file system once, and list it in /etc/fstab"))
+        .hint("leave out use; make the file system once, and list it in /etc/fstab"))
 }
 
 fn refuse_rest(settings: &Settings) -> Result<()> {
@@ -72,7 +72,7 @@ fn refuse(key: &str, given: bool, with: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::usage(format!("{key} is for {with}"))
-        .mend(format!("leave out {key}, or give {with}")))
+        .hint(format!("leave out {key}, or give {with}")))
 }
 
 fn priority(settings: &Settings) -> Result<i32> {
@@ -81,15 +81,15 @@ fn priority(settings: &Settings) -> Result<i32> {
         return Ok(priority);
     }
     Err(Error::usage(format!("swap can't have priority {priority}"))
-        .mend(format!("give 0 to {HIGHEST_PRIORITY}")))
+        .hint(format!("give 0 to {HIGHEST_PRIORITY}")))
 }
 
 fn mount(point: Option<&Path>) -> Result<PathBuf> {
     match point {
         Some(point) if point.is_absolute() && point.parent().is_some() => full(point),
         Some(point) => Err(Error::usage(format!("{} can't be mounted on", point.display()))
-            .mend("let mount begin with /, like /var/cache/fast")),
+            .hint("let mount begin with /, like /var/cache/fast")),
         None => Err(Error::usage("use = \"ext4\" needs a place to be mounted on")
-            .mend("add mount, like mount = \"/var/cache/fast\"")),
+            .hint("add mount, like mount = \"/var/cache/fast\"")),
     }
 }

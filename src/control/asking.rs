@@ -51,7 +51,7 @@ impl<'a> Asking<'a> {
             Heard::Begins => Ok(()),
             Heard::TooMany => {
                 let what = format!("{MOST_ALIKE} requests like this one are at work already");
-                Err(Error::busy(what).mend("try again soon, or end one of them"))
+                Err(Error::busy(what).hint("try again soon, or end one of them"))
             }
             Heard::CutOff => Err(Error::failure("it said nothing while other clients came")),
         }

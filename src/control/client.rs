@@ -79,7 +79,7 @@ impl Client {
     fn begun(&self, e: &Error) -> Error {
         let socket = self.socket.display();
         Error::busy(format!("the daemon on {socket} was told to go ahead, and then: {e}"))
-            .mend("it does that as soon as it can: look with `ztier list` what came of it")
+            .hint("it does that as soon as it can: look with `ztier list` what came of it")
     }
 
     /// Connects, as soon as there is room in the daemon's queue.

@@ -387,7 +387,7 @@ pub(crate) fn receive_whole<T: DeserializeOwned>(
             "the other side speaks version {} of the control protocol, this one {VERSION}",
             envelope.v
         ))
-        .mend("use the ztier that started the volume, or take it down with that one"));
+        .hint("use the ztier that started the volume, or take it down with that one"));
     }
     let Envelope { v, until_ms, body } = envelope;
     let body = serde_json::from_value(body).context("a control message is not understood")?;
@@ -401,7 +401,7 @@ fn left(deadline: Instant) -> Result<Duration> {
 
 fn late() -> Error {
     Error::failure("no answer on the control socket in time")
-        .mend("the daemon is stopped, or waits for a drive: see its log, and `dmesg`")
+        .hint("the daemon is stopped, or waits for a drive: see its log, and `dmesg`")
 }
 
 fn patience(e: std::io::Error) -> Error {

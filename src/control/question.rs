@@ -106,7 +106,7 @@ fn understand<T: DeserializeOwned>(line: &[u8]) -> Result<T> {
                 return Err(Error::failure(format!(
                     "its daemon speaks version {v} of the control protocol, this ztier {VERSION}"
                 ))
-                .mend("use the ztier that started the volume, or take it down with that one"));
+                .hint("use the ztier that started the volume, or take it down with that one"));
             }
             found.context("the daemon's answer is not understood")?
         }

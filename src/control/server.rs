@@ -171,7 +171,7 @@ impl Spare {
         });
         if let Some((stream, _)) = &refused {
             let full = Error::degraded("the daemon has no file descriptor left")
-                .mend("end connections to it, or raise its limit (`ulimit -n`, LimitNOFILE)");
+                .hint("end connections to it, or raise its limit (`ulimit -n`, LimitNOFILE)");
             let deadline = Instant::now() + PAUSE;
             let _ = send(stream, &Envelope::new(Reply::of(Err(full))), deadline);
         }
@@ -210,7 +210,7 @@ fn admit(stream: &UnixStream) -> Result<()> {
         return Ok(());
     }
     Err(Error::failure(format!("user {} may not control this volume", peer.uid.as_raw()))
-        .mend("ask as the user who started it, or as root"))
+        .hint("ask as the user who started it, or as root"))
 }
 
 #[cfg(test)]
@@ -233,7 +233,7 @@ mod tests {
                     let version = Version { version: "1".into(), pid: 7 };
                     serde_json::value::to_raw_value(&version).context("encode")
                 }
-                Request::Holders => Err(Error::usage("wrong").mend("right")),
+                Request::Holders => Err(Error::usage("wrong").hint("right")),
                 Request::Swapoff { .. } => {
                     asking.agree()?;
                     self.0.fetch_add(1, Ordering::AcqRel);

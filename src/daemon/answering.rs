@@ -180,7 +180,7 @@ impl Running {
             (false, _) => "does not answer".into(),
         };
         let text = format!("volume `{name}` still has {blocks} blocks in its log: a drive {why}");
-        Error::degraded(text).mend(remedy::DRIVE_FAILS)
+        Error::degraded(text).hint(remedy::DRIVE_FAILS)
     }
 
     fn log_of(&self, stats: &Stats) -> Result<LogStats> {

@@ -3,7 +3,7 @@
 //! Invariant: what can't be is refused before anything is changed.
 
 use super::running::{BUSY, Running, being_changed};
-use crate::config::limit::{Range, Said};
+use crate::config::limit::{Given, Range};
 use crate::config::log::LogPlan;
 use crate::config::{Amount, Bounds, Limit, Plan, plan, size};
 use crate::control::{AdaptChange, Asking, LogChange, RecompressChange};
@@ -37,7 +37,7 @@ impl Running {
         let before = self.state.lock().plan.clone();
         if recompress.is_some() && !before.is_volatile() {
             return Err(
-                Error::usage("only a volume in memory recompresses").mend("leave out recompress")
+                Error::usage("only a volume in memory recompresses").hint("leave out recompress")
             );
         }
         {
@@ -103,7 +103,7 @@ impl Running {
 /// Changes in the plan what the limit is, or between which bounds it adapts.
 fn change_limit(plan: &mut Plan, (fixed, adapt): LimitChange) -> Result<()> {
     if fixed.is_some() && adapt.auto {
-        return Err(Error::usage("ram-limit is given twice").mend("give it once"));
+        return Err(Error::usage("ram-limit is given twice").hint("give it once"));
     }
     let amount = |bytes: Option<u64>| bytes.map(Amount::Bytes);
     let adapts = adapt.auto || fixed.is_none() && plan.ram_auto.is_some();
@@ -111,7 +111,7 @@ fn change_limit(plan: &mut Plan, (fixed, adapt): LimitChange) -> Result<()> {
         Some(bytes) => Some(Limit::At(Amount::Bytes(bytes))),
         None => adapts.then_some(Limit::Auto),
     };
-    let said = Said { limit, min: amount(adapt.min_bytes), max: amount(adapt.max_bytes) };
+    let given = Given { limit, min: amount(adapt.min_bytes), max: amount(adapt.max_bytes) };
     let range = plan.limits();
     // What was said before still holds where nothing is said now, as far as the size allows.
     let before = plan.ram_auto.map(|bounds| Bounds {
@@ -121,7 +121,7 @@ fn change_limit(plan: &mut Plan, (fixed, adapt): LimitChange) -> Result<()> {
     let default = plan.ram_limit_bytes;
     let bounds = before.unwrap_or(range.bounds);
     let range = Range { default, start: default, bounds, ..range };
-    (plan.ram_limit_bytes, plan.ram_auto) = said.resolve(&range)?;
+    (plan.ram_limit_bytes, plan.ram_auto) = given.resolve(&range)?;
     Ok(())
 }
 
@@ -166,7 +166,7 @@ fn check_change(old: &Plan, new: &Plan) -> Result<()> {
             size::exact(new.size_bytes),
             size::exact(old.size_bytes)
         ))
-        .mend("sizes grow, never shrink; make a new volume instead"));
+        .hint("sizes grow, never shrink; make a new volume instead"));
     }
     let same_limit = new.ram_limit_bytes == old.ram_limit_bytes;
     if same_limit && (new.size_bytes == old.size_bytes || !new.is_volatile()) {

@@ -38,7 +38,7 @@ pub(super) fn drain(volume: &dyn Serving) -> Result<()> {
                 human(log.blocks_dirty * crate::BLOCK_SIZE as u64),
             );
             return Err(Error::degraded(format!("the log still holds {left}: {why}"))
-                .mend("bring the volume up with that log, then drain it"));
+                .hint("bring the volume up with that log, then drain it"));
         }
         std::thread::sleep(GLANCE);
     }

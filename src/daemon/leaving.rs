@@ -68,7 +68,7 @@ impl Running {
                 "volume `{name}` holds {} that exist nowhere else",
                 size::human(volatile)
             ))
-            .mend(remedy::ONLY_IN_MEMORY));
+            .hint(remedy::ONLY_IN_MEMORY));
         }
         if !how.discard {
             self.keep_all()?;
@@ -115,7 +115,7 @@ impl Running {
         let name = &self.name;
         self.flush().map_err(|e| {
             Error::would_lose(format!("volume `{name}` would lose data: {e}"))
-                .mend(remedy::NOT_DURABLE.of(name))
+                .hint(remedy::NOT_DURABLE.of(name))
         })
     }
 
@@ -152,7 +152,7 @@ impl Running {
             self.refuse_left(force)?;
         }
         if !force {
-            self.flush().map_err(|e| e.mend(remedy::NOT_DURABLE_YET))?;
+            self.flush().map_err(|e| e.hint(remedy::NOT_DURABLE_YET))?;
         }
         asking.agree()?;
         self.make_way(force)?;
@@ -172,7 +172,7 @@ impl Running {
         Err(Error::would_lose(format!(
             "the memory of `{name}` has no memory holder: {socket} does not answer"
         ))
-        .mend("copy what you need, then take the volume down and up again"))
+        .hint("copy what you need, then take the volume down and up again"))
     }
 
     /// Has the memory kept by another process if no daemon could find the one that keeps it.
@@ -226,7 +226,7 @@ impl Running {
             "volume `{name}` is in use ({}), and a device by {kind} can't wait for its daemon",
             holders.join(", ")
         ))
-        .mend(match by_fuse {
+        .hint(match by_fuse {
             true => "end that first".to_owned(),
             false => remedy::CONNECTED.into(),
         }))

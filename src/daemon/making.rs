@@ -33,8 +33,13 @@ impl Made {
 ///
 /// # Errors
 /// A drive that it needs is not what it should be, or the machine refuses memory.
-pub(super) fn create(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> Result<Made> {
-    let mut made = create_anew(plan, paths, kept, told)?;
+pub(super) fn create(
+    plan: &Plan,
+    paths: &Paths,
+    kept: &Kept,
+    progress: &dyn Fn(&str),
+) -> Result<Made> {
+    let mut made = create_anew(plan, paths, kept, progress)?;
     if plan.is_volatile() {
         // Without recompression the volume is usable all the same.
         let recompress = made.volume.set_recompress(plan.recompress);
@@ -47,9 +52,9 @@ pub(super) fn create(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str
     Ok(made)
 }
 
-fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> Result<Made> {
+fn create_anew(plan: &Plan, paths: &Paths, kept: &Kept, progress: &dyn Fn(&str)) -> Result<Made> {
     if let Some(log) = &plan.log {
-        return open_log(plan, log, paths, &kept.memory, told);
+        return open_log(plan, log, paths, &kept.memory, progress);
     }
     if let Some(backing) = &plan.backing {
         let limits = (plan.ram_limit_bytes, machine::memory_bytes());

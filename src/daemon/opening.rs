@@ -35,21 +35,21 @@ pub(super) fn noted(files: &VolumeFiles) -> Option<String> {
 
 /// The opening of a log.
 pub(super) struct Opening<'a> {
-    told: &'a dyn Fn(&str),
+    progress: &'a dyn Fn(&str),
     last: Cell<Option<Instant>>,
     notified: Cell<Option<Instant>>,
 }
 
 impl<'a> Opening<'a> {
-    pub fn new(told: &'a dyn Fn(&str)) -> Self {
-        Self { told, last: Cell::new(None), notified: Cell::new(None) }
+    pub fn new(progress: &'a dyn Fn(&str)) -> Self {
+        Self { progress, last: Cell::new(None), notified: Cell::new(None) }
     }
 
     /// Tells of a step, unless the last one was told just now.
     pub fn at(&self, step: Step) {
         let now = Instant::now();
         if due(&self.last, TELL, now) {
-            (self.told)(&step.to_string());
+            (self.progress)(&step.to_string());
         }
         if due(&self.notified, NOTIFY, now) {
             notify::extend(&step.to_string());
@@ -71,18 +71,18 @@ mod tests {
 
     #[test]
     fn steps_are_told_at_once_and_then_now_and_then() {
-        let told = Cell::new(0);
-        let tell = |_: &str| told.set(told.get() + 1);
+        let count = Cell::new(0);
+        let tell = |_: &str| count.set(count.get() + 1);
         let opening = Opening::new(&tell);
         let began = Instant::now();
         let mut steps = 0;
         opening.at(Step::Index { changes: 1 });
-        assert_eq!(told.get(), 1);
-        while told.get() < 4 && began.elapsed() < TELL * 300 {
+        assert_eq!(count.get(), 1);
+        while count.get() < 4 && began.elapsed() < TELL * 300 {
             opening.at(Step::Index { changes: 1 });
             steps += 1;
         }
-        assert!(steps > 100 && told.get() == 4, "{} of {steps}", told.get());
+        assert!(steps > 100 && count.get() == 4, "{} of {steps}", count.get());
         assert!(began.elapsed() >= TELL * 3, "more often than it should be");
     }
 }

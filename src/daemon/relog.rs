@@ -24,7 +24,7 @@ pub(super) fn plan(now: &Plan, log: &NewLog, records: &Path) -> Result<Plan> {
         log(now).is_none_or(|(before, _)| before != *path)
     }) else {
         return Err(
-            Error::busy(format!("{} is its log already", path.display())).mend("leave out --log")
+            Error::busy(format!("{} is its log already", path.display())).hint("leave out --log")
         );
     };
     let pair =
@@ -46,5 +46,5 @@ pub(super) fn refuse_lost(volume: &dyn Serving) -> Result<()> {
     Err(Error::would_lose(format!(
         "only the log knows which blocks are lost ({lost}), so it stays"
     ))
-    .mend(remedy::LOST_IN_LOG))
+    .hint(remedy::LOST_IN_LOG))
 }

@@ -111,15 +111,15 @@ pub struct Order<'a> {
 
 /// Runs a daemon in this process until it is told to end. `ready` hears what users may know once
 /// the device is usable; if that fails, the daemon of a new volume ends (no user would know that it
-/// runs), and one that goes on with what was kept serves that. `told` hears now and then how far a
-/// volume is that takes its time.
+/// runs), and one that goes on with what was kept serves that. `progress` hears now and then how
+/// far a volume is that takes its time.
 ///
 /// # Errors
 /// Whatever kept the volume from coming up; then nothing is left behind but what an earlier daemon
 /// left for this one. Later trouble is logged.
 pub fn run(
     order: Order<'_>,
-    told: &dyn Fn(&str),
+    progress: &dyn Fn(&str),
     ready: impl FnOnce(&Ready) -> Result<()>,
 ) -> Result<End> {
     let Order { plan, paths, patience, foreground, follows, wanted } = order;
@@ -135,7 +135,7 @@ pub fn run(
     if follows && inherited.is_nothing() {
         state::clean(lock, &files)?;
         return Err(Error::not_found(format!("volume `{}` was taken down meanwhile", plan.name))
-            .mend("bring it up with `ztier up`"));
+            .hint("bring it up with `ztier up`"));
     }
     let goes_on = inherited.goes_on();
     let (plan, mut notes) = inherited.fit(plan);
@@ -148,11 +148,12 @@ pub fn run(
             }),
         );
     }
-    let told = |what: &str| {
+    let progress = |what: &str| {
         opening::note(&files, what);
-        told(what);
+        progress(what);
     };
-    let bringing = Bringing { plan, paths, files: &files, foreground, told: &told, unprepared };
+    let bringing =
+        Bringing { plan, paths, files: &files, foreground, progress: &progress, unprepared };
     let up = bringing.up(inherited, events, &mut notes);
     opening::forget(&files);
     let (running, control) = match up {
@@ -194,12 +195,12 @@ fn already_up(paths: &Paths, name: &str) -> Error {
         }
         _ => Error::busy(format!("volume `{name}` is already up")),
     };
-    error.mend(format!("use another name, or `ztier down {name}` first"))
+    error.hint(format!("use another name, or `ztier down {name}` first"))
 }
 
 /// The error for a request that comes while another thread changes the volume.
 pub(super) fn being_changed(running: &Running) -> Error {
-    Error::busy(format!("volume `{}` is being changed", running.name)).mend("try again soon")
+    Error::busy(format!("volume `{}` is being changed", running.name)).hint("try again soon")
 }
 
 /// What it takes to bring a volume up.
@@ -208,7 +209,7 @@ struct Bringing<'a> {
     paths: &'a Paths,
     files: &'a VolumeFiles,
     foreground: bool,
-    told: &'a dyn Fn(&str),
+    progress: &'a dyn Fn(&str),
     /// Why this process must not carry swap, if that is so.
     unprepared: Option<String>,
 }
@@ -233,7 +234,7 @@ impl Bringing<'_> {
         let (restarts, compresses_percent) = (inherited.restarts(), inherited.compresses());
         let kept = inherited.into_memory(&plan);
         let Made { volume, notes: said, unlocked, accepted } =
-            making::create(&plan, paths, &kept, self.told)?;
+            making::create(&plan, paths, &kept, self.progress)?;
         notes.extend(said);
         plan.made(accepted);
         plan.sector_bytes = Some(making::sector(&plan, &*volume)?);
@@ -283,7 +284,7 @@ impl Bringing<'_> {
             (events, memory_holder),
             unsafe_for_swap,
         );
-        notes.extend(running.begin_use(self.told)?);
+        notes.extend(running.begin_use(self.progress)?);
         running.follow_limit()?;
         let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
         Ok((running, server))
@@ -452,20 +453,20 @@ impl Running {
     }
 
     /// Refuses what must not be done to a device that is held.
-    pub(super) fn refuse_holders(&self, mend: impl Into<String>) -> Result<()> {
+    pub(super) fn refuse_holders(&self, hint: impl Into<String>) -> Result<()> {
         let holders = self.holders_that_stay()?;
         if holders.is_empty() {
             return Ok(());
         }
         let (name, holders) = (&self.name, holders.join(", "));
-        Err(Error::busy(format!("volume `{name}` is in use: {holders}")).mend(mend))
+        Err(Error::busy(format!("volume `{name}` is in use: {holders}")).hint(hint))
     }
 
     /// Begins the use that the plan gives the device. Returns a note for the user.
-    pub(super) fn begin_use(&self, told: &dyn Fn(&str)) -> Result<Option<String>> {
-        let told = |what: &str| {
+    pub(super) fn begin_use(&self, progress: &dyn Fn(&str)) -> Result<Option<String>> {
+        let progress = |what: &str| {
             notify::extend(what);
-            told(what);
+            progress(what);
         };
         let Some(usage) = self.state.lock().plan.usage.clone() else { return Ok(None) };
         let (empty, homes) = (self.volume.volatile_bytes() == 0, self.homes());
@@ -473,7 +474,7 @@ impl Running {
         if is_swap {
             make_present();
         }
-        usage::begin(&usage, &self.device()?, (empty, homes.announced()), &told)?;
+        usage::begin(&usage, &self.device()?, (empty, homes.announced()), &progress)?;
         usage::tune(&usage).iter().for_each(|failed| log::line(failed));
         Ok(homes.about().filter(|_| is_swap && empty))
     }
@@ -510,7 +511,7 @@ impl Running {
         let first = self.export()?.as_ref().and_then(|e| e.endpoints().into_iter().next());
         first.map(PathBuf::from).ok_or_else(|| {
             Error::busy(format!("volume `{}` has no device now", self.name))
-                .mend("it is coming up or going down: try again soon")
+                .hint("it is coming up or going down: try again soon")
         })
     }
 

@@ -42,7 +42,7 @@ pub fn choose(settings: &Settings) -> Result<Chosen> {
     let name = kind.name();
     if wants_nbd {
         return Err(Error::usage(format!("NBD addresses make no sense with --export {name}"))
-            .mend("use --export nbd, or leave out --nbd-listen and --socket"));
+            .hint("use --export nbd, or leave out --nbd-listen and --socket"));
     }
     let works = match kind {
         Kind::Ublk => ublk::available(),
@@ -53,7 +53,7 @@ pub fn choose(settings: &Settings) -> Result<Chosen> {
         Err(why) => {
             let other = best().kind.name();
             Err(Error::failure(format!("export {name} does not work here: {why}"))
-                .mend(format!("--export {other} would; `ztier doctor` says how to get the others")))
+                .hint(format!("--export {other} would; `ztier doctor` says how to get the others")))
         }
     }
 }
@@ -102,7 +102,7 @@ pub fn prepare(plan: &Plan) -> Result<Option<String>> {
     }
     if plan.job.is_none() && matches!(plan.usage, Some(Usage::Swap { forced: false, .. })) {
         return Err(Error::failure(format!("this process must not carry swap: {prepared}"))
-            .mend("run as root with CAP_SYS_RESOURCE, CAP_IPC_LOCK and CAP_SYS_NICE"));
+            .hint("run as root with CAP_SYS_RESOURCE, CAP_IPC_LOCK and CAP_SYS_NICE"));
     }
     Ok(Some(prepared.to_string()))
 }
@@ -215,6 +215,6 @@ mod block {
     }
 
     pub fn start(_: &Plan, _: &Paths, _: Arc<dyn Device>) -> Result<Box<dyn Export>> {
-        Err(Error::failure(WHY).mend("use --export nbd"))
+        Err(Error::failure(WHY).hint("use --export nbd"))
     }
 }

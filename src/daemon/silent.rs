@@ -76,31 +76,31 @@ pub fn refusal(files: &VolumeFiles, process: &Process) -> Error {
     let error = |what: String| Error::degraded(format!("the daemon of volume `{name}` {what}"));
     match (process.condition(), opening::noted(files)) {
         (Condition::Stopped, _) => error(format!("(process {pid}) is stopped"))
-            .mend(format!("`kill -CONT {pid}` lets it go on, {force}")),
+            .hint(format!("`kill -CONT {pid}` lets it go on, {force}")),
         (_, Some(step)) => error(format!("(process {pid}) is coming up: {step}"))
-            .mend(format!("wait for it, or {force}")),
+            .hint(format!("wait for it, or {force}")),
         _ => error(format!("(process {pid}) does not answer"))
-            .mend(format!("it may wait for a drive (see `dmesg`); {force}")),
+            .hint(format!("it may wait for a drive (see `dmesg`); {force}")),
     }
 }
 
 /// Ends a daemon that does not answer: kills it, and where it waits in the kernel for requests of
-/// its own device, aborts these. `told` hears what is done. What it leaves is that of a daemon that
-/// died.
+/// its own device, aborts these. `progress` hears what is done. What it leaves is that of a daemon
+/// that died.
 ///
 /// # Errors
 /// It does not end all the same.
-pub fn end(files: &VolumeFiles, process: &Process, told: &dyn Fn(&str)) -> Result<()> {
+pub fn end(files: &VolumeFiles, process: &Process, progress: &dyn Fn(&str)) -> Result<()> {
     let (name, pid) = (&files.name, process.pid());
     if process.condition() != Condition::Dying {
         process.signal(Signal::KILL);
-        told(&format!("{name}: its daemon (process {pid}) did not answer and was killed"));
+        progress(&format!("{name}: its daemon (process {pid}) did not answer and was killed"));
     }
     if released(files, DYING) {
         return Ok(());
     }
     if serve::traces(files).iter().any(Leftover::abort) {
-        told(&format!(
+        progress(&format!(
             "{name}: its daemon (process {pid}) was killed and did not end; its FUSE connection \
              is aborted, and requests to the device fail"
         ));
@@ -112,7 +112,7 @@ pub fn end(files: &VolumeFiles, process: &Process, told: &dyn Fn(&str)) -> Resul
     Err(Error::failure(format!(
         "the daemon of volume `{name}` (process {pid}) was killed and does not end in {seconds} s"
     ))
-    .mend(format!("the kernel holds it: see `dmesg` and /proc/{pid}/stack")))
+    .hint(format!("the kernel holds it: see `dmesg` and /proc/{pid}/stack")))
 }
 
 /// Waits until no process has the volume's lock, for `patience` at most. Says whether that is so.

@@ -28,13 +28,13 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a daemon that is late may take to end.
 const PATIENCE_TO_END: Duration = Duration::from_secs(5);
 
-/// Starts a detached daemon for `plan` and waits until its device is usable; `told` hears how far
-/// it is.
+/// Starts a detached daemon for `plan` and waits until its device is usable; `progress` hears how
+/// far it is.
 ///
 /// # Errors
 /// As [`Starting::finish`].
-pub fn spawn(plan: &Plan, paths: &Paths, told: &dyn Fn(&str)) -> Result<Ready> {
-    Starting::begin(plan, paths, LOOKERS, false)?.finish(told)
+pub fn spawn(plan: &Plan, paths: &Paths, progress: &dyn Fn(&str)) -> Result<Ready> {
+    Starting::begin(plan, paths, LOOKERS, false)?.finish(progress)
 }
 
 /// A daemon that was started. Dropping this without [`Starting::finish`] ends it.
@@ -95,13 +95,13 @@ impl<'a> Starting<'a> {
         let _ = said;
     }
 
-    /// Waits until its device is usable; `told` hears how far it is.
+    /// Waits until its device is usable; `progress` hears how far it is.
     ///
     /// # Errors
     /// The daemon's own error; or that it died or was too late, and then it is ended and cleaned up
     /// after.
-    pub fn finish(mut self, told: &dyn Fn(&str)) -> Result<Ready> {
-        match listen(&mut self.ours, told, self.patience + PATIENCE).map(Reply::into_result) {
+    pub fn finish(mut self, progress: &dyn Fn(&str)) -> Result<Ready> {
+        match listen(&mut self.ours, progress, self.patience + PATIENCE).map(Reply::into_result) {
             Ok(Ok(ready)) => {
                 self.child = None;
                 serde_json::from_str(ready.get())
@@ -164,11 +164,11 @@ enum Word {
 }
 
 /// Waits for the child's last word, at most `patience` from one word to the next.
-fn listen(ours: &mut UnixStream, told: &dyn Fn(&str), patience: Duration) -> Result<Reply> {
+fn listen(ours: &mut UnixStream, progress: &dyn Fn(&str), patience: Duration) -> Result<Reply> {
     let mut rest = Vec::new();
     loop {
         match receive_next(ours, &mut rest, LONGEST_REPLY, Instant::now() + patience)? {
-            Word::Progress(text) => told(&text),
+            Word::Progress(text) => progress(&text),
             Word::Done(reply) => return Ok(reply),
         }
     }
@@ -200,7 +200,7 @@ pub fn detached_main() -> Result<()> {
     let mut rest = Vec::new();
     let Heard { plan, paths, patience_ms, follows } =
         receive_next(&parent, &mut rest, LONGEST_REQUEST, deadline)
-            .map_err(|e| e.mend("`ztier daemon` is started by `ztier up` alone"))?;
+            .map_err(|e| e.hint("`ztier daemon` is started by `ztier up` alone"))?;
     let rest = RefCell::new(rest);
     let tell = |word| {
         let message = Envelope::new(word);
@@ -211,7 +211,7 @@ pub fn detached_main() -> Result<()> {
         // Whether the parent still listens matters only when the device is usable.
         let _ = tell(Word::Progress(text.to_owned()));
     };
-    let mut told = false;
+    let mut is_ready = false;
     let patience = LOOKERS.max(Duration::from_millis(patience_ms));
     let parted = Cell::new(false);
     let wanted = || {
@@ -228,10 +228,10 @@ pub fn detached_main() -> Result<()> {
     let order =
         super::Order { plan, paths: &paths, patience, foreground: false, follows, wanted: &wanted };
     let ran = run(order, &progress, |ready| {
-        told = true;
+        is_ready = true;
         done(Ok(to_raw_value(ready).context("cannot encode readiness")?))
     });
-    if told { ran.map(drop) } else { ran.map(drop).or_else(|e| done(Err(e))) }
+    if is_ready { ran.map(drop) } else { ran.map(drop).or_else(|e| done(Err(e))) }
 }
 
 /// Whether there is something to read, be it the end.
@@ -252,10 +252,10 @@ pub fn again_main(name: &str) -> Result<()> {
         Found::Broken(e) => return Err(e),
         Found::Up(_) | Found::Nothing => {
             return Err(Error::not_found(format!("volume `{name}` has no daemon to follow"))
-                .mend("`ztier restart` does this alone"));
+                .hint("`ztier restart` does this alone"));
         }
     };
-    let told = |what: &str| super::log::line(what);
+    let progress = |what: &str| super::log::line(what);
     let (plan, patience) = (state.plan, LOOKERS);
     let order = super::Order {
         plan,
@@ -265,7 +265,7 @@ pub fn again_main(name: &str) -> Result<()> {
         follows: true,
         wanted: &|| true,
     };
-    follow(run(order, &told, |_| Ok(()))?, name)
+    follow(run(order, &progress, |_| Ok(()))?, name)
 }
 
 /// Ends a process in the foreground, or makes it the volume's next daemon: the program that is
@@ -338,7 +338,7 @@ fn after_failure(plan: &Plan, paths: &Paths, why: &Error) -> Error {
                 "the daemon of volume `{}` did not come up: {why}{last}",
                 plan.name
             ))
-            .mend(format!("what it held is kept: mend that, then `ztier restart {}`", plan.name));
+            .hint(format!("what it held is kept: mend that, then `ztier restart {}`", plan.name));
         }
         _ => clean_up(&files),
     };
@@ -347,8 +347,8 @@ fn after_failure(plan: &Plan, paths: &Paths, why: &Error) -> Error {
         plan.name
     ));
     match cleaned {
-        Ok(()) => error.mend("try --foreground to watch it"),
-        Err(e) => error.mend(format!("and it left something behind: {e}")),
+        Ok(()) => error.hint("try --foreground to watch it"),
+        Err(e) => error.hint(format!("and it left something behind: {e}")),
     }
 }
 
@@ -428,12 +428,12 @@ mod tests {
             theirs
         });
         let heard = RefCell::new(Vec::new());
-        let told = |text: &str| heard.borrow_mut().push(text.to_owned());
-        let Ok(answer) = listen(&mut ours, &told, patience) else { return false };
+        let progress = |text: &str| heard.borrow_mut().push(text.to_owned());
+        let Ok(answer) = listen(&mut ours, &progress, patience) else { return false };
         assert_eq!(answer.into_result().unwrap().get(), "\"up\"");
         let all: Vec<String> = (0..6).flat_map(|i| [format!("{i}"), "and more".into()]).collect();
         assert_eq!(*heard.borrow(), all);
-        let silent = listen(&mut ours, &told, patience / 4).err().unwrap();
+        let silent = listen(&mut ours, &progress, patience / 4).err().unwrap();
         assert!(silent.to_string().contains("in time"), "{silent}");
         child.join().unwrap();
         true

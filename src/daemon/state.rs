@@ -238,14 +238,14 @@ pub fn find(paths: &Paths, name: &str) -> Found {
                 "the memory of volume `{name}` is kept, but there is no {}",
                 files.state.display()
             ))
-            .mend(remedy::KEPT_IN_VAIN.of(name)),
+            .hint(remedy::KEPT_IN_VAIN.of(name)),
         ),
         Ok(None) if !serve::traces(&files).is_empty() => Found::Broken(
             Error::failure(format!(
                 "the daemon of volume `{name}` is gone, and so is {}",
                 files.state.display()
             ))
-            .mend(format!("`ztier down {name}` removes what is left")),
+            .hint(format!("`ztier down {name}` removes what is left")),
         ),
         Ok(None) => Found::Nothing,
         Err(_) if held => Found::Up(None),

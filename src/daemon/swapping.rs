@@ -38,7 +38,7 @@ impl Running {
         let device = self.device()?;
         if usage::is_swap(&device) {
             return Err(Error::busy(format!("volume `{name}` is swap already"))
-                .mend(format!("end that with `ztier swapoff {name}`")));
+                .hint(format!("end that with `ztier swapoff {name}`")));
         }
         self.refuse_holders("end that first")?;
         if !ask.force {
@@ -79,7 +79,7 @@ impl Running {
             }
             _ => {
                 return Err(Error::busy(format!("volume `{name}` is not swap"))
-                    .mend(format!("`ztier swapon {name}` makes it that")));
+                    .hint(format!("`ztier swapon {name}` makes it that")));
             }
         };
         if let Some(job) = self.state.lock().plan.job.as_ref().filter(|job| !force && job.exists())
@@ -152,7 +152,7 @@ impl Running {
             "the daemon of volume `{}` must not carry swap: {why}",
             self.name
         ))
-        .mend(remedy::SWAP_UNSAFE))
+        .hint(remedy::SWAP_UNSAFE))
     }
 
     /// Refuses a device that holds something.
@@ -168,7 +168,7 @@ impl Running {
             Some(found) => format!("holds {found}"),
             None => format!("holds {} of something unknown", human(bytes)),
         };
-        Err(Error::would_lose(format!("volume `{}` {what}", self.name)).mend(remedy::SWAP_HOLDS))
+        Err(Error::would_lose(format!("volume `{}` {what}", self.name)).hint(remedy::SWAP_HOLDS))
     }
 }
 
@@ -180,20 +180,20 @@ fn refuse_kind(plan: &Plan) -> Result<()> {
         return Err(Error::usage(format!(
             "volume `{name}` is offered by {kind}, which is no block device"
         ))
-        .mend("make it with --export ublk or fuse, as root"));
+        .hint("make it with --export ublk or fuse, as root"));
     }
     if !plan.is_volatile() {
         return Err(Error::would_lose(format!(
             "volume `{name}` has a backing store, whose content swap would destroy"
         ))
-        .mend("use a volume in memory (ztier up NAME --size BYTES)"));
+        .hint("use a volume in memory (ztier up NAME --size BYTES)"));
     }
     match &plan.usage {
         Some(Usage::Ext4 { mount }) => Err(Error::busy(format!(
             "volume `{name}` is a file system, mounted on {}",
             mount.display()
         ))
-        .mend("use another volume")),
+        .hint("use another volume")),
         _ => Ok(()),
     }
 }
@@ -267,13 +267,13 @@ fn refuse_short(name: &str, used: u64, room: Room) -> Result<()> {
         human(room.memory),
         human(room.swap)
     ))
-    .mend(remedy::SWAP_FULL))
+    .hint(remedy::SWAP_FULL))
 }
 
 /// The error for a volume that a job needs.
 pub(super) fn busy(name: &str, job: &Job) -> Error {
     Error::busy(format!("volume `{name}` is that of `ztier run` (process {})", job.pid))
-        .mend("end that, and the volume goes with it")
+        .hint("end that, and the volume goes with it")
 }
 
 /// Has `events` told when the runner of the plan's job ends.

@@ -32,7 +32,7 @@ impl Inherited {
         let Some(found) = &kept else { return Ok(Self { kept, state: State::read(files)? }) };
         let refuse = |why: String| {
             Err(Error::would_lose(format!("the memory that was kept for volume `{name}` {why}"))
-                .mend(remedy::KEPT_IN_VAIN.of(name)))
+                .hint(remedy::KEPT_IN_VAIN.of(name)))
         };
         let Manifest { layout, volume, program, .. } = &found.manifest;
         if *layout != MEMORY_LAYOUT {
@@ -40,7 +40,7 @@ impl Inherited {
                 "the memory that was kept for volume `{name}` is laid out as ztier {program} does \
                  it (version {layout}, here {MEMORY_LAYOUT})"
             ))
-            .mend(remedy::KEPT_BY_ANOTHER.of(name)));
+            .hint(remedy::KEPT_BY_ANOTHER.of(name)));
         }
         if volume != name {
             return refuse(format!("is that of volume `{volume}`"));

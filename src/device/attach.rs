@@ -101,7 +101,7 @@ impl Pair {
         Err(Error::usage(format!(
             "{log} and {backing} can't be log and backing store at once: both have bytes of {layer}"
         ))
-        .mend("give two drives"))
+        .hint("give two drives"))
     }
 
     /// Takes the drives; `another` process may have had them until it died.
@@ -125,15 +125,15 @@ impl Pair {
         &self,
         claimed: &Claimed,
         options: &LogOptions,
-        told: &dyn Fn(Step),
+        progress: &dyn Fn(Step),
     ) -> std::result::Result<Inspection, OpenError> {
         let read = |accept_loss| {
             // Its copies of the backing store's blocks count only if that certainly was not
             // written to since the log was closed.
             if options.log.keep_percent > 0 && claimed.is_untouched() {
-                return log::inspect_warm(&claimed.log, accept_loss, told);
+                return log::inspect_warm(&claimed.log, accept_loss, progress);
             }
-            log::inspect_telling(&claimed.log, accept_loss, false, told)
+            log::inspect_telling(&claimed.log, accept_loss, false, progress)
         };
         let found = read(options.accept_loss || !self.accepted.is_empty())?;
         if options.accept_loss || found.lacks_only(&self.accepted) {
@@ -147,7 +147,7 @@ impl Pair {
     fn lacks(&self, record: &Record, why: &str) -> Error {
         let (backing, log) = (self.backing.display(), record.log.display());
         Error::would_lose(format!("{backing} lacks what its log on {log} holds: {why}"))
-            .mend(format!("{} ({})", remedy::LOG_MISSED, record.state()))
+            .hint(format!("{} ({})", remedy::LOG_MISSED, record.state()))
     }
 
     /// Size of the volume in bytes: that of the backing store.
@@ -179,7 +179,7 @@ impl Pair {
                 let least = log::least_size(self.segment);
                 let (log, has) = (self.log.display(), log.size());
                 Err(Error::failure(format!("{log} has {has} bytes, and a log takes {least}"))
-                    .mend("give a larger drive"))
+                    .hint("give a larger drive"))
             }
             Err(_) => Ok(()),
         }
@@ -196,7 +196,7 @@ impl Pair {
         if let Some(record) = claimed.record.as_ref().filter(|r| r.dirty && !self.force) {
             let (backing, log) = (self.backing.display(), record.log.display());
             let text = format!("{backing} lacks what its log on {log} may hold");
-            return Err(Error::would_lose(text).mend(remedy::LOG_HOLDS));
+            return Err(Error::would_lose(text).hint(remedy::LOG_HOLDS));
         }
         let given_up = self.overwritten(&claimed);
         let made = self.make(&claimed)?;
@@ -231,21 +231,21 @@ impl Pair {
                     "{} is a log that holds data of its volume",
                     self.log.display()
                 ))
-                .mend(remedy::LOG_HOLDS));
+                .hint(remedy::LOG_HOLDS));
             }
             // A log of ours without data is nothing to lose.
             Ok(_) => return Ok(()),
             Err(OpenError::Drive(e)) => return Err(failed(&self.log, &e)),
             Err(e @ (OpenError::Version(_) | OpenError::Shrunk { .. })) if !self.force => {
                 let text = format!("{} holds a log: {e}", self.log.display());
-                return Err(Error::would_lose(text).mend(remedy::LOG_HOLDS_ELSEWHERE));
+                return Err(Error::would_lose(text).hint(remedy::LOG_HOLDS_ELSEWHERE));
             }
             Err(_) => {}
         }
         match spill_setup::found_on(log)? {
             Some(found) if !self.wipe => {
                 Err(Error::would_lose(format!("{} holds {found}", self.log.display()))
-                    .mend(remedy::DRIVE_HOLDS))
+                    .hint(remedy::DRIVE_HOLDS))
             }
             _ => Ok(()),
         }
@@ -262,8 +262,8 @@ impl Pair {
     }
 
     /// Opens the log, making it first if there is none, and starts the volume. What is not durable
-    /// is in `memory`, and is taken from there if another process left it. `told` hears again and
-    /// again how far it is.
+    /// is in `memory`, and is taken from there if another process left it. `progress` hears again
+    /// and again how far it is.
     ///
     /// # Errors
     /// One line: what does not fit, on what, and what to do. Then `memory` is as it was, unless a
@@ -272,11 +272,11 @@ impl Pair {
         &self,
         options: LogOptions,
         memory: &Memory,
-        told: &dyn Fn(Step),
+        progress: &dyn Fn(Step),
     ) -> Result<Opened> {
         let kept = Kept::new(memory)?;
         let (keeps, claimed) = (!kept.is_empty(), self.claim(memory.is_inherited()));
-        claimed.and_then(|claimed| self.open_kept(claimed, options, kept, told)).map_err(|e| {
+        claimed.and_then(|claimed| self.open_kept(claimed, options, kept, progress)).map_err(|e| {
             match keeps {
                 true => e.after("what was not durable stays in memory, but "),
                 false => e,
@@ -289,9 +289,9 @@ impl Pair {
         claimed: Claimed,
         options: LogOptions,
         mut kept: Kept,
-        told: &dyn Fn(Step),
+        progress: &dyn Fn(Step),
     ) -> Result<Opened> {
-        let look = || self.look(&claimed, &options, told);
+        let look = || self.look(&claimed, &options, progress);
         let Settled { mut found, given_up, notes } = self.settle(&claimed, &kept, &look)?;
         if given_up.is_some() {
             kept.give_up();
@@ -377,7 +377,7 @@ impl Pair {
                     Some(_) => format!("the log on {} can be used", self.log.display()),
                     None => format!("{} lacks nothing that a log holds", self.backing.display()),
                 };
-                Err(Error::usage(text).mend("leave out --abandon-log"))
+                Err(Error::usage(text).hint("leave out --abandon-log"))
             }
             (Ok(granted), false) => match found {
                 Some(Ok(found)) => Ok(Settled { found, given_up: None, notes: granted.notes }),
@@ -401,13 +401,13 @@ impl Pair {
         let (log, backing) = (self.log.display(), self.backing.display());
         if self.accept_changed && !granted.changed {
             return Err(Error::usage(format!("nothing shows that {backing} was changed"))
-                .mend("leave out --accept-changed-backing"));
+                .hint("leave out --accept-changed-backing"));
         }
         if self.accept_older && !granted.older {
             return Err(Error::usage(format!(
                 "nothing shows that {log} is older than its log was"
             ))
-            .mend("leave out --accept-older-log"));
+            .hint("leave out --accept-older-log"));
         }
         Ok(())
     }
@@ -519,7 +519,7 @@ impl Pair {
             return Err(Error::would_lose(format!(
                 "{backing} was changed while {log} held newer data of it ({what}; {since})"
             ))
-            .mend(remedy::LOG_BEHIND));
+            .hint(remedy::LOG_BEHIND));
         }
         granted.changed = true;
         let note = format!("{log} goes over {backing}, which was changed meanwhile ({what})");
@@ -545,7 +545,7 @@ impl Pair {
             "{log} holds data that {backing} has gone on without{}",
             its.unwrap_or_default()
         ))
-        .mend(remedy::LOG_STALE)
+        .hint(remedy::LOG_STALE)
     }
 
     /// A log that this machine has seen newer. `lacking`: what that held, the backing store lacks.
@@ -561,7 +561,7 @@ impl Pair {
         );
         let place = lacking.map(|record| format!(", last on {}", record.log.display()));
         let error = Error::would_lose(text + &place.unwrap_or_default());
-        error.mend(match lacking {
+        error.hint(match lacking {
             Some(_) => remedy::LOG_OLDER,
             None => remedy::LOG_OLDER_THAN_BACKING,
         })
@@ -570,12 +570,12 @@ impl Pair {
     /// A log with data of a drive that has another id.
     fn moved(&self, compared: usize) -> Error {
         let (log, backing) = (self.log.display(), self.backing.display());
-        let (why, mend) = match compared {
+        let (why, hint) = match compared {
             0 => ("and has no sample of that left to compare", remedy::LOG_MOVED_UNSEEN),
             _ => ("though of the same content", remedy::LOG_MOVED),
         };
         let text = format!("{log} holds data of another drive than {backing}, {why}");
-        Error::would_lose(text).mend(mend)
+        Error::would_lose(text).hint(hint)
     }
 
     /// What the backing store is without the log that is given up.
@@ -600,13 +600,13 @@ impl Pair {
         let blocks = claimed.backing.size() / BLOCK_SIZE as u64;
         let compared = claimed.compare(sb)?.ok_or_else(|| {
             Error::failure(format!("{log} does not say which backing store it has"))
-                .mend(remedy::LOG_NAMELESS)
+                .hint(remedy::LOG_NAMELESS)
         })?;
         let refuse = |text: String| {
             Err(match dirty {
-                true => Error::would_lose(text).mend(remedy::LOG_OF_ANOTHER),
+                true => Error::would_lose(text).hint(remedy::LOG_OF_ANOTHER),
                 false => Error::failure(text)
-                    .mend("the log is empty: make it anew with `ztier log format`"),
+                    .hint("the log is empty: make it anew with `ztier log format`"),
             })
         };
         match compared {
@@ -642,16 +642,16 @@ pub fn cannot_use(path: &Path, e: &OpenError) -> Error {
         _ => Error::failure(text),
     };
     match e {
-        OpenError::Drive(_) => error.mend(remedy::DRIVE_FAILS),
-        OpenError::NoLog => error.mend("make one with `ztier log format`"),
-        OpenError::Damaged => error.mend(remedy::LOG_BROKEN),
-        OpenError::Shrunk { .. } => error.mend(remedy::LOG_SHRUNK),
-        OpenError::Version(_) => error.mend("use the ztier that made it"),
+        OpenError::Drive(_) => error.hint(remedy::DRIVE_FAILS),
+        OpenError::NoLog => error.hint("make one with `ztier log format`"),
+        OpenError::Damaged => error.hint(remedy::LOG_BROKEN),
+        OpenError::Shrunk { .. } => error.hint(remedy::LOG_SHRUNK),
+        OpenError::Version(_) => error.hint("use the ztier that made it"),
         OpenError::Segment(_) | OpenError::Memory(_) => error,
-        OpenError::OtherMemory => error.mend(remedy::MEMORY_OF_ANOTHER_LOG),
-        OpenError::GoneOn | OpenError::Forgotten { .. } => error.mend(remedy::MEMORY_OUTDATED),
-        OpenError::Segments(_) => error.mend("give a larger drive, or another --segment"),
-        OpenError::Unread(_) => error.mend(remedy::LOG_UNREAD),
-        OpenError::Lost { .. } => error.mend(remedy::LOG_DAMAGED),
+        OpenError::OtherMemory => error.hint(remedy::MEMORY_OF_ANOTHER_LOG),
+        OpenError::GoneOn | OpenError::Forgotten { .. } => error.hint(remedy::MEMORY_OUTDATED),
+        OpenError::Segments(_) => error.hint("give a larger drive, or another --segment"),
+        OpenError::Unread(_) => error.hint(remedy::LOG_UNREAD),
+        OpenError::Lost { .. } => error.hint(remedy::LOG_DAMAGED),
     }
 }

@@ -229,7 +229,7 @@ pub trait Serving: Device {
     /// # Errors
     /// Its data is not kept in memory alone.
     fn set_recompress(&self, _: Recompress) -> Outcome<()> {
-        Err(Error::usage("only a volume in memory recompresses").mend("leave out recompress"))
+        Err(Error::usage("only a volume in memory recompresses").hint("leave out recompress"))
     }
 
     /// Begins to recompress everything that was not read lately.
@@ -323,11 +323,11 @@ pub trait Channel: Send {
 
 /// A setting of a log, where there is none.
 pub fn no_log() -> Error {
-    Error::usage("the volume has no log, and this is a setting of one").mend("leave it out")
+    Error::usage("the volume has no log, and this is a setting of one").hint("leave it out")
 }
 
 /// A limit on copies, where none are kept.
 pub(super) fn no_copies() -> Error {
     Error::usage("the volume came up with --ram-limit 0 and keeps no copies")
-        .mend("take it down, and up with another --ram-limit")
+        .hint("take it down, and up with another --ram-limit")
 }

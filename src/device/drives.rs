@@ -24,7 +24,7 @@ pub(super) fn heed(failures: &Failures, alarm: &Alarm) {
 
 /// A drive that failed, named.
 pub(super) fn failed(path: &Path, e: &DriveError) -> Error {
-    Error::failure(format!("{}: {e}", path.display())).mend("look into the kernel's log")
+    Error::failure(format!("{}: {e}", path.display())).hint("look into the kernel's log")
 }
 
 /// Random bytes.

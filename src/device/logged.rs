@@ -371,7 +371,7 @@ impl Serving for LogVolume {
 
     fn grow(&self, _size: u64) -> Result<()> {
         Err(Error::usage("a volume with a log has the size of its backing store")
-            .mend("make that larger, then take the volume down and up"))
+            .hint("make that larger, then take the volume down and up"))
     }
 
     fn made_for(&self) -> Option<MadeFor> {

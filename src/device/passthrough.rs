@@ -69,7 +69,7 @@ impl PassthroughVolume {
                 "{} lacks what is in memory of its log",
                 backing.display()
             ))
-            .mend(remedy::MEMORY_OF_LOG));
+            .hint(remedy::MEMORY_OF_LOG));
         }
         let drive = FileDrive::take(backing, memory.is_inherited())?;
         let book = Book::of(state, &drive);
@@ -80,7 +80,7 @@ impl PassthroughVolume {
                 backing.display(),
                 record.log.display()
             ))
-            .mend(format!("{} ({})", remedy::LOG_MISSED_PASSTHROUGH, record.state()))),
+            .hint(format!("{} ({})", remedy::LOG_MISSED_PASSTHROUGH, record.state()))),
             _ => Ok(Self::cached(Cached::over(Arc::new(drive), ram_limit, most)?)),
         }
     }
@@ -170,7 +170,7 @@ impl Serving for PassthroughVolume {
 
     fn grow(&self, _size: u64) -> Result<()> {
         Err(Error::usage("the volume has the size of its backing store")
-            .mend("make that larger, then take the volume down and up"))
+            .hint("make that larger, then take the volume down and up"))
     }
 
     fn set_ram_limit(&self, bytes: u64) -> Result<()> {

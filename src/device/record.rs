@@ -231,7 +231,7 @@ impl Book {
         let what = || format!("cannot read {}", self.path.display());
         match std::fs::read(&self.path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map(Some).context(what()).map_err(|e| {
-                Error::failure(e.to_string()).mend("remove it if no log of that drive has data")
+                Error::failure(e.to_string()).hint("remove it if no log of that drive has data")
             }),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e).context(what()),
@@ -262,7 +262,7 @@ impl Book {
             "{} has bytes of {backing}, which lacks what its log on {log} holds",
             drive.display()
         ))
-        .mend(remedy::OVERLAP_LACKS_LOG))
+        .hint(remedy::OVERLAP_LACKS_LOG))
     }
 
     /// The last known generation of the log `uuid`: from `own`, the record of this backing store,
@@ -294,7 +294,7 @@ impl Book {
         };
         write().context(what()).map_err(|e| {
             Error::failure(e.to_string())
-                .mend("set ZTIER_STATE_DIR to a directory that can be written")
+                .hint("set ZTIER_STATE_DIR to a directory that can be written")
         })
     }
 }

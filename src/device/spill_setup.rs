@@ -131,7 +131,7 @@ impl SpillDevice {
         let path = self.path.display();
         let refuse = |why: String| {
             Err(Error::would_lose(format!("{path} {why}"))
-                .mend(remedy::SPILL_MISSED.of(&self.volume)))
+                .hint(remedy::SPILL_MISSED.of(&self.volume)))
         };
         match (kept, found) {
             (Some(kept), Some(found)) if kept == found => {
@@ -156,7 +156,7 @@ impl SpillDevice {
             return Err(Error::failure(format!(
                 "{path} is too small to spill to: it has {has} bytes, and the least is {least}"
             ))
-            .mend("give a larger one, or a smaller --segment"));
+            .hint("give a larger one, or a smaller --segment"));
         }
         Ok(slots.min(u64::from(SEGMENTS_MAX / 2)) as u32)
     }
@@ -175,12 +175,12 @@ impl SpillDevice {
             // One that cannot be used here, too.
             Ok(_) | Err(_) => {
                 let text = format!("{path} is a log of ztier");
-                return Err(Error::would_lose(text).mend("give another device"));
+                return Err(Error::would_lose(text).hint("give another device"));
             }
         };
         match found {
             Some(found) if !self.wipe => {
-                Err(Error::would_lose(format!("{path} holds {found}")).mend(remedy::DRIVE_HOLDS))
+                Err(Error::would_lose(format!("{path} holds {found}")).hint(remedy::DRIVE_HOLDS))
             }
             found => Ok(found),
         }

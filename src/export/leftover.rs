@@ -80,7 +80,7 @@ impl Leftover {
         let what = self.clone();
         let removed = within(LIMIT, move || what.remove_now(force)).unwrap_or_else(|| {
             Err(Error::failure(format!("removing {} takes longer than 10 s", self.describe()))
-                .mend("try again, or reboot"))
+                .hint("try again, or reboot"))
         });
         // A helper of the dead server may remove what it has made, too.
         removed.or_else(|e| if self.exists() { Err(e) } else { Ok(()) })
@@ -243,7 +243,7 @@ pub(super) fn fusermount(point: &Path, lazy: bool) -> Result<()> {
         return Ok(());
     }
     Err(Error::failure(format!("cannot unmount {}: fusermount3 refused", point.display()))
-        .mend("end what uses it, or run as root"))
+        .hint("end what uses it, or run as root"))
 }
 
 fn remove_socket(path: &Path) -> Result<()> {
@@ -252,7 +252,7 @@ fn remove_socket(path: &Path) -> Result<()> {
             "socket {} is in use: something listens on it",
             path.display()
         ))
-        .mend("end that first"));
+        .hint("end that first"));
     }
     absent_is_fine(fs::remove_file(path))
         .context(format!("cannot remove socket {}", path.display()))

@@ -44,7 +44,7 @@ pub enum Bug {
     ThroughBeforeSpent,
     /// The index forgets the blocks of a window before the zeroed ranges under them.
     ForgetBeforeRetiring,
-    /// A checkpoint is named before the chunks that its sheets know of are durable.
+    /// A checkpoint is named before the chunks that its pages know of are durable.
     CheckpointBeforeDurable,
     /// Entries of a checkpoint are kept though their slots were freed and used again.
     CheckpointKeepsFreed,

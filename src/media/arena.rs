@@ -95,7 +95,7 @@ impl Arena {
             )
         }
         .context("cannot lock the volume's memory")
-        .map_err(|e| e.mend("run as root, or raise the limit (ulimit -l)"))
+        .map_err(|e| e.hint("run as root, or raise the limit (ulimit -l)"))
     }
 
     /// The address of `offset`.

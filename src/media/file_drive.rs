@@ -237,7 +237,7 @@ impl FileDrive {
         }
         let (path, all) = (self.path.display(), self.size + self.rest);
         let text = format!("{path} has {all} bytes, which is no multiple of {ALIGN}");
-        Err(Error::failure(text).mend(match self.node {
+        Err(Error::failure(text).hint(match self.node {
             Node::File => format!("make it larger: `truncate -s %{ALIGN} {path}`"),
             Node::Device(_) => format!("give a partition of {} bytes on it", self.size),
         }))
@@ -333,7 +333,7 @@ impl FileDrive {
                 if sector as usize > ALIGN {
                     let text = format!("{} has sectors of {sector} bytes", self.path.display());
                     return Err(Error::failure(text)
-                        .mend(format!("give a drive with sectors of at most {ALIGN} bytes")));
+                        .hint(format!("give a drive with sectors of at most {ALIGN} bytes")));
                 }
                 self.sector = Sector::of_requests(sector);
                 // SAFETY: BLKGETSIZE64 stores one u64; its number names `size_t` by mistake.
@@ -348,7 +348,7 @@ impl FileDrive {
                 "{} is too small: it has {bytes} bytes, and the least is {ALIGN}",
                 self.path.display()
             );
-            return Err(Error::failure(text).mend("give a larger one"));
+            return Err(Error::failure(text).hint("give a larger one"));
         }
         Ok(())
     }
@@ -629,7 +629,7 @@ fn node_of(path: &Path, stat: &Stat) -> Result<Node> {
         _ => "something unknown",
     };
     let text = format!("{} is {what}", path.display());
-    Err(Error::usage(text).mend("give a block device or a regular file"))
+    Err(Error::usage(text).hint("give a block device or a regular file"))
 }
 
 fn cannot(path: &Path) -> impl Display + use<> {
@@ -640,14 +640,14 @@ fn cannot_open(path: &Path, errno: Errno) -> Error {
     let shown = path.display();
     match errno {
         Errno::NOENT | Errno::NOTDIR if path.starts_with("/dev") => {
-            Error::failure(format!("{shown} does not exist")).mend("check the name with `lsblk`")
+            Error::failure(format!("{shown} does not exist")).hint("check the name with `lsblk`")
         }
-        Errno::NOENT | Errno::NOTDIR => Error::failure(format!("{shown} does not exist")).mend(
+        Errno::NOENT | Errno::NOTDIR => Error::failure(format!("{shown} does not exist")).hint(
             "check the name; --log-size and --spill-size of `ztier up` make a file for a log or \
              a spill device",
         ),
         Errno::NXIO | Errno::NODEV | Errno::NOMEDIUM => {
-            Error::failure(format!("nothing is behind {shown}")).mend("attach the drive first")
+            Error::failure(format!("nothing is behind {shown}")).hint("attach the drive first")
         }
         Errno::ROFS => read_only(path),
         Errno::BUSY => in_use(path, Busy::default()),
@@ -656,7 +656,7 @@ fn cannot_open(path: &Path, errno: Errno) -> Error {
         }
         Errno::ACCESS | Errno::PERM => {
             Error::failure(format!("cannot open {shown}: permission denied"))
-                .mend("run as root, or as its owner")
+                .hint("run as root, or as its owner")
         }
         _ => Error::failure(format!("cannot open {shown}: {errno}")),
     }
@@ -664,12 +664,12 @@ fn cannot_open(path: &Path, errno: Errno) -> Error {
 
 fn read_only(path: &Path) -> Error {
     Error::failure(format!("{} is read-only", path.display()))
-        .mend("make it writable, or give another")
+        .hint("make it writable, or give another")
 }
 
 fn in_use(path: &Path, busy: Busy) -> Error {
     let holder = busy.holder.unwrap_or_else(|| "held by something invisible from here".to_owned());
-    let mend = match holder.split(' ').next() {
+    let hint = match holder.split(' ').next() {
         Some("mounted") => "unmount it first",
         Some("swap") => "swapoff it first",
         Some("given") => "give another",
@@ -682,7 +682,7 @@ fn in_use(path: &Path, busy: Busy) -> Error {
         None => format!("{path} is in use: {holder}"),
         Some(below) => format!("{path} is in use by way of {}: {holder}", below.display()),
     })
-    .mend(mend)
+    .hint(hint)
 }
 
 #[cfg(all(test, not(miri)))]

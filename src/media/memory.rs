@@ -130,7 +130,7 @@ impl Memory {
         let sized = ftruncate(&file, len as u64);
         let is_limit = sized == Err(Errno::FBIG);
         sized.context(what()).map_err(|e| match is_limit {
-            true => e.mend("memory counts as a file: raise `ulimit -f`"),
+            true => e.hint("memory counts as a file: raise `ulimit -f`"),
             false => e,
         })?;
         Ok(file)
@@ -151,7 +151,7 @@ fn fit(file: Arc<OwnedFd>, name: &str, len: usize) -> Result<Arc<OwnedFd>> {
 
 fn strange(why: String) -> Error {
     Error::would_lose(format!("the memory that was kept {why}: it is of another version or volume"))
-        .mend(remedy::KEPT_ELSEWHERE)
+        .hint(remedy::KEPT_ELSEWHERE)
 }
 
 /// The root of a file system in memory that nothing but this descriptor refers to, and whose pages

@@ -72,7 +72,7 @@ impl Signature {
             return match ends_are_zero(drive)? {
                 true => Ok(None),
                 false => Err(Error::failure(format!("{}: there is no blkid", unknown(drive)))
-                    .mend("install util-linux")),
+                    .hint("install util-linux")),
             };
         };
         let out = finish(child).context(unknown(drive))?;
@@ -126,7 +126,7 @@ fn finish(mut child: Child) -> Result<Output> {
             child.wait().context("cannot wait for blkid")?;
         }
         let text = format!("no answer within {} seconds", PATIENCE.as_secs());
-        return Err(Error::failure(text).mend("check the drive"));
+        return Err(Error::failure(text).hint("check the drive"));
     }
     child.wait_with_output().context("cannot wait for blkid")
 }

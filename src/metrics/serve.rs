@@ -37,7 +37,7 @@ impl Server {
     pub fn bind(address: SocketAddr, paths: Paths) -> Result<Self> {
         let listener = TcpListener::bind(address)
             .context(format!("cannot listen on {address}"))
-            .map_err(|e| e.mend("give another address with --listen"))?;
+            .map_err(|e| e.hint("give another address with --listen"))?;
         Ok(Self { listener, survey: Arc::new(Mutex::new(Survey::new(paths))) })
     }
 

@@ -12,17 +12,17 @@ pub struct Check {
     /// What was found, or why it does not work.
     pub found: String,
     /// How to get it; empty when it works.
-    pub mend: &'static str,
+    pub hint: &'static str,
 }
 
 impl Check {
     pub(crate) fn new(
         what: &'static str,
         found: Result<String, String>,
-        mend: &'static str,
+        hint: &'static str,
     ) -> Self {
         let works = found.is_ok();
-        let mend = if works { "" } else { mend };
-        Self { what, works, found: found.unwrap_or_else(|why| why), mend }
+        let hint = if works { "" } else { hint };
+        Self { what, works, found: found.unwrap_or_else(|why| why), hint }
     }
 }

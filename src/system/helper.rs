@@ -122,7 +122,7 @@ fn delegate(program: &Path, task: &Task) -> Result<String> {
         end(child);
         let (what, seconds) = (task.describe(), LIMIT.as_secs());
         return Err(Error::failure(format!("{what} takes longer than {seconds} s"))
-            .mend("the kernel's log (dmesg) may say why"));
+            .hint("the kernel's log (dmesg) may say why"));
     };
     let status = child.wait().context(what())?;
     match serde_json::from_slice(&text) {
@@ -166,7 +166,7 @@ fn end(mut child: Child) {
 pub fn main(order: &str) -> Result<()> {
     let task: Task = serde_json::from_str(order)
         .context("cannot understand the task of a helper")
-        .map_err(|e| e.mend("a daemon starts `ztier helper`"))?;
+        .map_err(|e| e.hint("a daemon starts `ztier helper`"))?;
     let outcome = task.run();
     let answer = match &outcome {
         Ok(done) => Answer::Done(done.clone()),

@@ -83,7 +83,7 @@ impl Job {
             match remove(&tree) {
                 Ok(()) => return Ok(ended),
                 Err(e) if Instant::now() >= deadline => {
-                    return Err(e.mend("its cgroup.procs says who does not end; try again then"));
+                    return Err(e.hint("its cgroup.procs says who does not end; try again then"));
                 }
                 Err(_) => std::thread::sleep(GLANCE),
             }
@@ -189,7 +189,7 @@ impl Parent {
         }
         let none = || {
             Error::failure("no cgroup here has a memory controller that can be used")
-                .mend("boot with cgroup_enable=memory, or mount a cgroup file system that has it")
+                .hint("boot with cgroup_enable=memory, or mount a cgroup file system that has it")
         };
         let (top, own) = unified(&groups, &all).ok_or_else(none)?;
         let has_memory = |dir: &Path, file: &str| {
@@ -208,7 +208,7 @@ impl Parent {
         }
         fs::write(top.join("cgroup.subtree_control"), "+memory")
             .context(format!("cannot hand memory limits on in {}", top.display()))
-            .map_err(|e| e.mend(GRANT))?;
+            .map_err(|e| e.hint(GRANT))?;
         Ok(Self { dir: top, unified: true })
     }
 
@@ -230,7 +230,7 @@ impl Parent {
     /// # Errors
     /// It can't be made; then there is none. The text says what to grant.
     pub fn make(&self, dir: &Path, bytes: u64, swappiness: Option<u64>) -> Result<()> {
-        let grant = |e: Error| e.mend(GRANT);
+        let grant = |e: Error| e.hint(GRANT);
         fs::create_dir(dir)
             .context(format!("cannot make cgroup {}", dir.display()))
             .map_err(grant)?;

@@ -15,11 +15,11 @@ pub(crate) fn refuse_taken(link: &Path, alive: impl FnOnce(&Path) -> bool) -> Re
     let ours = device_of(link).is_some_and(|to| is_device_of_ours(&to));
     if fs::symlink_metadata(link).is_ok() && !ours {
         return Err(Error::failure(format!("{} exists and is no link of ours", link.display()))
-            .mend("remove it or use another name"));
+            .hint("remove it or use another name"));
     }
     if device_of(link).is_some_and(|to| alive(&to)) {
         return Err(Error::busy(format!("{} is in use by another device", link.display()))
-            .mend("take that down first or use another name"));
+            .hint("take that down first or use another name"));
     }
     Ok(())
 }

@@ -68,7 +68,7 @@ impl Tuned {
             let what = || format!("cannot set {} to {to}", self.key);
             fs::write(file(root, &self.key), to.to_string())
                 .context(what())
-                .map_err(|e| e.mend("run as root, where /proc/sys can be written"))?;
+                .map_err(|e| e.hint("run as root, where /proc/sys can be written"))?;
             return Ok(true);
         }
         Ok(now == to)

@@ -57,7 +57,7 @@ const DIRS: [&str; 3] = ["", "/usr/sbin/", "/sbin/"];
 
 /// Takes `device` into use; made anew if it is `empty` (or what is on it is not needed), else with
 /// what it has from before. New swap space is of `swap` bytes, which the device has at least.
-/// `told` hears now and then what is going on.
+/// `progress` hears now and then what is going on.
 ///
 /// # Errors
 /// A program is missing or fails, the place is taken, or it takes too long.
@@ -65,10 +65,10 @@ pub fn begin(
     usage: &Usage,
     device: &Path,
     (empty, swap): (bool, u64),
-    told: &dyn Fn(&str),
+    progress: &dyn Fn(&str),
 ) -> Result<()> {
     let run_and = |program: &str, args: &[&str], rest: &[&str]| {
-        run(program, (args, rest), device, BEGIN, told)
+        run(program, (args, rest), device, BEGIN, progress)
     };
     let run = |program: &str, args: &[&str]| run_and(program, args, &[]);
     match usage {
@@ -122,8 +122,8 @@ pub fn end_within(usage: &Usage, device: &Path, limit: Duration) -> Result<()> {
         Usage::Swap { .. } if is_swap(device) => run("swapoff", (&[], &[]), device, limit, &quiet)
             .map(|()| depth::widen(device))
             .map_err(|e| match limit > END {
-                true => e.mend("end some programs, so that what is swapped out has room"),
-                false => e.mend(
+                true => e.hint("end some programs, so that what is swapped out has room"),
+                false => e.hint(
                     "`ztier swapoff` has more patience; or end some programs, so that what is \
                      swapped out has room",
                 ),
@@ -132,7 +132,7 @@ pub fn end_within(usage: &Usage, device: &Path, limit: Duration) -> Result<()> {
             run("umount", (&[], &[]), mount, limit, &quiet).map_err(|e| {
                 let text = e.to_string();
                 let e = if text.contains("is busy") { Error::busy(text) } else { e };
-                e.mend("end what uses it")
+                e.hint("end what uses it")
             })
         }
         _ => Ok(()),
@@ -189,14 +189,14 @@ pub fn refuse_unmounted(usage: &Usage) -> Result<()> {
         Err(e) if e.kind() == ErrorKind::NotFound => None,
         Err(e) if e.kind() == ErrorKind::NotADirectory => {
             return Err(Error::usage(format!("{}: it is no directory", what()))
-                .mend("give an empty directory, or one that is not there yet"));
+                .hint("give an empty directory, or one that is not there yet"));
         }
         Err(e) => return Err(e).context(what()),
     };
     let Some(entry) = first else { return Ok(()) };
     let name = Path::new(&entry.file_name()).display().to_string();
     Err(Error::usage(format!("{}: it holds {name}, which would be hidden", what()))
-        .mend("empty it, or give another directory"))
+        .hint("empty it, or give another directory"))
 }
 
 fn refuse_link(point: &Path) -> Result<()> {
@@ -207,14 +207,14 @@ fn refuse_link(point: &Path) -> Result<()> {
     let real = fs::canonicalize(there).map_err(|e| {
         let to = fs::read_link(there).unwrap_or_else(|_| there.to_owned());
         Error::usage(format!("{}: {e}", leads(&to)))
-            .mend("remove that symbolic link, or give another directory")
+            .hint("remove that symbolic link, or give another directory")
     })?;
     if real == there {
         return Ok(());
     }
     let rest = point.strip_prefix(there).unwrap_or(Path::new(""));
     let real: PathBuf = real.components().chain(rest.components()).collect();
-    Err(Error::usage(leads(&real)).mend("give that directory itself, or another one"))
+    Err(Error::usage(leads(&real)).hint("give that directory itself, or another one"))
 }
 
 fn refuse_taken(point: &Path) -> Result<()> {
@@ -225,7 +225,7 @@ fn refuse_taken(point: &Path) -> Result<()> {
             entry.source.display(),
             point.display()
         ))
-        .mend("unmount it first, or give another place")),
+        .hint("unmount it first, or give another place")),
     }
 }
 
@@ -285,7 +285,7 @@ fn start(program: &str, args: (&[&str], &[&str]), on: &Path) -> Result<Child> {
             done => return done.context(format!("cannot run {program}")),
         }
     }
-    Err(Error::failure(format!("there is no {program}")).mend(match program {
+    Err(Error::failure(format!("there is no {program}")).hint(match program {
         "mkfs.ext4" | "e2fsck" => "install e2fsprogs",
         _ => "install util-linux",
     }))

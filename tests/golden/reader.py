@@ -385,44 +385,44 @@ class Log:
 
     # The checkpoint.
 
-    def sheets(self):
-        """The sheets of the checkpoint: (what, first, oldest, items), checked."""
-        stamp, area, size, count, *_, whole_sum = self.super.checkpoint
+    def pages(self):
+        """The pages of the checkpoint: (what, first, oldest, items), checked."""
+        seed, area, size, count, *_, whole_sum = self.super.checkpoint
         half = (self.super.slots_at - AREAS_AT) // 2 // 4096 * 4096
         need(area in (0, 1) and size * count <= half, "the checkpoint is longer than its area")
         total = 0
         for index in range(count):
             at = AREAS_AT + area * half + index * size
-            sheet = self.image[at:at + size]
+            page = self.image[at:at + size]
             check, own, number, what, items, oldest, first = struct.unpack_from("<IQIIIxxxxQQ",
-                                                                                sheet, 4)
-            need(sheet[:4] == b"zCKP" and (own, number) == (stamp, index)
-                 and check == crc32c(sheet[8:]) ^ mix(stamp, index),
-                 f"sheet {index} of the checkpoint is damaged")
+                                                                                page, 4)
+            need(page[:4] == b"zCKP" and (own, number) == (seed, index)
+                 and check == crc32c(page[8:]) ^ mix(seed, index),
+                 f"page {index} of the checkpoint is damaged")
             total = crc32c(struct.pack("<II", total, check))
             bytes_each = 16 if what == 3 else 24
-            need(what in (1, 2, 3) and 64 + items * bytes_each <= size, f"sheet {index} is wrong")
+            need(what in (1, 2, 3) and 64 + items * bytes_each <= size, f"page {index} is wrong")
             form = "<QQII" if what == 1 else "<QQQ" if what == 2 else "<QQ"
             yield what, first, oldest, list(
-                struct.iter_unpack(form, sheet[64:64 + items * bytes_each]))
-        need(whole_sum in (0, total), "the sheets of the checkpoint are of different ones")
+                struct.iter_unpack(form, page[64:64 + items * bytes_each]))
+        need(whole_sum in (0, total), "the pages of the checkpoint are of different ones")
 
     def runs(self):
-        """The whole copy and the increments: each its sheets of segments, ranges and blocks."""
+        """The whole copy and the increments: each its pages of segments, ranges and blocks."""
         runs, last = [], 3
-        for what, *sheet in self.sheets():
+        for what, *page in self.pages():
             if what == 1 and last != 1:
                 runs.append({1: [], 2: [], 3: []})
-            need(what >= last or (what, last) == (1, 3), "sheets in the wrong order")
-            runs[-1][what].append(sheet)
+            need(what >= last or (what, last) == (1, 3), "pages in the wrong order")
+            runs[-1][what].append(page)
             last = what
         return runs
 
     def load(self, begin, copies):
-        """Takes its sheets over, but for what is before this segment. Returns the segments."""
+        """Takes its pages over, but for what is before this segment. Returns the segments."""
         segments = {}
         for run in self.runs():
-            need(all(run.values()), "a run of sheets is not complete")
+            need(all(run.values()), "a run of pages is not complete")
             first = run[1][0][0]
             segments = {number: of for number, of in segments.items() if number < first}
             for first, _, items in run[1]:
@@ -475,11 +475,11 @@ class Log:
     def load_checkpoint(self, begin, number, copies):
         """Takes the checkpoint over. Where the first chunk to replay is: segment, offset, number,
         check word of the header before."""
-        _, _, _, sheets, before, first, start, offset, *_ = self.super.checkpoint
+        _, _, _, pages, before, first, start, offset, *_ = self.super.checkpoint
         need(first >= number and start >= begin, "the log has passed it")
         segments = self.load(begin, copies)
         need(all(segment in segments for segment in range(begin, start)), "it lacks segments")
-        self.notes.append(f"{sheets} sheets, {len(self.held)} blocks in them")
+        self.notes.append(f"{pages} pages, {len(self.held)} blocks in them")
         return start, offset, first, before
 
     def content(self):

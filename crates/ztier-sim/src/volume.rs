@@ -11,7 +11,7 @@ use crate::oracle::Seen;
 use crate::program::Setup;
 use ztier::codec::{Codec, Coding, Encoded};
 use ztier::log::disk::cluster::{self, Unpacked};
-use ztier::log::disk::format::{CLUSTER, IDENTITY, Kind, Stamp, crc};
+use ztier::log::disk::format::{CLUSTER, IDENTITY, Kind, Seed, crc};
 use ztier::log::{
     self, Command, Core, Fills, Found, Kept, OpenError, Options, Outcome, Reading, Refused, Report,
     Token, Writeback,
@@ -247,8 +247,8 @@ impl Volume {
     /// The block of a payload that was read from the log, with its check word; `None` when it is
     /// damaged.
     pub fn verified(&mut self, reading: &Reading, check: u32, payload: &[u8]) -> Option<&Page> {
-        let fine = reading.stamp.fits(payload, check)
-            && self.decode(reading.stamp.block as u32, reading.kind, payload);
+        let fine = reading.seed.fits(payload, check)
+            && self.decode(reading.seed.block as u32, reading.kind, payload);
         fine.then_some(&*self.page)
     }
 
@@ -355,8 +355,8 @@ impl Volume {
                     }
                     Found::Before(check) => match &last {
                         Some((reading, payload)) => {
-                            let stamp = Stamp { block: block.into(), ..reading.stamp };
-                            self.verified(&Reading { stamp, ..*reading }, check, payload)
+                            let seed = Seed { block: block.into(), ..reading.seed };
+                            self.verified(&Reading { seed, ..*reading }, check, payload)
                         }
                         None => self.decoded(block, Kind::Cluster),
                     },

@@ -43,7 +43,7 @@ pub fn main() -> Result<()> {
     bound(&daemon, PATIENCE)?;
     let Some((Say::Keep { manifest, names, socket }, files)) = receive(&daemon)? else {
         return Err(
-            Error::failure("nothing to keep").mend("`ztier up` starts a volume's memory holder")
+            Error::failure("nothing to keep").hint("`ztier up` starts a volume's memory holder")
         );
     };
     if files.len() != names.len() {
@@ -277,7 +277,7 @@ fn admit(peer: &OwnedFd) -> Result<()> {
         return Ok(());
     }
     Err(Error::failure(format!("user {} may not have this volume's memory", uid.as_raw()))
-        .mend("ask as the user who started it, or as root"))
+        .hint("ask as the user who started it, or as root"))
 }
 
 fn place_of(path: &Path) -> Option<(u64, u64)> {

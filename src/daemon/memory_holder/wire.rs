@@ -101,7 +101,7 @@ pub(super) fn receive<T: DeserializeOwned>(socket: &OwnedFd) -> Result<Option<(T
             "{what}: it speaks version {}, this program {VERSION}",
             version.v
         ))
-        .mend("go on with the program that made the volume"));
+        .hint("go on with the program that made the volume"));
     }
     let packet: Packet<T> = serde_json::from_slice(packet).context(what)?;
     Ok(Some((packet.body, files)))

@@ -227,7 +227,7 @@ impl Volume {
         let now = self.size_now();
         if size < now {
             return Err(Error::usage(format!("size {size} is less than the {now} bytes it has"))
-                .mend("sizes grow, never shrink"));
+                .hint("sizes grow, never shrink"));
         }
         let limit = self.ram.store().budget().limit();
         let least = self.least_limit(size);
@@ -237,7 +237,7 @@ impl Volume {
         let tables = directory_bytes(size) - directory_bytes(now);
         if !self.ram.make_room(tables) {
             return Err(Error::failure(format!("no room for {tables} bytes of tables"))
-                .mend("discard something (fstrim) or give a higher ram-limit first"));
+                .hint("discard something (fstrim) or give a higher ram-limit first"));
         }
         self.ram.store().budget().add(tables);
         self.size.store(size, Ordering::Release);
@@ -266,7 +266,7 @@ impl Volume {
         }
         if bytes > most {
             return Err(Error::usage(format!("ram-limit {bytes} is above {most}"))
-                .mend(format!("this volume can be given at most {most} bytes")));
+                .hint(format!("this volume can be given at most {most} bytes")));
         }
         if self.ram.set_limit(bytes) {
             return Ok(());
@@ -275,7 +275,7 @@ impl Volume {
         Err(Error::would_lose(format!(
             "ram-limit {bytes} is less than what is stored takes ({used} bytes)"
         ))
-        .mend("discard something (fstrim) or give a higher limit"))
+        .hint("discard something (fstrim) or give a higher limit"))
     }
 
     /// Changes when cold data is recompressed. On a volume without threads of its own, that is only
@@ -497,7 +497,7 @@ impl Volume {
 
 fn no_room_to_recompress() -> Error {
     Error::failure("there is no memory to recompress with")
-        .mend("discard something (fstrim) or give a higher ram-limit first")
+        .hint("discard something (fstrim) or give a higher ram-limit first")
 }
 
 impl Device for Volume {
@@ -584,7 +584,7 @@ impl Serving for Volume {
 
     fn drain(&self, _on: bool) -> Result<u64> {
         Err(Error::usage("the volume has no log, so there is nothing to drain")
-            .mend("`ztier down` takes it down"))
+            .hint("`ztier down` takes it down"))
     }
 
     fn volatile_bytes(&self) -> u64 {
@@ -654,23 +654,23 @@ fn directory_bytes(size: u64) -> u64 {
 
 fn check_size(size: u64) -> Result<()> {
     if size == 0 {
-        return Err(Error::usage("size is 0").mend("give at least 4096 bytes"));
+        return Err(Error::usage("size is 0").hint("give at least 4096 bytes"));
     }
     if !size.is_multiple_of(BLOCK_SIZE as u64) {
         let near = size.next_multiple_of(BLOCK_SIZE as u64);
         return Err(Error::usage(format!("size {size} is not a multiple of 4096"))
-            .mend(format!("the next one is {near}")));
+            .hint(format!("the next one is {near}")));
     }
     if size > SIZE_MAX {
         return Err(Error::usage(format!("size {size} is larger than can be addressed"))
-            .mend("give at most 16T"));
+            .hint("give at most 16T"));
     }
     Ok(())
 }
 
 fn too_little(limit: u64, least: u64) -> Error {
     Error::usage(format!("ram-limit {limit} is too small for this size and segment"))
-        .mend(format!("give at least {least} bytes"))
+        .hint(format!("give at least {least} bytes"))
 }
 
 fn check(options: &Options) -> Result<()> {
@@ -678,7 +678,7 @@ fn check(options: &Options) -> Result<()> {
     let segment = options.segment;
     if !segment.is_power_of_two() || !(SEGMENT_MIN..=SEGMENT_MAX).contains(&segment) {
         return Err(Error::usage(format!("segment {segment} is not usable"))
-            .mend("give a power of two from 32K to 16M"));
+            .hint("give a power of two from 32K to 16M"));
     }
     let least = min_ram_limit(options.size, segment);
     if options.ram_limit < least && !cfg!(shuttle) {

@@ -146,7 +146,7 @@ mod tests {
             assert!(works("/dev/loop-control") && works("block devices"));
         }
         for c in checks {
-            assert_eq!(c.works, c.mend.is_empty(), "{}", c.what);
+            assert_eq!(c.works, c.hint.is_empty(), "{}", c.what);
         }
     }
 }

@@ -238,8 +238,8 @@ impl FuseLoop {
 /// Refuses a mount point or a link that is taken.
 fn refuse_taken(point: &Path, link: Option<&Path>) -> Result<()> {
     if let Some(m) = crate::system::mounts::mounted_on(point) {
-        let mend = if m.is_ours() { "take the volume down first" } else { "unmount it first" };
-        return Err(Error::busy(format!("{} is mounted already", point.display())).mend(mend));
+        let hint = if m.is_ours() { "take the volume down first" } else { "unmount it first" };
+        return Err(Error::busy(format!("{} is mounted already", point.display())).hint(hint));
     }
     let Some(link) = link else { return Ok(()) };
     link::refuse_taken(link, |to| holders::backing_file(to).is_some())

@@ -44,7 +44,7 @@ impl Mounted {
         let session = Session::new(file_system, point, &config)
             .and_then(Session::spawn)
             .context(format!("cannot mount FUSE on {}", point.display()))
-            .map_err(|e| e.mend("see `ztier doctor`, or use --export nbd"))?;
+            .map_err(|e| e.hint("see `ztier doctor`, or use --export nbd"))?;
         let notifier = session.notifier();
         Ok(Self { point: point.to_owned(), notifier, session: Some(session) })
     }

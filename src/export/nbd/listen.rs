@@ -136,7 +136,7 @@ fn unix(path: &Path) -> Result<Listener> {
     let address = SocketAddrUnix::new(path.as_path()).map_err(|_| {
         let len = path.as_os_str().as_bytes().len();
         Error::usage(format!("the socket path {shown} has {len} bytes, more than 107"))
-            .mend("choose a shorter one")
+            .hint("choose a shorter one")
     })?;
     let fd = socket(AddressFamily::UNIX)?;
     // Held until we are bound: two servers that find the same stale socket can't both replace it.
@@ -165,7 +165,7 @@ fn lock_directory(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(directory, flags, Mode::empty()).map_err(|e| {
         let error = Error::failure(format!("{what}: {e}"));
-        if e == Errno::NOENT { error.mend("make that directory first") } else { error }
+        if e == Errno::NOENT { error.hint("make that directory first") } else { error }
     })?;
     for _ in 0..50 {
         match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
@@ -182,7 +182,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
     let is_socket = path.symlink_metadata().is_ok_and(|m| m.file_type().is_socket());
     if !is_socket {
         return Err(Error::failure(format!("{shown} exists and is not a socket"))
-            .mend("choose another path, or remove it"));
+            .hint("choose another path, or remove it"));
     }
     // Not blocking: a server whose backlog is full counts as alive.
     match rustix::net::connect(socket(AddressFamily::UNIX)?, address) {
@@ -190,7 +190,7 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
             .context(format_args!("cannot remove the stale socket {shown}")),
         Err(Errno::NOENT) => Ok(()),
         _ => Err(Error::busy(format!("another process serves the socket {shown}"))
-            .mend("choose another path, or end that process")),
+            .hint("choose another path, or end that process")),
     }
 }
 
@@ -202,7 +202,7 @@ fn tcp(address: SocketAddr) -> Result<Listener> {
     rustix::net::bind(&fd, &address).map_err(|e| {
         let text = format!("{what}: {e}");
         match e {
-            Errno::ADDRINUSE => Error::busy(text).mend("choose another port"),
+            Errno::ADDRINUSE => Error::busy(text).hint("choose another port"),
             _ => Error::failure(text),
         }
     })?;
@@ -236,7 +236,7 @@ fn handed() -> Result<&'static [OwnedFd]> {
         Some(count @ 1..=INHERITED_MAX) if ours => count,
         _ => {
             return Err(Error::failure("no listening socket was handed to this process")
-                .mend("start it by socket activation (LISTEN_FDS and LISTEN_PID)"));
+                .hint("start it by socket activation (LISTEN_FDS and LISTEN_PID)"));
         }
     };
     let numbers = INHERITED_FIRST..INHERITED_FIRST + count;
@@ -271,7 +271,7 @@ fn check(raw: RawFd) -> Result<()> {
         return Ok(());
     }
     let what = format!("descriptor {raw} was not handed over as a listening stream socket");
-    Err(Error::failure(what).mend("set LISTEN_FDS to how many were, from descriptor 3 on"))
+    Err(Error::failure(what).hint("set LISTEN_FDS to how many were, from descriptor 3 on"))
 }
 
 /// Whether a descriptor is a listening socket and was open when this program began: what it opens

@@ -68,7 +68,7 @@ impl Options {
                 "the export name has {} bytes or holds a NUL",
                 self.name.len()
             ))
-            .mend(format!("choose one of at most {} bytes", proto::MAX_STRING)));
+            .hint(format!("choose one of at most {} bytes", proto::MAX_STRING)));
         }
         if self.listen.is_empty() {
             return Err(Error::usage("an NBD export needs a place to listen at"));
@@ -190,7 +190,7 @@ impl Export for Server {
         if !self.clients.close_if_unused() {
             let holders = self.clients.describe().unwrap_or_else(|| "NBD clients".into());
             return Err(Error::busy(format!("the volume is in use by {holders}"))
-                .mend("disconnect them first"));
+                .hint("disconnect them first"));
         }
         self.finish();
         Ok(())

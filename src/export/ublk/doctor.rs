@@ -23,12 +23,12 @@ const FEATURES: [(u64, &str); 4] = [
 pub fn probe() -> Vec<Check> {
     let (control, features, recovery) = match Control::open() {
         Err(e) => {
-            let (why, mend) = explain(&e);
+            let (why, hint) = explain(&e);
             let unknown = || Err("unknown without the driver".to_owned());
             (
-                Check::new(PATH, Err(why), mend),
-                Check::new("ublk features", unknown(), mend),
-                Check::new("ublk recovery", unknown(), mend),
+                Check::new(PATH, Err(why), hint),
+                Check::new("ublk features", unknown(), hint),
+                Check::new("ublk recovery", unknown(), hint),
             )
         }
         Ok(control) => (
@@ -48,16 +48,16 @@ pub fn available() -> Result<(), String> {
     match Control::open() {
         Ok(control) => recovery(&control).map(drop).map_err(|why| format!("{why} ({RECOVERY})")),
         Err(e) => {
-            let (why, mend) = explain(&e);
-            Err(format!("{why} ({mend})"))
+            let (why, hint) = explain(&e);
+            Err(format!("{why} ({hint})"))
         }
     }
 }
 
 /// The error of a command that needs the driver, which can't be asked.
 pub(super) fn refusal(failure: &Failure) -> Error {
-    let (why, mend) = explain(failure);
-    Error::failure(format!("export ublk does not work here: {why}")).mend(mend)
+    let (why, hint) = explain(failure);
+    Error::failure(format!("export ublk does not work here: {why}")).hint(hint)
 }
 
 /// Why the driver can't be asked, and what to do about it.

@@ -136,7 +136,7 @@ impl Ublk {
             Some((id, _)) => {
                 let name = &options.name;
                 let text = format!("{} of volume `{name}` exists", node::block(id).display());
-                return Err(Error::busy(text).mend(format!("`ztier down {name}` first")));
+                return Err(Error::busy(text).hint(format!("`ztier down {name}` first")));
             }
             None => Self::make(&mut control, device, options)?,
         };
@@ -182,9 +182,9 @@ impl Ublk {
         };
         let info = control.add(asked).map_err(|e| match e {
             Failure::Errno(Errno::NOSPC) => Error::failure("the ublk driver makes no more devices")
-                .mend("take other ublk devices down"),
+                .hint("take other ublk devices down"),
             e => Error::failure(format!("cannot make a ublk device: {e}"))
-                .mend("see `ztier doctor`, or use --export fuse"),
+                .hint("see `ztier doctor`, or use --export fuse"),
         })?;
         match Self::bring_up(control, &info, &device, Some(options.sector)) {
             Ok(threads) => {
@@ -218,7 +218,7 @@ impl Ublk {
             if behind { Params { device_sectors: ours.device_sectors, ..params } } else { params };
         if let Some(difference) = params::difference(&known, &ours) {
             return Err(Error::failure(format!("{}: {difference}", cannot()))
-                .mend("it is not this volume's; unmount it, and `ztier down` removes it"));
+                .hint("it is not this volume's; unmount it, and `ztier down` removes it"));
         }
         begin_recovery(control, id)?;
         let threads = Self::bring_up(control, &info, &device, None)?;
@@ -241,7 +241,7 @@ impl Ublk {
         let shown = node::block(info.id);
         if !control::recovers(info.flags) {
             return Err(Error::failure("the ublk driver of this kernel can't recover devices")
-                .mend("use Linux 6.1 or newer, or --export fuse"));
+                .hint("use Linux 6.1 or newer, or --export fuse"));
         }
         let shape = Shape {
             depth: info.depth,
@@ -314,7 +314,7 @@ impl Ublk {
                     let _ = link::make(&shown, &self.options.link()); // as before
                 }
                 return Err(Error::failure(format!("{}: {e}", cannot()))
-                    .mend("try again, or see what uses it"));
+                    .hint("try again, or see what uses it"));
             }
         }
         if let Some(threads) = self.threads.take() {
@@ -364,7 +364,7 @@ fn begin_recovery(control: &mut Control, id: u32) -> Result<()> {
                     "{} is still served by process {server}",
                     node::block(id).display()
                 ))
-                .mend("end that first"));
+                .hint("end that first"));
             }
             Err(e) => return Err(e).context(format!("cannot take over ublk device {id}")),
         }
@@ -390,7 +390,7 @@ impl Export for Ublk {
             return Ok(());
         }
         Err(Error::failure("a ublk device can't grow on this kernel")
-            .mend("use Linux 6.16 or newer, or --export fuse"))
+            .hint("use Linux 6.16 or newer, or --export fuse"))
     }
 
     fn resized(&self) -> Result<()> {

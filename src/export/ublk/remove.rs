@@ -51,7 +51,7 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
     let held = holders::of_block_device(&shown);
     if let Some(holder) = held.iter().find(|h| !force && !h.starts_with("process")) {
         // A holder that waits for a daemon that never comes cannot release it either.
-        return Err(loopdev::in_use(&shown, holder).mend(remedy::HELD_UNSERVED));
+        return Err(loopdev::in_use(&shown, holder).hint(remedy::HELD_UNSERVED));
     }
     if is_served(&info) {
         return Err(Error::busy(format!(
@@ -59,7 +59,7 @@ pub(crate) fn remove(mark: u64, force: bool) -> Result<()> {
             shown.display(),
             info.server_pid
         ))
-        .mend("end that first"));
+        .hint("end that first"));
     }
     for swap in holders::swaps_on(&shown).iter().filter(|_| force) {
         end_swap(swap);
@@ -103,7 +103,7 @@ pub(super) fn delete(control: &mut Control, id: u32, limit: Duration) -> Result<
                 "{} is stopped, but still open: {holder}",
                 shown.display()
             ))
-            .mend("end that; the device goes with its last user"));
+            .hint("end that; the device goes with its last user"));
         }
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -1,16 +1,16 @@
 //! Checkpoints: the index on the log's drive, so that recovery replays only what came after.
 //!
-//! A checkpoint is a run of [sheets](crate::log::disk::sheet) in one of two areas; the superblock
-//! names the newest. First it is a whole copy of the index; then *increments* follow, each with
-//! what has changed since the last, until they have become large: the next whole copy goes to the
-//! other area. Sheets are made piece by piece while changes go on: one may say more than the one
-//! before, and replaying every chunk from [`Pointer::chunk`] on brings all of them to the same
-//! state. That is the fuzzy checkpoint of databases (Gray and Reuter 1992, 11.3); runs of changes
-//! beside a base are those of a log-structured merge tree (O'Neil et al. 1996).
+//! A checkpoint is a run of [pages](crate::log::disk::checkpoint_page) in one of two areas; the
+//! superblock names the newest. First it is a whole copy of the index; then *increments* follow,
+//! each with what has changed since the last, until they have become large: the next whole copy
+//! goes to the other area. Pages are made piece by piece while changes go on: one may say more than
+//! the one before, and replaying every chunk from [`Pointer::chunk`] on brings all of them to the
+//! same state. That is the fuzzy checkpoint of databases (Gray and Reuter 1992, 11.3); runs of
+//! changes beside a base are those of a log-structured merge tree (O'Neil et al. 1996).
 //!
-//! Invariants: the sheets that the superblock names are never written; a checkpoint is named only
-//! when its sheets are durable, and every chunk that they could know of; nothing depends on having
-//! one, because each of its entries is also in a chunk. A sheet's entries speak of slots as they
+//! Invariants: the pages that the superblock names are never written; a checkpoint is named only
+//! when its pages are durable, and every chunk that they could know of; nothing depends on having
+//! one, because each of its entries is also in a chunk. A page's entries speak of slots as they
 //! were used when it was begun, which its `first` says: those of segments that were freed since are
 //! dropped. Nothing is copied while the index forgets a window whose end is no durable tail yet: a
 //! later, smaller window from the same tail would take the backing store behind what was forgotten.
@@ -19,8 +19,8 @@ use super::command::{Command, Device, Op};
 use super::commit::Flight;
 use super::state::Core;
 use super::window::After;
-use crate::log::disk::format::{ENTRY, Pointer, SHEETS};
-use crate::log::disk::sheet::{Content, Draft, ITEM, chain};
+use crate::log::disk::checkpoint_page::{Content, Draft, ITEM, chain};
+use crate::log::disk::format::{ENTRY, PAGE_SIZES, Pointer};
 use crate::log::planted::{self, Bug, mark};
 use std::sync::Arc;
 
@@ -28,16 +28,16 @@ use std::sync::Arc;
 const RATIO: u64 = 32;
 /// Which part of a whole copy its increments are at most: more make reading slower than they spare.
 const PART: u64 = 4;
-/// Sheets of increments that there may be in any case.
+/// Pages of increments that there may be in any case.
 const INCREMENT_MIN: u64 = 8;
 /// Which part of the distance between two checkpoints may go by before one that is being made is
 /// hurried, and bytes that may in any case.
 const LATE_PART: u64 = 8;
 const LATE_MIN: u64 = 256 << 10;
-/// Sheets in flight at once.
+/// Pages in flight at once.
 const DEPTH: u32 = 4;
-/// Sheets that an area should have room for at least.
-const SHEETS_MIN: u64 = 64;
+/// Pages that an area should have room for at least.
+const PAGES_MIN: u64 = 64;
 /// Items that are looked at in one step, so that no request waits long.
 const STEP: usize = if cfg!(sim) { 24 } else { 16 << 10 };
 
@@ -45,14 +45,14 @@ const STEP: usize = if cfg!(sim) { 24 } else { 16 << 10 };
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Idle,
-    /// Sheets are made; the next item is this one.
+    /// Pages are made; the next item is this one.
     Copying(Content, u64),
-    /// All sheets are made, and some are being written.
+    /// All pages are made, and some are being written.
     Ending,
     /// The drive has to be flushed, then is.
     Unflushed,
     Flushing,
-    /// The sheets are durable; all chunks below `end` have to be.
+    /// The pages are durable; all chunks below `end` have to be.
     Durable,
     /// The superblock that names it is being written.
     Naming,
@@ -63,11 +63,11 @@ enum Stage {
 pub(in crate::log) struct Checkpoint {
     stage: Stage,
     pointer: Pointer,
-    /// The sheet that is being filled.
+    /// The page that is being filled.
     draft: Option<Draft>,
     /// For an increment: only what segments from this one on say is copied.
     since: Option<u64>,
-    /// Sheets in flight, also of one that was given up.
+    /// Pages in flight, also of one that was given up.
     flying: u32,
     /// Chunks below this are in it, at most.
     end: u64,
@@ -163,9 +163,9 @@ impl Checkpoint {
     }
 }
 
-/// Bytes of a sheet in an area of this size.
-fn sheet_size(area: u64) -> u32 {
-    let most = (area / SHEETS_MIN).clamp(u64::from(SHEETS[0]), u64::from(SHEETS[1])) as u32;
+/// Bytes of a page in an area of this size.
+fn page_size(area: u64) -> u32 {
+    let most = (area / PAGES_MIN).clamp(u64::from(PAGE_SIZES[0]), u64::from(PAGE_SIZES[1])) as u32;
     1 << most.ilog2()
 }
 
@@ -228,36 +228,36 @@ impl Core {
         }
         let named = self.sb.checkpoint.filter(|named| !named.is_passed(&self.sb.tail))?;
         let segments = self.first + self.segments.len() as u64 - named.segment;
-        let more = Content::Blocks.sheets(self.checkpoint.entries[0], named.sheet)
-            + Content::Ranges.sheets(self.holes.len(), named.sheet)
-            + Content::Segments.sheets(segments as usize, named.sheet);
+        let more = Content::Blocks.pages(self.checkpoint.entries[0], named.page)
+            + Content::Ranges.pages(self.holes.len(), named.page)
+            + Content::Segments.pages(segments as usize, named.page);
         let all = u64::from(named.count) + more;
         let most = (u64::from(named.whole) / PART).max(INCREMENT_MIN);
-        let fits = all * u64::from(named.sheet) <= self.sb.area();
+        let fits = all * u64::from(named.page) <= self.sb.area();
         (fits && all - u64::from(named.whole) <= most).then_some(named)
     }
 
     /// A copy of everything in the other area, if it fits there and is worth it.
     fn whole_copy(&mut self) -> Option<Pointer> {
         let area = self.sb.area();
-        let sheet = sheet_size(area);
-        let needed = Content::Blocks.sheets(self.map.len(), sheet)
-            + Content::Ranges.sheets(self.holes.len(), sheet)
-            + Content::Segments.sheets(self.segments.len(), sheet);
+        let page = page_size(area);
+        let needed = Content::Blocks.pages(self.map.len(), page)
+            + Content::Ranges.pages(self.holes.len(), page)
+            + Content::Segments.pages(self.segments.len(), page);
         let items = self.map.len() * ENTRY + (self.holes.len() + self.segments.len()) * ITEM;
         if self.checkpoint.grown[1] < items as u64 * RATIO {
             return None;
         }
-        if area < needed * u64::from(sheet) {
+        if area < needed * u64::from(page) {
             mark("checkpoint.too_large");
             self.checkpoint.grown[0] = 0;
             return None;
         }
         self.checkpoint.attempts += 1;
         Some(Pointer {
-            stamp: (self.epoch() ^ self.checkpoint.attempts.rotate_left(48)).max(1),
+            seed: (self.epoch() ^ self.checkpoint.attempts.rotate_left(48)).max(1),
             area: 1 - self.sb.checkpoint.map_or(1, |named| named.area),
-            sheet,
+            page,
             ..Pointer::default()
         })
     }
@@ -277,15 +277,15 @@ impl Core {
         self.checkpoint.grown[0] > self.options.checkpoint / LATE_PART + LATE_MIN
     }
 
-    /// The next sheet to write, if there is one now.
-    pub(super) fn next_sheet(&mut self) -> Option<Command> {
+    /// The next page to write, if there is one now.
+    pub(super) fn next_page(&mut self) -> Option<Command> {
         let Stage::Copying(content, from) = self.checkpoint.stage else { return None };
         let torn = self.is_moving_tail() && !planted::on(Bug::CheckpointForgets);
         if self.checkpoint.flying >= DEPTH || torn {
             return None;
         }
-        let Pointer { sheet, count, .. } = self.checkpoint.pointer;
-        if u64::from(count + 1) * u64::from(sheet) > self.sb.area() {
+        let Pointer { page, count, .. } = self.checkpoint.pointer;
+        if u64::from(count + 1) * u64::from(page) > self.sb.area() {
             mark("checkpoint.no_room");
             self.checkpoint.abort();
             return None;
@@ -293,7 +293,7 @@ impl Core {
         // Segments that were freed since are not described.
         let from = if content == Content::Segments { from.max(self.first) } else { from };
         let draft = self.checkpoint.draft.take();
-        let mut draft = draft.unwrap_or_else(|| Draft::new(content, self.first, from, sheet));
+        let mut draft = draft.unwrap_or_else(|| Draft::new(content, self.first, from, page));
         // What is in it speaks of slots of its own time.
         let stale = draft.first() != self.first;
         let next = if stale { Some(from) } else { self.fill(content, from, &mut draft) };
@@ -312,12 +312,12 @@ impl Core {
             self.checkpoint.draft = Some(draft);
             return None;
         }
-        Some(self.write_sheet(draft))
+        Some(self.write_page(draft))
     }
 
-    fn write_sheet(&mut self, draft: Draft) -> Command {
+    fn write_page(&mut self, draft: Draft) -> Command {
         let pointer = &mut self.checkpoint.pointer;
-        let (bytes, check) = draft.finish(pointer.stamp, pointer.count);
+        let (bytes, check) = draft.finish(pointer.seed, pointer.count);
         let at = self.sb.area_at(pointer.area) + u64::from(pointer.count) * bytes.len() as u64;
         pointer.count += 1;
         pointer.sum = chain(pointer.sum, check);
@@ -327,7 +327,7 @@ impl Core {
         self.checkpoint.flying += 1;
         self.counts.written_bytes += bytes.len() as u64;
         self.counts.checkpoint_bytes += bytes.len() as u64;
-        let id = self.commit.launch(Flight::Sheet);
+        let id = self.commit.launch(Flight::CheckpointPage);
         let all = 0..bytes.len();
         Command { id, device: Device::Log, at, op: Op::Write(Arc::new(bytes), all) }
     }
@@ -339,8 +339,8 @@ impl Core {
         copying && self.checkpoint.flying < DEPTH && !self.is_moving_tail()
     }
 
-    /// A sheet's write has ended.
-    pub(super) fn sheet_written(&mut self, well: bool) {
+    /// A page's write has ended.
+    pub(super) fn page_written(&mut self, well: bool) {
         self.checkpoint.flying -= 1;
         if !well {
             // The log itself is well as long as its chunks are.
@@ -349,7 +349,7 @@ impl Core {
         }
     }
 
-    /// Puts items from one on into a sheet, as far as it goes in one step; the one that comes next.
+    /// Puts items from one on into a page, as far as it goes in one step; the one that comes next.
     fn fill(&self, content: Content, from: u64, out: &mut Draft) -> Option<u64> {
         let since = self.checkpoint.since.unwrap_or(0);
         match content {

@@ -7,7 +7,7 @@
 
 use super::fill::{Filling, Fills};
 use super::kept::{Kept, Left};
-use crate::log::disk::format::{CLUSTER, Data, ENTRY, Entry, GRANULE, HEADER, Header, Kind, Stamp};
+use crate::log::disk::format::{CLUSTER, Data, ENTRY, Entry, GRANULE, HEADER, Header, Kind, Seed};
 use crate::log::planted::{self, Bug};
 use crate::media::{ALIGN, Buffer};
 use std::sync::Arc;
@@ -132,8 +132,8 @@ impl Open {
         fills: &mut Fills,
     ) -> Data {
         let offset = self.next_offset();
-        let stamp = Stamp { epoch: self.epoch, segment: self.segment, offset, block };
-        let (len, check) = (len as u32, stamp.check(crc));
+        let seed = Seed { epoch: self.epoch, segment: self.segment, offset, block };
+        let (len, check) = (len as u32, seed.check(crc));
         let data = Data { block, kind, len, offset, check, copy: false };
         self.push(data, fills);
         data
@@ -142,8 +142,8 @@ impl Open {
     /// The same for a copy of what the backing store has, whose payload is there already.
     pub fn append_copy(&mut self, block: u64, kind: Kind, payload: &[u8], crc: u32) -> Data {
         let offset = self.next_offset();
-        let stamp = Stamp { epoch: self.epoch, segment: self.segment, offset, block };
-        let (len, check) = (payload.len() as u32, stamp.check(crc));
+        let seed = Seed { epoch: self.epoch, segment: self.segment, offset, block };
+        let (len, check) = (payload.len() as u32, seed.check(crc));
         let data = Data { block, kind, len, offset, check, copy: true };
         let mut fills = Fills::default();
         self.push(data, &mut fills);
@@ -163,7 +163,7 @@ impl Open {
         let (offset, epoch, segment) = (self.next_offset(), self.epoch, self.segment);
         let all = std::array::from_fn(|i| {
             let block = first + i as u64;
-            let check = Stamp { epoch, segment, offset, block }.check(crc);
+            let check = Seed { epoch, segment, offset, block }.check(crc);
             let (kind, len) = (Kind::Cluster, len as u32);
             Data { block, kind, len, offset, check, copy: false }
         });
@@ -300,10 +300,10 @@ impl Sealed {
                     if let Some(payload) = kept.payload(i, data) {
                         bytes[from..from + payload.len()].copy_from_slice(payload);
                     }
-                    let stamp =
-                        Stamp { epoch, segment, offset: offset + data.offset, block: data.block };
-                    let check = stamp.check(data.check);
-                    Entry::Data(Data { offset: stamp.offset, check, ..*data })
+                    let seed =
+                        Seed { epoch, segment, offset: offset + data.offset, block: data.block };
+                    let check = seed.check(data.check);
+                    Entry::Data(Data { offset: seed.offset, check, ..*data })
                 }
                 range @ Entry::Range { .. } => *range,
             });
@@ -322,17 +322,17 @@ impl Sealed {
         closing: Closing,
     ) -> Self {
         let from = &self.header;
-        let stamp =
-            |epoch, segment, d: &Data, offset| Stamp { epoch, segment, offset, block: d.block };
+        let seed =
+            |epoch, segment, d: &Data, offset| Seed { epoch, segment, offset, block: d.block };
         let entries = self.entries.iter().map(|entry| match entry {
             Entry::Data(d) => {
                 let to = d.offset - from.offset + offset;
-                let old = stamp(from.epoch, from.segment, d, d.offset);
+                let old = seed(from.epoch, from.segment, d, d.offset);
                 let later = d.kind == Kind::Cluster && !d.block.is_multiple_of(CLUSTER as u64);
                 let check = if later && planted::on(Bug::MoveFirstOfCluster) {
                     d.check
                 } else {
-                    old.moved(d.check, &stamp(epoch, segment, d, to))
+                    old.moved(d.check, &seed(epoch, segment, d, to))
                 };
                 Entry::Data(Data { offset: to, check, ..*d })
             }
@@ -402,8 +402,8 @@ mod tests {
             let found = sealed.payload(header.segment, d.offset, d.len);
             let Some(Payload::Filled(payload)) = found else { panic!("{d:?}") };
             let Header { epoch, segment, .. } = header;
-            let stamp = Stamp { epoch, segment, offset: d.offset, block: d.block };
-            assert!(stamp.fits(payload, d.check));
+            let seed = Seed { epoch, segment, offset: d.offset, block: d.block };
+            assert!(seed.fits(payload, d.check));
             assert_eq!(payload, vec![d.block as u8 + 1; 1000]);
         }
     }
@@ -441,9 +441,9 @@ mod tests {
                 let found = sealed.payload(segment, d.offset, d.len);
                 let Some(Payload::Filled(bytes)) = found else { panic!("{d:?}") };
                 assert_eq!(bytes, payload);
-                let stamp = Stamp { epoch, segment, offset: d.offset, block: d.block };
-                assert!(stamp.fits(bytes, d.check));
-                assert!(!Stamp { block: d.block ^ 1, ..stamp }.fits(bytes, d.check));
+                let seed = Seed { epoch, segment, offset: d.offset, block: d.block };
+                assert!(seed.fits(bytes, d.check));
+                assert!(!Seed { block: d.block ^ 1, ..seed }.fits(bytes, d.check));
             }
         }
         assert!(all.iter().all(|d| d.offset == all[0].offset));

@@ -77,7 +77,7 @@ pub(super) enum Flight {
     Chunks { first: u64, count: usize, bytes: usize },
     Flush { covers: u64, superblock: u64, checkpoint: bool },
     Superblock,
-    Sheet,
+    CheckpointPage,
 }
 
 /// The state of commits.
@@ -372,12 +372,12 @@ impl Core {
         }
         if self.commit.health == Health::Well {
             // Under load there is always a chunk to write.
-            let sheet = if self.is_checkpoint_late() { self.next_sheet() } else { None };
-            if let Some(command) = sheet.or_else(|| self.next_chunk_write()) {
+            let page = if self.is_checkpoint_late() { self.next_page() } else { None };
+            if let Some(command) = page.or_else(|| self.next_chunk_write()) {
                 return Some(command);
             }
         }
-        self.next_flush().or_else(|| self.next_sheet())
+        self.next_flush().or_else(|| self.next_page())
     }
 
     fn next_chunk_write(&mut self) -> Option<Command> {
@@ -474,7 +474,7 @@ impl Core {
                 mark("commit.write_failed");
                 self.broken();
             }
-            Flight::Sheet => self.sheet_written(well),
+            Flight::CheckpointPage => self.page_written(well),
             Flight::Flush { covers, superblock, checkpoint } => {
                 self.commit.flushing = false;
                 if checkpoint && well {

@@ -242,8 +242,8 @@ impl Core {
     /// What was located cannot be read from the log: if the backing store has it, it is there that
     /// the block is found from now on.
     pub fn drop_copy(&mut self, reading: &Reading, block: u64) {
-        let slot = (reading.stamp.segment % self.sb.segments) as u32;
-        let there = |place: &Place| (place.slot, place.offset) == (slot, reading.stamp.offset);
+        let slot = (reading.seed.segment % self.sb.segments) as u32;
+        let there = |place: &Place| (place.slot, place.offset) == (slot, reading.seed.offset);
         let same = self.map.get(block).filter(there);
         if same.is_some_and(|place| self.is_clean_at(&place)) {
             mark("copy.damaged");

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Where a record's chunk begins if that is unknown: anywhere in its segment.
 pub const ANYWHERE: u32 = u32::MAX;
-// How items of sheets have it: bits 44 to 63 of the first word.
+// How items of pages have it: bits 44 to 63 of the first word.
 const _: () = assert!(SEGMENT_MAX as usize / ALIGN < (1 << 20) - 1);
 const _: () = assert!(BLOCKS_MAX <= Record::BLOCKS && ANYWHERE as usize / ALIGN < 1 << 24);
 
@@ -28,7 +28,7 @@ pub struct Hole {
 }
 
 impl Hole {
-    /// With the blocks that it covers, from `start` to before `end`, as an item of a sheet.
+    /// With the blocks that it covers, from `start` to before `end`, as an item of a page.
     pub fn item(&self, start: u64, end: u64) -> [u64; 3] {
         let place = match self.offset {
             ANYWHERE => 0,

@@ -109,7 +109,7 @@ impl Kept {
         let arena = memory.arena("log-chunks", ARENA as usize)?;
         let strange = |why: &str| {
             let text = format!("the memory that was kept of the log is {why}");
-            Error::would_lose(text).mend(remedy::KEPT_ELSEWHERE)
+            Error::would_lose(text).hint(remedy::KEPT_ELSEWHERE)
         };
         let word = |at: usize| words.get(at).load(Ordering::Acquire);
         let (begin, end) = (word(BEGIN_AT), word(END_AT));

@@ -22,7 +22,7 @@ use super::map::{Map, Place};
 use super::rescue::Rescue;
 use super::summary::Summaries;
 use super::window::{After, Window};
-use crate::log::disk::format::{CLUSTER, Data, Entry, Epoch, Kind, Stamp, Superblock, crc};
+use crate::log::disk::format::{CLUSTER, Data, Entry, Epoch, Kind, Seed, Superblock, crc};
 use crate::log::planted::mark;
 use crate::stats::LogStats;
 use std::collections::VecDeque;
@@ -125,7 +125,7 @@ pub struct Reading {
     /// Its check word.
     pub check: u32,
     /// What is mixed into that word.
-    pub stamp: Stamp,
+    pub seed: Seed,
 }
 
 /// A segment in use.
@@ -660,10 +660,10 @@ impl Core {
         let at = self.sb.place(segment) + u64::from(place.offset);
         let Some(found) = self.segment_mut(segment) else { return Found::Lost };
         found.pins += 1;
-        let stamp = Stamp { epoch: found.epoch, segment, offset: place.offset, block };
+        let seed = Seed { epoch: found.epoch, segment, offset: place.offset, block };
         mark("read.log");
         let Place { len, kind, check, .. } = place;
-        Found::Log(Reading { at, len, kind, check, stamp })
+        Found::Log(Reading { at, len, kind, check, seed })
     }
 
     fn in_memory(&self, segment: u64, offset: u32, len: u32) -> Option<Payload<'_>> {
@@ -678,12 +678,12 @@ impl Core {
     /// Whether the segment of a reading had to leave the log although it is pinned: then the block
     /// has another place, or is lost.
     pub fn has_left(&self, reading: &Reading) -> bool {
-        reading.stamp.segment < self.forced
+        reading.seed.segment < self.forced
     }
 
     /// Ends a reading.
     pub fn release(&mut self, reading: &Reading) {
-        if let Some(segment) = self.segment_mut(reading.stamp.segment) {
+        if let Some(segment) = self.segment_mut(reading.seed.segment) {
             segment.pins = segment.pins.saturating_sub(1);
         }
     }

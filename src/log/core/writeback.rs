@@ -13,7 +13,7 @@ use super::window::{Ended, Plan, Planned};
 use crate::BLOCK_SIZE;
 use crate::codec::{Algorithm, Codec};
 use crate::log::disk::cluster::Unpacked;
-use crate::log::disk::format::{CLUSTER, Data, Kind, SUPER_AT, Stamp, Sums};
+use crate::log::disk::format::{CLUSTER, Data, Kind, SUPER_AT, Seed, Sums};
 use crate::log::planted::{self, Bug, mark, visits};
 use crate::media::{ALIGN, Action, Buffer};
 use std::collections::{BTreeMap, VecDeque};
@@ -349,9 +349,9 @@ impl Writeback {
                 break;
             }
             let Planned { epoch, number, .. } = plan[segment];
-            let stamp = Stamp { epoch, segment: number, offset: data.offset, block };
+            let seed = Seed { epoch, segment: number, offset: data.offset, block };
             let payload = payload(images, segment, &data);
-            let fits = payload.is_some_and(|payload| sums.fits(&stamp, payload, data.check));
+            let fits = payload.is_some_and(|payload| sums.fits(&seed, payload, data.check));
             let first = run.is_empty();
             if fits || first {
                 run.push((block, segment, data));

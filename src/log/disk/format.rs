@@ -27,8 +27,8 @@ pub const DATA_MIN: u64 = 128 << 10;
 pub const AREA_MIN: u64 = if cfg!(sim) { 16 << 10 } else { 32 << 10 };
 /// A new log gives this part of its drive to each of the two areas.
 const AREA_PART: u64 = 64;
-/// Smallest and largest sheet of a checkpoint, in bytes.
-pub const SHEETS: [u32; 2] = [4096, 256 << 10];
+/// Smallest and largest page of a checkpoint, in bytes.
+pub const PAGE_SIZES: [u32; 2] = [4096, 256 << 10];
 /// Smallest segment, in bytes.
 pub const SEGMENT_MIN: u32 = 32 << 10;
 /// Largest segment, in bytes.
@@ -116,17 +116,17 @@ pub struct Tail {
 /// Where a checkpoint is, and from where on chunks change what it says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pointer {
-    /// Random, and not 0: its sheets have it.
-    pub stamp: u64,
+    /// Random, and not 0: its pages have it.
+    pub seed: u64,
     /// Which of the two areas it is in.
     pub area: u32,
-    /// Bytes of a sheet.
-    pub sheet: u32,
-    /// Sheets.
+    /// Bytes of a page.
+    pub page: u32,
+    /// Pages.
     pub count: u32,
     /// The first so many of them are a copy of the whole index; the others say what changed then.
     pub whole: u32,
-    /// What stands for the check words of all sheets; 0 when that was not noted.
+    /// What stands for the check words of all pages; 0 when that was not noted.
     pub sum: u32,
     /// The segment where the whole copy began.
     pub origin: u64,
@@ -142,9 +142,9 @@ pub struct Pointer {
 
 impl Pointer {
     fn encode(&self, b: &mut [u8]) {
-        put8(b, 0, self.stamp);
+        put8(b, 0, self.seed);
         put4(b, 8, self.area);
-        put4(b, 12, self.sheet);
+        put4(b, 12, self.page);
         put4(b, 16, self.count);
         put4(b, 20, self.prev);
         put8(b, 24, self.chunk);
@@ -157,9 +157,9 @@ impl Pointer {
 
     fn decode(b: &[u8]) -> Option<Self> {
         let found = Self {
-            stamp: get8(b, 0),
+            seed: get8(b, 0),
             area: get4(b, 8),
-            sheet: get4(b, 12),
+            page: get4(b, 12),
             count: get4(b, 16),
             prev: get4(b, 20),
             chunk: get8(b, 24),
@@ -169,7 +169,7 @@ impl Pointer {
             origin: get8(b, 48),
             sum: get4(b, 56),
         };
-        (found.stamp != 0).then_some(found)
+        (found.seed != 0).then_some(found)
     }
 
     /// Whether the log's tail has passed what is to be replayed: then it is of no use.
@@ -382,9 +382,9 @@ impl Superblock {
             && self.lost.iter().all(inside)
             && self.checkpoint.is_none_or(|at| {
                 at.area < 2
-                    && at.sheet.is_power_of_two()
-                    && (SHEETS[0]..=SHEETS[1]).contains(&at.sheet)
-                    && u64::from(at.count) * u64::from(at.sheet) <= self.area()
+                    && at.page.is_power_of_two()
+                    && (PAGE_SIZES[0]..=PAGE_SIZES[1]).contains(&at.page)
+                    && u64::from(at.count) * u64::from(at.page) <= self.area()
                     && at.whole <= at.count
                     && at.origin <= at.segment
             })
@@ -583,7 +583,7 @@ pub struct Data {
     pub len: u32,
     /// Where the payload is, in bytes from the segment's begin: a multiple of [`GRANULE`].
     pub offset: u32,
-    /// What [`Stamp::check`] makes of the payload.
+    /// What [`Seed::check`] makes of the payload.
     pub check: u32,
     /// The block holds this already, and so does the backing store: no change, only another place
     /// to read it from. Never of a [`Kind::Cluster`].
@@ -632,7 +632,7 @@ impl Entry {
 /// Where and when a payload was written: mixed into its check word, so that bytes of another place,
 /// lap or block do not pass for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
+pub struct Seed {
     /// Epoch of the segment.
     pub epoch: u64,
     /// The segment.
@@ -643,7 +643,7 @@ pub struct Stamp {
     pub block: u64,
 }
 
-impl Stamp {
+impl Seed {
     fn mark(&self) -> u32 {
         mix(self.epoch ^ self.block.rotate_left(20), self.segment << 24 ^ u64::from(self.offset))
     }
@@ -670,11 +670,11 @@ pub struct Sums(Option<([u64; 3], u32)>);
 
 impl Sums {
     /// Whether these are the bytes that were written.
-    pub fn fits(&mut self, stamp: &Stamp, payload: &[u8], check: u32) -> bool {
-        let place = [stamp.segment, stamp.offset.into(), payload.len() as u64];
+    pub fn fits(&mut self, seed: &Seed, payload: &[u8], check: u32) -> bool {
+        let place = [seed.segment, seed.offset.into(), payload.len() as u64];
         let known = self.0.filter(|(known, _)| *known == place);
         let (_, sum) = *self.0.insert(known.unwrap_or_else(|| (place, crc(payload))));
-        stamp.check(sum) == check
+        seed.check(sum) == check
     }
 }
 
@@ -700,9 +700,9 @@ mod tests {
             copies: true,
             durable: 120,
             checkpoint: Some(Pointer {
-                stamp: 1,
+                seed: 1,
                 area: 1,
-                sheet: 4096,
+                page: 4096,
                 count: 3,
                 whole: 2,
                 sum: 9,
@@ -782,12 +782,12 @@ mod tests {
 
     #[test]
     fn a_check_word_moves_with_its_payload() {
-        let here = Stamp { epoch: 1, segment: 2, offset: 128, block: 4 };
-        let there = Stamp { segment: 3, offset: 4224, ..here };
+        let here = Seed { epoch: 1, segment: 2, offset: 128, block: 4 };
+        let there = Seed { segment: 3, offset: 4224, ..here };
         let check = here.check(crc(b"payload"));
         assert!(here.fits(b"payload", check));
         assert!(!there.fits(b"payload", check));
         assert!(there.fits(b"payload", here.moved(check, &there)));
-        assert!(!Stamp { block: 5, ..here }.fits(b"payload", check));
+        assert!(!Seed { block: 5, ..here }.fits(b"payload", check));
     }
 }

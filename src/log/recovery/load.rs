@@ -8,8 +8,8 @@ use super::step::Step;
 use crate::log::core::holes::{Hole, Holes};
 use crate::log::core::map::{Map, Packed, Pages};
 use crate::log::core::state::Segment;
+use crate::log::disk::checkpoint_page::{Content, Front, ITEM, chain, check_of, get8};
 use crate::log::disk::format::{Kind, Pointer, Superblock};
-use crate::log::disk::sheet::{Content, Front, ITEM, chain, check_of, get8};
 use crate::log::planted::{self, Bug, mark, visit};
 use crate::media::{Buffer, Drive};
 use std::collections::BinaryHeap;
@@ -17,7 +17,7 @@ use std::collections::BinaryHeap;
 /// Bytes of a checkpoint that are read at once.
 const LOAD: u64 = 32 << 20;
 
-/// Sheets that a thread is worth: verifying fewer takes less time than starting it.
+/// Pages that a thread is worth: verifying fewer takes less time than starting it.
 const SHARE_MIN: usize = 8;
 
 /// The index of a log, as far as a checkpoint has it.
@@ -55,7 +55,7 @@ struct Run {
 struct Loading<'a> {
     sb: &'a Superblock,
     pointer: &'a Pointer,
-    /// What the check words of the sheets so far stand for.
+    /// What the check words of the pages so far stand for.
     sum: u32,
     /// Segments in use when it was made that still are, from the tail on.
     segments: Vec<Segment>,
@@ -63,8 +63,8 @@ struct Loading<'a> {
     runs: Vec<Run>,
 }
 
-/// A sheet that is what it should be.
-struct Sheet {
+/// A page that is what it should be.
+struct Page {
     check: u32,
     items: Items,
 }
@@ -94,9 +94,9 @@ pub(super) fn load(
     log: &dyn Drive,
     sb: &Superblock,
     pointer: &Pointer,
-    told: &dyn Fn(Step),
+    progress: &dyn Fn(Step),
 ) -> Option<(Loaded, Vec<Segment>)> {
-    let found = Loading::new(sb, pointer).read(log, told);
+    let found = Loading::new(sb, pointer).read(log, progress);
     if found.is_none() {
         mark("recover.checkpoint_damaged");
     }
@@ -109,38 +109,38 @@ impl<'a> Loading<'a> {
         Self { sb, pointer, sum: 0, segments, map, runs }
     }
 
-    fn read(mut self, log: &dyn Drive, told: &dyn Fn(Step)) -> Option<Self> {
-        let Pointer { count, sheet, .. } = *self.pointer;
+    fn read(mut self, log: &dyn Drive, progress: &dyn Fn(Step)) -> Option<Self> {
+        let Pointer { count, page, .. } = *self.pointer;
         let at = self.sb.area_at(self.pointer.area);
-        let at_once = (LOAD / u64::from(sheet)).max(1) as usize;
+        let at_once = (LOAD / u64::from(page)).max(1) as usize;
         for first in (0..count).step_by(at_once) {
-            let [done, of] = [first, count].map(|sheets| u64::from(sheets) * u64::from(sheet));
-            told(Step::Checkpoint { done, of });
+            let [done, of] = [first, count].map(|pages| u64::from(pages) * u64::from(page));
+            progress(Step::Checkpoint { done, of });
             let wanted = (first..count).take(at_once);
-            let wanted = wanted.map(|i| at + u64::from(i) * u64::from(sheet));
-            let wanted = wanted.map(|at| (at, Buffer::new(sheet as usize)));
+            let wanted = wanted.map(|i| at + u64::from(i) * u64::from(page));
+            let wanted = wanted.map(|at| (at, Buffer::new(page as usize)));
             let read: Result<Vec<_>, _> = log.read_many(wanted.collect()).into_iter().collect();
-            for sheet in self.verify_all(first, &read.ok()?)? {
-                self.take(sheet)?;
+            for page in self.verify_all(first, &read.ok()?)? {
+                self.take(page)?;
             }
         }
         let noted = self.pointer.sum;
         (noted == 0 || noted == self.sum).then_some(self)
     }
 
-    /// Verifies sheets, as many at once as there are processors.
-    fn verify_all(&self, first: u32, sheets: &[(u64, Buffer)]) -> Option<Vec<Sheet>> {
-        let share = match sheets.len() {
+    /// Verifies pages, as many at once as there are processors.
+    fn verify_all(&self, first: u32, pages: &[(u64, Buffer)]) -> Option<Vec<Page>> {
+        let share = match pages.len() {
             few if few <= SHARE_MIN => SHARE_MIN,
             many => {
                 let workers = std::thread::available_parallelism().map_or(1, usize::from);
                 many.div_ceil(workers).max(SHARE_MIN)
             }
         };
-        let verify = |(first, sheets): (u32, &[(u64, Buffer)])| -> Option<Vec<Sheet>> {
-            (first..).zip(sheets).map(|(index, (_, sheet))| self.verify(index, sheet)).collect()
+        let verify = |(first, pages): (u32, &[(u64, Buffer)])| -> Option<Vec<Page>> {
+            (first..).zip(pages).map(|(index, (_, page))| self.verify(index, page)).collect()
         };
-        let mut shares = (first..).step_by(share).zip(sheets.chunks(share));
+        let mut shares = (first..).step_by(share).zip(pages.chunks(share));
         std::thread::scope(|scope| {
             let own = shares.next()?;
             let others: Vec<_> = shares
@@ -161,9 +161,9 @@ impl<'a> Loading<'a> {
         })
     }
 
-    /// What a sheet says. `None` when it is not what it should be.
-    fn verify(&self, index: u32, sheet: &[u8]) -> Option<Sheet> {
-        let (front, items) = Front::decode(sheet, self.pointer.stamp, index)?;
+    /// What a page says. `None` when it is not what it should be.
+    fn verify(&self, index: u32, page: &[u8]) -> Option<Page> {
+        let (front, items) = Front::decode(page, self.pointer.seed, index)?;
         let items = match front.content {
             Content::Segments => Items::Segments(front.base, items.to_vec()),
             Content::Ranges => Items::Ranges(items.to_vec()),
@@ -182,10 +182,10 @@ impl<'a> Loading<'a> {
                 Items::Blocks(blocks)
             }
         };
-        Some(Sheet { check: check_of(sheet), items })
+        Some(Page { check: check_of(page), items })
     }
 
-    /// Gives those entries of a sheet to `take` whose segments are in use.
+    /// Gives those entries of a page to `take` whose segments are in use.
     fn used(
         &self,
         first: u64,
@@ -208,17 +208,17 @@ impl<'a> Loading<'a> {
         Some(())
     }
 
-    /// Takes the sheets in order. `None` when one does not fit to those before.
-    fn take(&mut self, sheet: Sheet) -> Option<()> {
-        self.sum = chain(self.sum, sheet.check);
-        if let Items::Segments(base, items) = &sheet.items {
+    /// Takes the pages in order. `None` when one does not fit to those before.
+    fn take(&mut self, page: Page) -> Option<()> {
+        self.sum = chain(self.sum, page.check);
+        if let Items::Segments(base, items) = &page.items {
             if self.runs.last().is_none_or(|run| run.has_blocks) {
                 self.runs.push(Run::default());
             }
             return self.take_segments(*base, items);
         }
         let run = self.runs.last_mut()?;
-        match sheet.items {
+        match page.items {
             Items::Segments(..) => {}
             Items::Ranges(items) => take_ranges(&items, self.sb.tail.segment, &mut run.ranges)?,
             Items::Pages(pages) => {

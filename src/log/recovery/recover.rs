@@ -169,7 +169,7 @@ pub fn inspect(
     inspect_telling(log, accept_loss, payloads, &|_| ())
 }
 
-/// The same, and `told` hears again and again how far it is.
+/// The same, and `progress` hears again and again how far it is.
 ///
 /// # Errors
 /// As [`inspect`].
@@ -177,9 +177,9 @@ pub fn inspect_telling(
     log: &dyn Drive,
     accept_loss: bool,
     payloads: bool,
-    told: &dyn Fn(Step),
+    progress: &dyn Fn(Step),
 ) -> Result<Inspection, OpenError> {
-    look(log, (accept_loss, payloads), false, told)
+    look(log, (accept_loss, payloads), false, progress)
 }
 
 /// The same of a log whose backing store was not written since it was closed: what it says of
@@ -190,13 +190,13 @@ pub fn inspect_telling(
 pub fn inspect_warm(
     log: &dyn Drive,
     accept_loss: bool,
-    told: &dyn Fn(Step),
+    progress: &dyn Fn(Step),
 ) -> Result<Inspection, OpenError> {
-    match look(log, (false, false), true, told) {
+    match look(log, (false, false), true, progress) {
         Ok(found) if found.is_whole() => Ok(found),
         _ => {
             mark("recover.cold");
-            look(log, (accept_loss, false), false, told)
+            look(log, (accept_loss, false), false, progress)
         }
     }
 }
@@ -205,16 +205,16 @@ fn look(
     log: &dyn Drive,
     (accept_loss, payloads): (bool, bool),
     warm: bool,
-    told: &dyn Fn(Step),
+    progress: &dyn Fn(Step),
 ) -> Result<Inspection, OpenError> {
     let (mut superblock, newest, mended) = read_superblock(log)?;
     if !warm && !planted::on(Bug::ServeVoid) {
         (superblock.tail, superblock.void) = (superblock.written, u64::MAX);
     }
     let checkpoint = usable(&superblock);
-    let found = checkpoint.map(|pointer| load(log, &superblock, &pointer, told));
+    let found = checkpoint.map(|pointer| load(log, &superblock, &pointer, progress));
     let lost = matches!(found, Some(None));
-    let chain = |done, most| told(Step::Chain { done, most });
+    let chain = |done, most| progress(Step::Chain { done, most });
     let mut walk = Walk::new(log, &superblock, accept_loss, &chain);
     let mut loaded = Loaded::new(&superblock);
     let mut known = 0;
@@ -232,7 +232,7 @@ fn look(
     let mut damaged = Vec::new();
     for i in 0..if payloads { walk.chunks.len() } else { 0 } {
         let chunk = walk.chunks[i].0.chunk;
-        told(Step::Records { done: i as u64, of: walk.chunks.len() as u64 });
+        progress(Step::Records { done: i as u64, of: walk.chunks.len() as u64 });
         // A damaged summary, or copy, costs no data.
         let lost = |data: &Data| data.kind != Kind::Summary && !data.copy;
         let unfit = walk.unfit(i)?.into_iter().filter(lost);
@@ -240,7 +240,7 @@ fn look(
     }
     let report = Report { mended, known, checkpoint_lost: lost, ..walk.report() };
     if !payloads {
-        told(Step::Index { changes: report.entries });
+        progress(Step::Index { changes: report.entries });
     }
     let Walk { chunks, segments, next, prev, .. } = walk;
     if lost || !report.missing.is_empty() {

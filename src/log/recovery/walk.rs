@@ -10,7 +10,7 @@ use crate::log::core::commit::{JOINED, REWRITES};
 use crate::log::core::state::{MEMORY_MAX, Segment};
 use crate::log::core::summary::Summary;
 use crate::log::disk::format::{
-    Data, ENTRY, Entry, HEADER, Header, Kind, Pointer, Stamp, Sums, Superblock,
+    Data, ENTRY, Entry, HEADER, Header, Kind, Pointer, Seed, Sums, Superblock,
 };
 use crate::log::disk::open_error::OpenError;
 use crate::log::planted::{self, Bug, mark};
@@ -61,7 +61,7 @@ pub(super) struct Walk<'a> {
     /// Summaries will do.
     quick: bool,
     /// Hears how many segments it has gone, and how many there are at most.
-    told: &'a dyn Fn(u64, u64),
+    progress: &'a dyn Fn(u64, u64),
 }
 
 /// What is at a place where a chunk could be.
@@ -152,7 +152,7 @@ impl<'a> Walk<'a> {
         log: &'a dyn Drive,
         sb: &'a Superblock,
         accept_loss: bool,
-        told: &'a dyn Fn(u64, u64),
+        progress: &'a dyn Fn(u64, u64),
     ) -> Self {
         let (segments, parts) = (0..0, BTreeMap::new());
         let ahead = Ahead { log, sb, segments, batch: BATCH[0], parts, whole: None, durable: 0 };
@@ -172,7 +172,7 @@ impl<'a> Walk<'a> {
             unread: Cell::new(0),
             ahead,
             quick: false,
-            told,
+            progress,
         }
     }
 
@@ -214,11 +214,11 @@ impl<'a> Walk<'a> {
     pub fn run(&mut self) -> Result<(), OpenError> {
         let first = self.segment;
         loop {
-            (self.told)(self.segment - first, self.last() + 1 - first);
+            (self.progress)(self.segment - first, self.last() + 1 - first);
             while let Some((header, sum, entries)) = self.find_next()? {
                 self.accept(header, sum, entries);
                 self.accept_rest();
-                (self.told)(self.segment - first, self.last() + 1 - first);
+                (self.progress)(self.segment - first, self.last() + 1 - first);
             }
             if self.is_end() {
                 break;
@@ -328,8 +328,8 @@ impl<'a> Walk<'a> {
         self.ahead.read(at + aligned as u64, &mut bytes).ok()?;
         let payload = bytes.get(from - aligned..end - aligned)?;
         let Header { epoch, segment, .. } = *header;
-        let stamp = Stamp { epoch, segment, offset: data.offset, block: data.block };
-        stamp.fits(payload, data.check).then(|| payload.to_vec())
+        let seed = Seed { epoch, segment, offset: data.offset, block: data.block };
+        seed.fits(payload, data.check).then(|| payload.to_vec())
     }
 
     /// The chunk that follows: in the same segment, or first in one of those behind.
@@ -498,9 +498,9 @@ impl<'a> Walk<'a> {
         let unfit = entries.iter().filter_map(|entry| {
             let Entry::Data(d) = entry else { return None };
             let from = (d.offset - header.offset) as usize;
-            let stamp = Stamp { epoch, segment, offset: d.offset, block: d.block };
+            let seed = Seed { epoch, segment, offset: d.offset, block: d.block };
             let payload = bytes.get(from..from + d.len as usize).filter(|_| there);
-            let fits = payload.is_some_and(|payload| sums.fits(&stamp, payload, d.check));
+            let fits = payload.is_some_and(|payload| sums.fits(&seed, payload, d.check));
             (!fits).then_some(*d)
         });
         Ok(unfit.collect())

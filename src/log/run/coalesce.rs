@@ -86,7 +86,7 @@ fn aligned(reading: &Reading) -> Range<u64> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::log::disk::format::{Kind, Stamp};
+    use crate::log::disk::format::{Kind, Seed};
     use crate::media::Action;
     use parking_lot::Mutex;
 
@@ -129,8 +129,8 @@ mod tests {
     }
 
     fn found(at: u64, len: u32) -> Found {
-        let stamp = Stamp { epoch: 1, segment: 0, offset: at as u32, block: 0 };
-        Found::Log(Reading { at, len, kind: Kind::Raw, check: 0, stamp })
+        let seed = Seed { epoch: 1, segment: 0, offset: at as u32, block: 0 };
+        Found::Log(Reading { at, len, kind: Kind::Raw, check: 0, seed })
     }
 
     /// Gets all, in order; whether each could be read.

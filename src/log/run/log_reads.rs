@@ -159,10 +159,10 @@ impl LogReadDrive {
                 &bytes[from..from + reading.len as usize]
             });
             let Decoder { codec, unpacked, .. } = decoder;
-            let block = reading.stamp.block;
+            let block = reading.seed.block;
             let whole = std::slice::from_mut(&mut out[*i]);
             let fine = part.is_some_and(|payload| {
-                reading.stamp.fits(payload, reading.check)
+                reading.seed.fits(payload, reading.check)
                     && unpacked.decode(codec, reading.kind, payload, block, whole)
             });
             missing[*i] = !fine;
@@ -172,7 +172,7 @@ impl LogReadDrive {
         }
         if !bad.is_empty() {
             let mut core = self.core.lock();
-            bad.iter().for_each(|reading| core.drop_copy(reading, reading.stamp.block));
+            bad.iter().for_each(|reading| core.drop_copy(reading, reading.seed.block));
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::GROUP;
 use crate::codec::Algorithm;
 use crate::log::core::{Core, Fills, Found, Lost, Outcome, Reading, Refused};
 use crate::log::disk::cluster::Unpacked;
-use crate::log::disk::format::{CLUSTER_MAX, IDENTITY, Kind, Stamp, crc};
+use crate::log::disk::format::{CLUSTER_MAX, IDENTITY, Kind, Seed, crc};
 use crate::media::{Drive, DriveError, Identity, StableId, Waker};
 use crate::stats::LogStats;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -501,14 +501,14 @@ impl Logged {
         out: &mut [[u8; BLOCK_SIZE]],
     ) -> Result<(), Fault> {
         let payload = io.coalescer.payload(&*self.log, reading, &io.found[i + 1..])?;
-        let first = reading.stamp.block;
+        let first = reading.seed.block;
         let sum = crc(payload);
         let checks = io.found[i..].iter().map(|found| match found {
             Found::Before(check) => *check,
             _ => reading.check,
         });
         for (block, check) in (first..).zip(checks.take(out.len())) {
-            if (Stamp { block, ..reading.stamp }).check(sum) != check {
+            if (Seed { block, ..reading.seed }).check(sum) != check {
                 return self.read_elsewhere(reading, block, out);
             }
         }
@@ -530,7 +530,7 @@ impl Logged {
         if !self.core.lock().has_left(reading) {
             return Err(self.damaged(block));
         }
-        self.read(&mut LogIoContext::new(Algorithm::None), reading.stamp.block, out)
+        self.read(&mut LogIoContext::new(Algorithm::None), reading.seed.block, out)
     }
 
     fn damaged(&self, block: u64) -> Fault {

@@ -148,7 +148,7 @@ fn one_at_a_time_may_write() {
 }
 
 #[test]
-fn what_is_no_drive_is_refused_with_the_mend() {
+fn what_is_no_drive_is_refused_with_the_hint() {
     let dir = tempfile::tempdir().unwrap();
     let small = file(&dir, 4095);
     for (path, parts) in [

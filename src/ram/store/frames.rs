@@ -73,7 +73,7 @@ impl Frames {
             return Err(Error::would_lose(
                 "the memory that was kept names frames that are not there",
             )
-            .mend(remedy::KEPT_BROKEN));
+            .hint(remedy::KEPT_BROKEN));
         }
         let there: Vec<_> = self.arena.present().collect();
         let is_taken = |frame: usize| taken.binary_search(&(frame as u32)).is_ok();

@@ -194,7 +194,7 @@ impl Store {
         self.index.keep_all(blocks, &self.budget).map_err(|index::NoMemory| {
             let bytes = blocks.div_ceil(index::LEAF) * crate::media::PAGE as u64;
             Error::failure(format!("no room for an index of {bytes} bytes"))
-                .mend("give a higher ram-limit (ztier set NAME ram-limit=…), or a smaller volume")
+                .hint("give a higher ram-limit (ztier set NAME ram-limit=…), or a smaller volume")
         })
     }
 
@@ -213,7 +213,7 @@ impl Store {
                 "more than {} threads use this volume at once",
                 epoch::PARTICIPANTS_MAX
             ))
-            .mend("use fewer connections")
+            .hint("use fewer connections")
         })
     }
 

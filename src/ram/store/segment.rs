@@ -439,7 +439,7 @@ impl Segments {
                     "the memory that was kept contradicts itself: segment {segment} has a {what} \
                      that cannot be"
                 ))
-                .mend(remedy::KEPT_BROKEN));
+                .hint(remedy::KEPT_BROKEN));
             }
             left.push(place.map(|place| Left { place, settled }));
         }

@@ -96,7 +96,7 @@ pub(crate) fn attach(file: &Path, block_size: u32) -> Result<PathBuf> {
                     "cannot attach {}: the kernel refuses LOOP_CONFIGURE with blocks of {block_size} bytes",
                     device.display()
                 ))
-                .mend("use Linux 5.8 or newer, or --export nbd"));
+                .hint("use Linux 5.8 or newer, or --export nbd"));
             }
             Err(e) => return Err(e).context(format!("cannot attach {}", device.display())),
         }
@@ -161,7 +161,7 @@ fn require_direct(device: &Path, file: &Path) -> Result<()> {
         "cannot attach {}: no direct I/O on the FUSE file",
         device.display()
     ))
-    .mend("use --export nbd"))
+    .hint("use --export nbd"))
 }
 
 /// Makes the device as large as its file is now.

@@ -134,12 +134,12 @@ fn held(device: &Path) -> Error {
 
 /// The refusal to take away `device` because of `holder` (`mounted on /mnt`, `process 1 (fio)`).
 pub(crate) fn in_use(device: &Path, holder: &str) -> Error {
-    let mend = match holder.split(' ').next() {
+    let hint = match holder.split(' ').next() {
         Some("mounted") => "unmount it first",
         Some("swap") => "swapoff it first",
         _ => "end that first",
     };
-    Error::busy(format!("{} is in use: {holder}", device.display())).mend(mend)
+    Error::busy(format!("{} is in use: {holder}", device.display())).hint(hint)
 }
 
 /// Undoes a detach that is still waiting for the last user, so that the device is not lost under

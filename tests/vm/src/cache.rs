@@ -64,7 +64,7 @@ impl Cache {
         while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             if Instant::now() >= end {
                 return Err(Error::failure(format!("{what}: another process has it"))
-                    .mend("wait until that one ends"));
+                    .hint("wait until that one ends"));
             }
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -127,12 +127,12 @@ impl Debian {
 fn bootstrap(path: &Path) -> Result<()> {
     let Some(program) = ["mmdebstrap", "debootstrap"].into_iter().find(|name| find(name).is_some())
     else {
-        return Err(Error::failure("there is no mmdebstrap").mend("install it"));
+        return Err(Error::failure("there is no mmdebstrap").hint("install it"));
     };
     let (include, tree) = (format!("--include={PACKAGES}"), path.to_string_lossy());
     let mirror = mirror();
     run(1500, program, &["--variant=minbase", &include, SUITE, &tree, &mirror])
-        .map_err(|e| e.mend("it needs root and the network"))?;
+        .map_err(|e| e.hint("it needs root and the network"))?;
     for directory in NEEDLESS {
         let directory = path.join(directory);
         fs::remove_dir_all(&directory).context("cannot remove what is needless")?;

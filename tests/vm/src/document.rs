@@ -75,7 +75,7 @@ pub fn steps(text: &str) -> Result<Vec<Step>> {
             let command = command.or_else(|| first.strip_prefix("$ ").map(|rest| (false, rest)));
             let Some((root, rest)) = command else {
                 let what = format!("line {line} of a console block is no command's: {first}");
-                return Err(Error::failure(what).mend("commands begin with `# ` or `$ `"));
+                return Err(Error::failure(what).hint("commands begin with `# ` or `$ `"));
             };
             let mut command = rest.to_owned();
             while command.ends_with('\\')

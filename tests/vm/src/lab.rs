@@ -32,7 +32,7 @@ impl Trouble {
     /// The error for a caller that cannot do without a laboratory.
     pub fn into_error(self) -> Error {
         match self {
-            Self::Absent(why) => Error::failure(why).mend("CONTRIBUTING.md says what is needed"),
+            Self::Absent(why) => Error::failure(why).hint("CONTRIBUTING.md says what is needed"),
             Self::Failed(error) => error,
         }
     }

@@ -53,7 +53,7 @@ pub fn ours(name: &str) -> Result<PathBuf> {
     }
     places.into_iter().find(|path| path.is_file()).ok_or_else(|| {
         Error::failure(format!("there is no {name} beside {}", own.display()))
-            .mend("build the workspace")
+            .hint("build the workspace")
     })
 }
 

@@ -54,7 +54,7 @@ impl ZcacheArgs {
         let valid = |&bytes: &u64| (4096..=16 << 20).contains(&bytes) && bytes.is_power_of_two();
         if let Some(bytes) = self.records.iter().find(|bytes| !valid(bytes)) {
             return Err(Error::usage(format!("--records has {bytes} bytes"))
-                .mend("give powers of two from 4K to 16M"));
+                .hint("give powers of two from 4K to 16M"));
         }
         warn_if_busy()?;
         let choice = Choice {

@@ -41,7 +41,7 @@ fn fill_from(bytes: &mut [u8], sources: &[&str], seed: u64) -> Result<()> {
     }
     if filled == 0 {
         return Err(Error::failure(format!("no readable files in {}", sources.join(", ")))
-            .mend("use --data 2:1"));
+            .hint("use --data 2:1"));
     }
     // A small machine: what there is, again.
     for at in (filled..bytes.len()).step_by(BLOCK_SIZE) {

@@ -58,7 +58,7 @@ impl FromStr for Kind {
                 _ => ratio(text).map(Self::Ratio),
             }
             .ok_or_else(|| {
-                Error::usage(format!("unknown data {text:?}")).mend(
+                Error::usage(format!("unknown data {text:?}")).hint(
                     "give iozone, files, N:1 or runs-N:1 with N from 1 to 20, or mix-N:1 with N up to 4",
                 )
             }),

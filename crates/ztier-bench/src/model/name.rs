@@ -74,14 +74,14 @@ impl FromStr for Name {
         let kind = Kind::ALL.into_iter().find(|kind| kind.word() == full).filter(|_| rest != text);
         let kind = kind.ok_or_else(|| {
             let known = Kind::ALL.map(Kind::word);
-            Error::usage(format!("unknown drive model `{text}`")).mend(name::suggest(&full, &known))
+            Error::usage(format!("unknown drive model `{text}`")).hint(name::suggest(&full, &known))
         })?;
         let Some(wanted) = wanted else { return Ok(kind.into()) };
         let size = size::parse_bytes(wanted).map_err(Error::usage)?;
-        let refuse = |text: String, mend: String| Err(Error::usage(text).mend(mend));
+        let refuse = |text: String, hint: String| Err(Error::usage(text).hint(hint));
         if size == 0 || !size.is_multiple_of(ALIGN as u64) {
-            let mend = format!("give a positive multiple of {ALIGN}, such as 16G");
-            return refuse(format!("size {wanted} of {full} is no whole number of blocks"), mend);
+            let hint = format!("give a positive multiple of {ALIGN}, such as 16G");
+            return refuse(format!("size {wanted} of {full} is no whole number of blocks"), hint);
         }
         if size > kind.capacity() {
             let most = size::exact(kind.capacity());

@@ -36,7 +36,7 @@ impl Zswap {
         }
         if read(&enabled)? == "Y" {
             let text = "zswap is on already, and may hold pages of the machine's own swap";
-            return Err(Error::failure(text).mend(format!("echo N > {}", enabled.display())));
+            return Err(Error::failure(text).hint(format!("echo N > {}", enabled.display())));
         }
         // A kernel without this compressor keeps its own, and the report says which.
         let compressor = Knob::set(parameters.join("compressor"), WANTED).ok();

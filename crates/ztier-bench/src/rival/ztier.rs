@@ -228,7 +228,7 @@ fn down_by(binary: &Path, known: &BTreeSet<u32>) -> Vec<Volume> {
             })
         } else {
             Err(Error::failure("nothing else of that run is there")
-                .mend(format!("if it is not yours: ztier down {name} --discard")))
+                .hint(format!("if it is not yours: ztier down {name} --discard")))
         };
         (run, name, done)
     };
@@ -267,7 +267,7 @@ fn binary() -> Result<PathBuf> {
         Ok(binary)
     } else {
         Err(Error::failure(format!("there is no {}", binary.display()))
-            .mend("build the workspace, or run ./bench"))
+            .hint("build the workspace, or run ./bench"))
     }
 }
 

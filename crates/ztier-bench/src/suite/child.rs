@@ -60,7 +60,7 @@ impl Child {
         let mut output = File::options().create(true).append(true).open(log).context(what())?;
         output.try_lock().map_err(|_| {
             Error::failure(format!("{name} still works for a run that was killed"))
-                .mend(format!("wait until it has ended; it writes {}", log.display()))
+                .hint(format!("wait until it has ended; it writes {}", log.display()))
         })?;
         output.set_len(0).context(what())?;
         writeln!(output, "$ ztier-bench {}", args.join(" ")).context(what())?;

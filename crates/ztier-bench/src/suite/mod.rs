@@ -71,7 +71,7 @@ impl Choice {
         };
         let entries: Vec<&Entry> = plan::entries(quick).iter().filter(wanted).collect();
         if entries.is_empty() {
-            return Err(Error::usage("no table is left to run").mend("skip fewer"));
+            return Err(Error::usage("no table is left to run").hint("skip fewer"));
         }
         Ok(entries)
     }
@@ -88,7 +88,7 @@ impl Choice {
                 let mut run = folder.load()?;
                 if self.quick && !run.quick {
                     let text = format!("{} is not a quick run", folder.path().display());
-                    return Err(Error::usage(text).mend("leave --quick out, or begin a new run"));
+                    return Err(Error::usage(text).hint("leave --quick out, or begin a new run"));
                 }
                 let mut entries = self.entries(run.quick)?;
                 if self.only.is_empty() {
@@ -152,8 +152,8 @@ impl Session {
         let done = each(run, folder, &mut progress, &start);
         if interrupt::requested() {
             let text = format!("interrupted; what has ended is in {dir}");
-            let mend = format!("go on with ./bench all --resume {dir}");
-            return Err(Error::failure(text).mend(mend));
+            let hint = format!("go on with ./bench all --resume {dir}");
+            return Err(Error::failure(text).hint(hint));
         }
         done?;
         let failed = run.parts.iter().filter(|part| part.state == State::Failed);
@@ -162,7 +162,7 @@ impl Session {
             return Ok(());
         }
         let text = format!("failed: {}", failed.join(", "));
-        Err(Error::failure(text).mend(format!("the report and logs in {dir} say why")))
+        Err(Error::failure(text).hint(format!("the report and logs in {dir} say why")))
     }
 }
 

@@ -185,7 +185,7 @@ impl Folder {
         let runs = entries.map(|entry| entry.path()).filter(|path| path.join(FILE).is_file());
         let none = || {
             Error::failure(format!("there is no run in {}", dir.display()))
-                .mend("name its directory, or begin one without --resume")
+                .hint("name its directory, or begin one without --resume")
         };
         runs.max().map(Self).ok_or_else(none)
     }
@@ -211,7 +211,7 @@ impl Folder {
         let dir = File::from(dir.context(format!("cannot open {path}"))?);
         dir.try_lock().map_err(|_| {
             Error::failure(format!("another ./bench all works in {path}"))
-                .mend("wait until it has ended")
+                .hint("wait until it has ended")
         })?;
         Ok(dir)
     }
@@ -224,13 +224,13 @@ impl Folder {
         let path = self.0.join(FILE);
         let text = std::fs::read_to_string(&path)
             .context(format!("cannot read {}", path.display()))
-            .map_err(|e| e.mend("name the directory of a run"))?;
+            .map_err(|e| e.hint("name the directory of a run"))?;
         let run: Run = serde_json::from_str(&text)
             .context(format!("{} is not of a run", path.display()))
-            .map_err(|e| e.mend("begin a new one"))?;
+            .map_err(|e| e.hint("begin a new one"))?;
         if run.format != FORMAT {
             let text = format!("{} has format {}, not {FORMAT}", path.display(), run.format);
-            return Err(Error::failure(text).mend("begin a new run"));
+            return Err(Error::failure(text).hint("begin a new run"));
         }
         Ok(run)
     }

@@ -40,7 +40,7 @@ impl Turn {
         for path in places {
             match open(&path).context(format!("cannot open the lock {}", path.display())) {
                 Ok(file) => return Self::of(file, wait),
-                Err(e) => failed = e.mend("make its directory writable"),
+                Err(e) => failed = e.hint("make its directory writable"),
             }
         }
         Err(failed)
@@ -57,7 +57,7 @@ impl Turn {
             let who = holder(&mut file);
             if !wait {
                 let text = format!("{who} measures on this machine");
-                return Err(Error::failure(text).mend("wait until it has ended, or add --wait"));
+                return Err(Error::failure(text).hint("wait until it has ended, or add --wait"));
             }
             let progress = progress.get_or_insert_with(|| {
                 let mut progress = Progress::new();

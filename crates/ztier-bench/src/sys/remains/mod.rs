@@ -138,7 +138,7 @@ fn unmount(places: &Places, tally: &mut Tally, wanted: fn(&Mount) -> bool) {
 /// Whether it was there and this user's.
 fn remove(path: &Path) -> Result<bool> {
     if kernel::mounts().iter().any(|mount| mount.point.starts_with(path)) {
-        return Err(Error::failure("something is mounted there").mend("unmount and remove it"));
+        return Err(Error::failure("something is mounted there").hint("unmount and remove it"));
     }
     let Ok(found) = rustix::fs::lstat(path) else { return Ok(false) };
     if found.st_uid != rustix::process::geteuid().as_raw() {

@@ -90,7 +90,7 @@ impl Series {
             return Err(Error::usage(format!(
                 "records of {record_bytes} bytes do not fit a file of {file_bytes}"
             ))
-            .mend("give records of 4 KiB to 16 MiB that divide the file"));
+            .hint("give records of 4 KiB to 16 MiB that divide the file"));
         }
         Ok(Self { file_bytes, record_bytes, mode, kind, sample: u64::MAX, four: false })
     }

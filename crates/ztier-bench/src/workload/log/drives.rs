@@ -43,7 +43,7 @@ impl FromStr for Spec {
             return text.parse().map(Self::Model);
         }
         if text.is_empty() {
-            return Err(Error::usage("a drive has no name").mend("give sim:hdd-7200 or a path"));
+            return Err(Error::usage("a drive has no name").hint("give sim:hdd-7200 or a path"));
         }
         Ok(Self::Path(text.into()))
     }
@@ -75,14 +75,14 @@ impl Source {
     pub fn new(spec: Spec) -> Result<Self> {
         if let Spec::Path(path) = &spec {
             let drive = FileDrive::open(path, Access::Exclusive)?;
-            let mend = "give a drive that holds nothing; `wipefs` empties one";
+            let hint = "give a drive that holds nothing; `wipefs` empties one";
             if let Some(found) = Signature::of(&drive)? {
                 let text = format!("{} holds {found}", path.display());
-                return Err(Error::failure(text).mend(mend));
+                return Err(Error::failure(text).hint(hint));
             }
             if read_superblock(&drive).is_ok() {
                 let text = format!("{} holds a log of ztier", path.display());
-                return Err(Error::failure(text).mend(mend));
+                return Err(Error::failure(text).hint(hint));
             }
         }
         Ok(Self { spec, made: false, used: AtomicBool::new(false) })
@@ -102,7 +102,7 @@ impl Source {
                 "{} has {free} MiB free, and a file of {wanted} MiB should leave half of it",
                 dir.display()
             ))
-            .mend("give another directory to --real"));
+            .hint("give another directory to --real"));
         }
         let file =
             ztier::private::create_new(&path).context(format!("cannot make {}", path.display()))?;

@@ -89,7 +89,7 @@ impl Choice {
             && std::fs::canonicalize(log).ok() == std::fs::canonicalize(backing).ok()
         {
             let text = format!("{} can't be log and backing store at once", log.display());
-            return Err(Error::usage(text).mend("give two drives"));
+            return Err(Error::usage(text).hint("give two drives"));
         }
         let or = |spec: &Option<Spec>, kind: Model| {
             Source::new(spec.clone().unwrap_or_else(|| Spec::Model(kind.into())))

@@ -47,7 +47,7 @@ impl Limit {
         let found = find(&read("/proc/self/cgroup")?, &read("/proc/self/mountinfo")?);
         let hierarchy = found.ok_or_else(|| {
             Error::failure("no control groups that limit memory are mounted")
-                .mend("mount them, or run with --limit 0 where memory itself is as small")
+                .hint("mount them, or run with --limit 0 where memory itself is as small")
         })?;
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("ztier-bench-{}-{n}", std::process::id());
@@ -141,7 +141,7 @@ impl Hierarchy {
         let above = self.own.ancestors().take_while(|dir| dir.starts_with(&self.mount));
         above.into_iter().find(|dir| passes(dir)).map(Path::to_owned).ok_or_else(|| {
             Error::failure(format!("no group above {} limits memory", self.own.display()))
-                .mend("write +memory to cgroup.subtree_control of the root, or use systemd-run")
+                .hint("write +memory to cgroup.subtree_control of the root, or use systemd-run")
         })
     }
 }

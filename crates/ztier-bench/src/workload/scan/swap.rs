@@ -121,7 +121,7 @@ fn refuse_others(entries: &[Entry]) -> Result<()> {
             Err(Error::failure(format!(
                 "swap on {path} has priority {priority} and would be used before ours"
             ))
-            .mend(format!("turn it off, or give it a priority below {PRIORITY}")))
+            .hint(format!("turn it off, or give it a priority below {PRIORITY}")))
         }
     }
 }

@@ -93,7 +93,7 @@ impl Place {
                 let path = paths.get(number).ok_or_else(|| {
                     let given = paths.len();
                     Error::failure(format!("no device is left of the {given} of --disk"))
-                        .mend("give one more, or a directory")
+                        .hint("give one more, or a directory")
                 })?;
                 Source::new(Spec::Path(path.clone()))
             }

@@ -1,7 +1,7 @@
 //! Progress on standard error, while the user waits.
 //!
-//! Invariants: on a terminal it is one line, which is gone when the meter is; elsewhere it is lines
-//! now and then, and none for what is quick.
+//! Invariants: on a terminal it is one line, which is gone when the progress line is; elsewhere it
+//! is lines now and then, and none for what is quick.
 
 use crate::escape::escape;
 use std::cell::RefCell;
@@ -17,7 +17,7 @@ const QUICK: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Shows how far something is.
-pub struct Meter(RefCell<State>);
+pub struct ProgressLine(RefCell<State>);
 
 struct State {
     terminal: bool,
@@ -27,8 +27,8 @@ struct State {
     shown: bool,
 }
 
-impl Meter {
-    /// A meter on this process's standard error.
+impl ProgressLine {
+    /// A progress line on this process's standard error.
     pub fn new() -> Self {
         Self(RefCell::new(State::new(std::io::stderr().is_terminal(), Instant::now())))
     }
@@ -49,7 +49,7 @@ impl Meter {
     }
 }
 
-impl Drop for Meter {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.end();
     }

@@ -1,19 +1,19 @@
-//! The sheets of a checkpoint: pieces of one size, each of items of one kind. `docs/format.md`
+//! The pages of a checkpoint: pieces of one size, each of items of one kind. `docs/format.md`
 //! draws them.
 //!
-//! Invariants: a sheet is believed only with the stamp of its checkpoint and its own place among
+//! Invariants: a page is believed only with the seed of its checkpoint and its own place among
 //! the others; all its items speak of slots as they were used when it was begun.
 
 use super::format::{ENTRY, crc, mix};
 use crate::media::Buffer;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"zCKP");
-/// Bytes before the items of a sheet.
+/// Bytes before the items of a page.
 pub(super) const FRONT: usize = 64;
 /// Bytes that describe a segment, or a range.
 pub(in crate::log) const ITEM: usize = 24;
 
-/// What the items of a sheet are.
+/// What the items of a page are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(in crate::log) enum Content {
@@ -28,40 +28,40 @@ impl Content {
         if self == Self::Blocks { ENTRY } else { ITEM }
     }
 
-    /// Sheets of so many bytes that so many items take, but at least one.
-    pub(in crate::log) fn sheets(self, items: usize, sheet: u32) -> u64 {
-        items.div_ceil((sheet as usize - FRONT) / self.size()).max(1) as u64
+    /// Pages of so many bytes that so many items take, but at least one.
+    pub(in crate::log) fn pages(self, items: usize, page: u32) -> u64 {
+        items.div_ceil((page as usize - FRONT) / self.size()).max(1) as u64
     }
 }
 
-/// What is before the items of a sheet.
+/// What is before the items of a page.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::log) struct Front {
     pub content: Content,
     /// How many items there are.
     pub count: u32,
-    /// The oldest segment in use when the sheet was begun.
+    /// The oldest segment in use when the page was begun.
     pub first: u64,
     /// Number of the first segment that it describes.
     pub base: u64,
 }
 
 impl Front {
-    fn encode(&self, b: &mut [u8], stamp: u64, index: u32) -> u32 {
+    fn encode(&self, b: &mut [u8], seed: u64, index: u32) -> u32 {
         put(&mut b[..8], &[u64::from(MAGIC)]);
-        put(&mut b[8..16], &[stamp]);
+        put(&mut b[8..16], &[seed]);
         put(&mut b[16..24], &[u64::from(index) | (self.content as u64) << 32]);
         put(&mut b[24..48], &[u64::from(self.count), self.first, self.base]);
-        let sum = crc(&b[8..]) ^ mix(stamp, u64::from(index));
+        let sum = crc(&b[8..]) ^ mix(seed, u64::from(index));
         b[4..8].copy_from_slice(&sum.to_le_bytes());
         sum
     }
 
-    /// The front of the sheet with this stamp and place, and its items; `None` if it is another
+    /// The front of the page with this seed and place, and its items; `None` if it is another
     /// one, or damaged.
-    pub(in crate::log) fn decode(b: &[u8], stamp: u64, index: u32) -> Option<(Self, &[u8])> {
-        let sum = crc(b.get(8..)?) ^ mix(stamp, u64::from(index));
-        if get4(b, 0) != MAGIC || get4(b, 4) != sum || get8(b, 8) != stamp || get4(b, 16) != index {
+    pub(in crate::log) fn decode(b: &[u8], seed: u64, index: u32) -> Option<(Self, &[u8])> {
+        let sum = crc(b.get(8..)?) ^ mix(seed, u64::from(index));
+        if get4(b, 0) != MAGIC || get4(b, 4) != sum || get8(b, 8) != seed || get4(b, 16) != index {
             return None;
         }
         let content = match get4(b, 20) {
@@ -76,17 +76,17 @@ impl Front {
     }
 }
 
-/// The check word of a sheet, as its bytes say it.
-pub(in crate::log) fn check_of(sheet: &[u8]) -> u32 {
-    get4(sheet, 4)
+/// The check word of a page, as its bytes say it.
+pub(in crate::log) fn check_of(page: &[u8]) -> u32 {
+    get4(page, 4)
 }
 
-/// What stands for sheets that follow each other: for those before, and one more.
+/// What stands for pages that follow each other: for those before, and one more.
 pub(in crate::log) fn chain(before: u32, check: u32) -> u32 {
     crc(&(u64::from(before) | u64::from(check) << 32).to_le_bytes())
 }
 
-/// A sheet that is filled.
+/// A page that is filled.
 #[derive(Debug)]
 pub(in crate::log) struct Draft {
     front: Front,
@@ -95,9 +95,9 @@ pub(in crate::log) struct Draft {
 
 impl Draft {
     /// An empty one of so many bytes.
-    pub(in crate::log) fn new(content: Content, first: u64, base: u64, sheet: u32) -> Self {
+    pub(in crate::log) fn new(content: Content, first: u64, base: u64, page: u32) -> Self {
         let front = Front { content, count: 0, first, base };
-        Self { front, bytes: Buffer::new(sheet as usize) }
+        Self { front, bytes: Buffer::new(page as usize) }
     }
 
     /// The oldest segment in use when it was begun.
@@ -124,8 +124,8 @@ impl Draft {
     }
 
     /// Its bytes, and its check word.
-    pub(in crate::log) fn finish(mut self, stamp: u64, index: u32) -> (Buffer, u32) {
-        let check = self.front.encode(&mut self.bytes, stamp, index);
+    pub(in crate::log) fn finish(mut self, seed: u64, index: u32) -> (Buffer, u32) {
+        let check = self.front.encode(&mut self.bytes, seed, index);
         (self.bytes, check)
     }
 }
