@@ -108,7 +108,8 @@ fn spill(plan: &Plan, memory: &Memory) -> Result<Option<device::SpillTo>> {
 fn too_large(plan: &Plan, below: Option<&device::SpillTo>) -> Option<String> {
     let most = plan.ram_auto.map_or(plan.ram_limit_bytes, |bounds| bounds.max_bytes);
     let slots = below.map_or(0, |below| u64::from(below.slots));
-    let homes = most + slots * u64::from(plan.segment_bytes);
+    let held = device::held_in_full(most.saturating_sub(plan.limits().least));
+    let homes = held + slots * u64::from(plan.segment_bytes);
     let (homes_of, least) = match below {
         Some(_) => ("memory and spill device together hold", homes * 2),
         None if matches!(plan.usage, Some(Usage::Swap { .. })) => return None,

@@ -94,6 +94,20 @@ pub fn min_ram_limit(size: u64, segment: u32) -> u64 {
     directory + (RESERVE_SEGMENTS + 4) * u64::from(segment) + (4 << 20)
 }
 
+/// What data that does not shrink takes beside itself is one part in so many of it: index leaves,
+/// record headers, ends of segments, and the garbage without which nothing can be cleaned.
+const BESIDE_FULL: u64 = 16;
+
+/// What `size` bytes of data take, beside what [`min_ram_limit`] counts, if none of it shrinks.
+pub fn ram_in_full(size: u64) -> u64 {
+    size + size / BESIDE_FULL
+}
+
+/// The inverse of [`ram_in_full`]: how many bytes of data `ram` bytes hold if none of it shrinks.
+pub fn held_in_full(ram: u64) -> u64 {
+    (u128::from(ram) * u128::from(BESIDE_FULL) / u128::from(BESIDE_FULL + 1)) as u64
+}
+
 /// The least limit, in bytes, under which a device of `size` bytes works above a spill device.
 pub fn min_ram_limit_above(size: u64, segment: u32) -> u64 {
     min_ram_limit(size, segment) + u64::from(segment)
