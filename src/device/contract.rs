@@ -4,6 +4,7 @@
 //! own, run to completion: when `submit` returns, the request is done.
 
 use super::drives::Alarm;
+use super::front::inside;
 use crate::error::{Error, Result as Outcome};
 use crate::log::Policy;
 use crate::media::MadeFor;
@@ -181,11 +182,16 @@ pub trait Device: Send + Sync + 'static {
 
     /// What is behind `len` bytes from `offset` on: at least one and at most `most` runs, in order,
     /// together at most `len` bytes (fewer when `most` runs do not reach that far, or to look at
-    /// all of it would hold up others).
+    /// all of it would hold up others). What a drive holds is unknown without reading it, and is
+    /// all data.
     ///
     /// # Errors
     /// [`IoError::OutOfRange`].
-    fn extents(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>, IoError>;
+    fn extents(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>, IoError> {
+        let _ = most;
+        inside(offset, len, self.size())?;
+        Ok(vec![Extent { len, kind: ExtentKind::Data }])
+    }
 }
 
 /// How a log works, as far as that can be changed while it does.

@@ -4,9 +4,10 @@
 //! has it; every request is counted once. A request is cut at groups of 16 blocks, which the
 //! contract allows.
 
-use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
-use super::counters::{Accounts, Counters, Kind, Outcome};
+use super::contract::{Channel, Device, IoError, Serving, Tuning};
+use super::counters::{Accounts, Counters};
 use super::drives::{self, Alarm};
+use super::front::{Engine, Front};
 use super::record::{Book, Record, common};
 use super::split::{Piece, Zeroed, each, each_mut};
 use crate::BLOCK_SIZE;
@@ -22,7 +23,6 @@ use crate::stats::{Latencies, LogStats, Stats};
 use crate::sync::{Mutex, ready_to_wait};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Requests have seldom as many blocks: 2 MiB.
@@ -310,19 +310,7 @@ impl Device for LogVolume {
         ready_to_wait();
         let counters = self.accounts.enter();
         let hand = LogHand::new(self.options.algorithm);
-        Box::new(LogChannel { volume: self, hand, counters })
-    }
-
-    fn extents(
-        &self,
-        offset: u64,
-        len: u64,
-        _most: usize,
-    ) -> std::result::Result<Vec<Extent>, IoError> {
-        // What the backing store holds is unknown without reading it.
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size());
-        let all = Extent { len, kind: ExtentKind::Data };
-        if inside { Ok(vec![all]) } else { Err(IoError::OutOfRange) }
+        Box::new(Front::new(LogChannel { volume: self, hand }, counters))
     }
 }
 
@@ -408,61 +396,27 @@ impl Serving for LogVolume {
 struct LogChannel {
     volume: Arc<LogVolume>,
     hand: LogHand,
-    counters: Arc<Counters>,
 }
 
-impl Channel for LogChannel {
-    fn submit(
-        &mut self,
-        request: Request<'_>,
-        arrived: Instant,
-    ) -> std::result::Result<(), IoError> {
-        let start = Instant::now();
-        let (kind, offset, len) = Kind::of(&request);
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.volume.size());
-        let result = if !inside {
-            self.counters.count_invalid();
-            Err(IoError::OutOfRange)
-        } else if kind == Kind::Discard && !self.volume.discards {
-            Err(IoError::Unsupported)
-        } else {
-            self.serve(request).map_err(IoError::from)
-        };
-        let waiting: Duration = start.saturating_duration_since(arrived);
-        let (failed, serving) = (result.is_err(), start.elapsed());
-        self.counters.count(kind, Outcome { bytes: len, failed, waiting, serving });
-        result
-    }
-}
-
-impl LogChannel {
-    fn serve(&mut self, request: Request<'_>) -> std::result::Result<(), Fault> {
-        let sync = self.volume.options.sync;
-        let durable = match request {
-            Request::Read { offset, buf } => return self.read(offset, buf),
-            Request::Write { offset, data, fua } => {
-                self.write(offset, data)?;
-                fua
-            }
-            Request::Flush => return self.volume.logged.flush(),
-            Request::Discard { offset, len } => {
-                self.zero(offset, len)?;
-                false
-            }
-            Request::WriteZeroes { offset, len, fua, .. } => {
-                self.zero(offset, len)?;
-                fua
-            }
-        };
-        if durable || sync { self.volume.logged.flush() } else { Ok(()) }
+impl Engine for LogChannel {
+    fn size(&self) -> u64 {
+        self.volume.size()
     }
 
-    fn read(&mut self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), Fault> {
+    fn discards(&self) -> bool {
+        self.volume.discards
+    }
+
+    fn is_sync(&self) -> bool {
+        self.volume.options.sync
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
         let (volume, hand) = (&self.volume, &mut self.hand);
         let logged = &volume.logged;
         each_mut(offset, buf, |piece, now| match piece {
             Piece::Blocks { first, .. } => {
-                logged.read(hand, first, now.as_chunks_mut::<BLOCK_SIZE>().0)
+                Ok(logged.read(hand, first, now.as_chunks_mut::<BLOCK_SIZE>().0)?)
             }
             Piece::Part { block, from, len } => {
                 volume.partial[0].fetch_add(1, Ordering::Relaxed);
@@ -474,21 +428,21 @@ impl LogChannel {
         })
     }
 
-    fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), Fault> {
+    fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), IoError> {
         let (volume, hand) = (&self.volume, &mut self.hand);
         let logged = &volume.logged;
         each(offset, data, |piece, now| match piece {
             Piece::Blocks { first, .. } => {
-                logged.write(hand, first, now.as_chunks::<BLOCK_SIZE>().0)
+                Ok(logged.write(hand, first, now.as_chunks::<BLOCK_SIZE>().0)?)
             }
             Piece::Part { block, from, len } => {
                 volume.partial[1].fetch_add(1, Ordering::Relaxed);
-                logged.modify(hand, block, |b| b[from..from + len].copy_from_slice(now))
+                Ok(logged.modify(hand, block, |b| b[from..from + len].copy_from_slice(now))?)
             }
         })
     }
 
-    fn zero(&mut self, offset: u64, len: u64) -> std::result::Result<(), Fault> {
+    fn zero(&mut self, offset: u64, len: u64, _keep: bool) -> std::result::Result<(), IoError> {
         let logged = &self.volume.logged;
         let zeroed = Zeroed::new(offset, len);
         for (block, bytes) in zeroed.parts.into_iter().flatten() {
@@ -496,13 +450,15 @@ impl LogChannel {
         }
         match zeroed.blocks {
             blocks if blocks.is_empty() => Ok(()),
-            blocks => logged.discard(blocks.start, blocks.end - blocks.start),
+            blocks => Ok(logged.discard(blocks.start, blocks.end - blocks.start)?),
         }
     }
-}
 
-impl Drop for LogChannel {
-    fn drop(&mut self) {
-        self.volume.accounts.leave(&self.counters);
+    fn flush(&mut self) -> std::result::Result<(), IoError> {
+        Ok(self.volume.logged.flush()?)
+    }
+
+    fn leave(&mut self, counters: &Arc<Counters>) {
+        self.volume.accounts.leave(counters);
     }
 }

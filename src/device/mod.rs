@@ -14,6 +14,7 @@ mod claimed;
 mod contract;
 mod counters;
 mod drives;
+mod front;
 mod logged;
 mod marks;
 mod record;
@@ -36,7 +37,5 @@ pub use drives::Alarm;
 pub use logged::{LogOptions, LogVolume};
 pub use marks::Marks;
 pub use volume::{MEMORY_LAYOUT, Options, SIZE_MAX, THREADS_MAX, Volume};
-pub use volume::{
-    held_in_full, min_ram_limit, min_ram_limit_above, ram_in_full, ram_limit_max_of,
-};
+pub use volume::{held_in_full, min_ram_limit, min_ram_limit_above, ram_in_full, ram_limit_max_of};
 pub(crate) use worker::Worker;

@@ -16,6 +16,7 @@ use super::contract::no_log;
 use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Serving, Tuning};
 use super::counters::{Accounts, Counters};
 use super::drives::Alarm;
+use super::front::{Front, inside};
 use super::worker::Worker;
 use crate::BLOCK_SIZE;
 use crate::codec::Algorithm;
@@ -531,7 +532,7 @@ impl Device for Volume {
         let Ok(session) = self.ram.session() else { return Box::new(channel::Refused) };
         self.ram.store().budget().add(size_of::<Counters>() as u64);
         let counters = self.accounts.enter();
-        Box::new(channel::VolumeChannel::new(self, session, counters))
+        Box::new(Front::new(channel::InMemory::new(self, session), counters))
     }
 
     fn extents(
@@ -541,8 +542,8 @@ impl Device for Volume {
         most: usize,
     ) -> std::result::Result<Vec<Extent>, IoError> {
         const BLOCK: u64 = BLOCK_SIZE as u64;
-        let end = offset.checked_add(len).filter(|end| *end <= self.size_now());
-        let end = end.ok_or(IoError::OutOfRange)?;
+        inside(offset, len, self.size_now())?;
+        let end = offset + len;
         let inspector = self.inspector.lock();
         let Some(session) = inspector.as_ref() else { return Err(IoError::Busy) };
         let mut runs: Vec<Extent> = Vec::new();
