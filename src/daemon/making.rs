@@ -7,7 +7,7 @@ use super::log;
 use super::opening::Opening;
 use crate::config::log::LogPlan;
 use crate::config::{Paths, Plan, Usage, machine, size};
-use crate::device::{self, Sector, Serving, Volume};
+use crate::device::{self, LogControl, Sector, Serving, Volume};
 use crate::error::Result;
 use crate::log::Accepted;
 use crate::media::Memory;
@@ -35,14 +35,14 @@ impl Made {
 /// A drive that it needs is not what it should be, or the machine refuses memory.
 pub(super) fn create(plan: &Plan, paths: &Paths, kept: &Kept, told: &dyn Fn(&str)) -> Result<Made> {
     let mut made = create_anew(plan, paths, kept, told)?;
-    if plan.is_volatile() {
+    if let Some(memory) = made.volume.in_memory() {
         // Without recompression the volume is usable all the same.
-        let recompress = made.volume.set_recompress(plan.recompress);
+        let recompress = memory.set_recompress(plan.recompress);
         made.notes.extend(recompress.err().map(|e| e.to_string()));
-    }
-    if matches!(plan.usage, Some(Usage::Swap { .. })) {
-        // The machine may be swapping to the device as soon as it is served.
-        made.volume.carry_swap(true)?;
+        if matches!(plan.usage, Some(Usage::Swap { .. })) {
+            // The machine may be swapping to the device as soon as it is served.
+            memory.carry_swap(true)?;
+        }
     }
     Ok(made)
 }

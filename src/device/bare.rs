@@ -6,7 +6,7 @@
 //! sectors where that can: such a write locks its stripe exclusively; writes of whole blocks share
 //! it.
 
-use super::contract::{Channel, Device, IoError, Serving, Tuning};
+use super::contract::{Channel, Device, IoError, Serving};
 use super::counters::{Accounts, Counters};
 use super::drives::{self, Alarm};
 use super::front::{Engine, Front};
@@ -165,28 +165,11 @@ impl Serving for BareVolume {
         self.accounts.totals().latencies()
     }
 
-    fn grow(&self, _size: u64) -> Result<()> {
-        Err(Error::usage("the volume has the size of its backing store")
-            .mend("make that larger, then take the volume down and up"))
-    }
-
     fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         match &self.cache {
             Some(cache) => cache.set_limit(bytes),
             None => Err(super::contract::no_copies()),
         }
-    }
-
-    fn tune(&self, _tuning: &Tuning) -> Result<()> {
-        Err(super::contract::no_log())
-    }
-
-    fn drain(&self, _on: bool) -> Result<u64> {
-        Ok(0)
-    }
-
-    fn volatile_bytes(&self) -> u64 {
-        0
     }
 
     fn heed(&self, alarm: &Alarm) {

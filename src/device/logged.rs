@@ -4,7 +4,7 @@
 //! has it; every request is counted once. A request is cut at groups of 16 blocks, which the
 //! contract allows.
 
-use super::contract::{Channel, Device, IoError, Serving, Tuning};
+use super::contract::{Channel, Device, IoError, LogControl, Serving, Tuning};
 use super::counters::{Accounts, Counters};
 use super::drives::{self, Alarm};
 use super::front::{Engine, Front};
@@ -13,7 +13,7 @@ use super::split::{Piece, Zeroed, each, each_mut};
 use crate::BLOCK_SIZE;
 use crate::cache::Cached;
 use crate::codec::Algorithm;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::log::{
     self, Fault, Inspection, Kept, LogHand, Logged, OpenError, Policy, Shelf, Standing, Tending,
 };
@@ -320,45 +320,12 @@ impl Serving for LogVolume {
         let _ = self.alarm.set(Arc::clone(alarm)); // the first one stays
     }
 
-    fn note_loss(&self) -> Result<u64> {
-        let kept = self.record.lock();
-        // The listener leaves the note alone meanwhile.
-        let mut kept = kept.as_ref().map(|(book, record)| (book, record.lock()));
-        let lost = self.logged.standing().lost;
-        if let Some((book, record)) = &mut kept {
-            let now = Record { noted: lost.clone(), ..Record::clone(record) };
-            book.save(&now)?;
-            **record = now;
-        }
-        let count = lost.iter().map(|(_, count)| count).sum();
-        *self.noted.lock() = lost;
-        Ok(count)
-    }
-
-    fn drain(&self, on: bool) -> Result<u64> {
-        Ok(self.drain(on))
-    }
-
-    fn tune(&self, tuning: &Tuning) -> Result<()> {
-        self.logged.core().set_idle_ms(tuning.commit_interval_ms);
-        self.logged.keep(tuning.keep_percent);
-        if let Some(tending) = &*self.tending.lock() {
-            tending.set_policy(tuning.policy);
-        }
-        Ok(())
-    }
-
     fn stats(&self) -> Stats {
         self.stats()
     }
 
     fn latencies(&self) -> Latencies {
         self.accounts.totals().latencies()
-    }
-
-    fn grow(&self, _size: u64) -> Result<()> {
-        Err(Error::usage("a volume with a log has the size of its backing store")
-            .mend("make that larger, then take the volume down and up"))
     }
 
     fn made_for(&self) -> Option<MadeFor> {
@@ -383,12 +350,41 @@ impl Serving for LogVolume {
         }
     }
 
-    fn volatile_bytes(&self) -> u64 {
-        0
-    }
-
     fn close(&self) -> Result<()> {
         self.close().context("the log could not be closed in order")
+    }
+
+    fn log(&self) -> Option<&dyn LogControl> {
+        Some(self)
+    }
+}
+
+impl LogControl for LogVolume {
+    fn tune(&self, tuning: &Tuning) {
+        self.logged.core().set_idle_ms(tuning.commit_interval_ms);
+        self.logged.keep(tuning.keep_percent);
+        if let Some(tending) = &*self.tending.lock() {
+            tending.set_policy(tuning.policy);
+        }
+    }
+
+    fn drain(&self, on: bool) -> u64 {
+        self.drain(on)
+    }
+
+    fn note_loss(&self) -> Result<u64> {
+        let kept = self.record.lock();
+        // The listener leaves the note alone meanwhile.
+        let mut kept = kept.as_ref().map(|(book, record)| (book, record.lock()));
+        let lost = self.logged.standing().lost;
+        if let Some((book, record)) = &mut kept {
+            let now = Record { noted: lost.clone(), ..Record::clone(record) };
+            book.save(&now)?;
+            **record = now;
+        }
+        let count = lost.iter().map(|(_, count)| count).sum();
+        *self.noted.lock() = lost;
+        Ok(count)
     }
 }
 

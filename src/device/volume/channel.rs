@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A thread of a [`Volume`].
-pub(super) struct InMemory {
+pub(super) struct VolumeThread {
     volume: Arc<Volume>,
     hand: Hand,
     /// Bytes of the front-end's buffers.
@@ -35,7 +35,7 @@ impl From<Unread> for IoError {
     }
 }
 
-impl Engine for InMemory {
+impl Engine for VolumeThread {
     fn size(&self) -> u64 {
         self.volume.size_now()
     }
@@ -103,7 +103,7 @@ impl Engine for InMemory {
     }
 }
 
-impl InMemory {
+impl VolumeThread {
     /// For the thread that calls this.
     pub(super) fn new(volume: Arc<Volume>, session: Session) -> Self {
         ready_to_wait();

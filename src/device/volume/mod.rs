@@ -12,8 +12,7 @@ mod spiller;
 mod stocker;
 mod tender;
 
-use super::contract::no_log;
-use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Serving, Tuning};
+use super::contract::{Channel, Device, Extent, ExtentKind, InMemory, IoError, Serving};
 use super::counters::{Accounts, Counters};
 use super::drives::Alarm;
 use super::front::{Front, inside};
@@ -532,7 +531,7 @@ impl Device for Volume {
         let Ok(session) = self.ram.session() else { return Box::new(channel::Refused) };
         self.ram.store().budget().add(size_of::<Counters>() as u64);
         let counters = self.accounts.enter();
-        Box::new(Front::new(channel::InMemory::new(self, session), counters))
+        Box::new(Front::new(channel::VolumeThread::new(self, session), counters))
     }
 
     fn extents(
@@ -577,12 +576,34 @@ impl Serving for Volume {
         self.accounts.totals().latencies()
     }
 
-    fn grow(&self, size: u64) -> Result<()> {
-        self.grow(size)
-    }
-
     fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         self.set_ram_limit(bytes)
+    }
+
+    fn heed(&self, alarm: &Alarm) {
+        if let Some(failures) = self.ram.spill_failures() {
+            super::drives::heed(failures, alarm);
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        self.close();
+        Ok(())
+    }
+
+    fn in_memory(&self) -> Option<&dyn InMemory> {
+        Some(self)
+    }
+}
+
+impl InMemory for Volume {
+    fn stored_bytes(&self) -> u64 {
+        let stats = self.stats();
+        (stats.blocks_stored + stats.blocks_same) * BLOCK_SIZE as u64
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        self.grow(size)
     }
 
     fn set_recompress(&self, when: Recompress) -> Result<()> {
@@ -591,20 +612,6 @@ impl Serving for Volume {
 
     fn recompress(&self) -> Result<()> {
         self.recompress()
-    }
-
-    fn tune(&self, _: &Tuning) -> Result<()> {
-        Err(no_log())
-    }
-
-    fn drain(&self, _on: bool) -> Result<u64> {
-        Err(Error::usage("the volume has no log, so there is nothing to drain")
-            .mend("`ztier down` takes it down"))
-    }
-
-    fn volatile_bytes(&self) -> u64 {
-        let stats = self.stats();
-        (stats.blocks_stored + stats.blocks_same) * BLOCK_SIZE as u64
     }
 
     fn carry_swap(&self, on: bool) -> Result<()> {
@@ -621,17 +628,6 @@ impl Serving for Volume {
 
     fn disown(&self) {
         self.ram.disown();
-    }
-
-    fn heed(&self, alarm: &Alarm) {
-        if let Some(failures) = self.ram.spill_failures() {
-            super::drives::heed(failures, alarm);
-        }
-    }
-
-    fn close(&self) -> Result<()> {
-        self.close();
-        Ok(())
     }
 }
 
