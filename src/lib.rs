@@ -1,4 +1,5 @@
-//! ztier: more fast storage than the machine has, in user space.
+//! ztier: a user-space block device that compresses data in RAM and can spill to, or log on, an
+//! SSD.
 //!
 //! The modules stand in the order in which a request passes them; a layer uses only those below
 //! it, and the engines `cache`, `log` and `ram` use none of each other (`tests/tidy.rs` fails

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::ram_drive::RamDrive;
 use ztier::device::{
-    Algorithm, Channel, Device, IoError, Options, Request, Serving, SpillTo, Volume,
+    Algorithm, Channel, Device, InMemory, IoError, Options, Request, SpillTo, Volume,
     min_ram_limit_above,
 };
 use ztier::media::Memory;

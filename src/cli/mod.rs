@@ -42,8 +42,7 @@ use std::time::Duration;
 /// How long a daemon may take to answer a question.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// More fast storage than the machine has: compressed RAM disks, swap, read caches and durable
-/// logs, in user space.
+/// Block devices in user space: compressed RAM disks, swap, read caches and durable write logs
 #[derive(Parser)]
 #[command(name = "ztier", version, arg_required_else_help = true, disable_help_subcommand = true)]
 struct Cli {

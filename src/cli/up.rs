@@ -86,9 +86,9 @@ pub struct Up {
     #[arg(long)]
     abandon_log: bool,
     /// Limit on all memory of the volume, like 512M, or 25% of the machine's (or cgroup's) memory
-    /// [default: the smaller of the size and half of that memory]. With --backing: on compressed
-    /// copies of its blocks, 0 for none [default: 10%]. `auto`: it adapts to what the machine and
-    /// the volume need, within --ram-min and --ram-max
+    /// [default: what the size takes if nothing shrinks, at most half of that memory]. With
+    /// --backing: on compressed copies of its blocks, 0 for none [default: 10%]. `auto`: it adapts
+    /// to what the machine and the volume need, within --ram-min and --ram-max
     #[arg(long, value_name = "BYTES|%|auto")]
     ram_limit: Option<Limit>,
     /// With --ram-limit auto: the lowest that it may be [default: what the volume needs to work;

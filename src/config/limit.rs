@@ -109,7 +109,8 @@ impl Range {
             false => device::min_ram_limit(size, segment),
         };
         let least = least + buffers;
-        let default = size.min(machine::memory_bytes() / 2).max(least);
+        let full = (least + device::ram_in_full(size)).next_multiple_of(1 << 20);
+        let default = full.min(machine::memory_bytes() / 2).max(least);
         // Memory is taken when it is needed, so that a high limit costs nothing to begin with.
         let (start, bounds) = (u64::MAX, Bounds { min_bytes: least, max_bytes: default });
         Self { least, default, start, bounds }
@@ -279,6 +280,16 @@ mod tests {
         }
         let much = given(auto, None, Some(1 << 60)).resolve(&range()).unwrap_err().to_string();
         assert!(much.starts_with("ram-max 1048576T is more than the "), "{much}");
+    }
+
+    #[test]
+    fn the_default_holds_the_size_in_full() {
+        let size = 64 * MIB;
+        let range = Range::in_memory(size, 1 << 20, false, 3 * MIB);
+        let held = device::held_in_full(range.default - range.least);
+        assert!((size..size + MIB).contains(&held), "{held}");
+        let huge = Range::in_memory(1 << 44, 1 << 20, false, 0);
+        assert_eq!(huge.default, (machine::memory_bytes() / 2).max(huge.least));
     }
 
     #[test]

@@ -731,11 +731,12 @@ mod tests {
         // The default limit is enough.
         let plan = resolve(None, Kind::Fuse).unwrap();
         let beside = device::min_ram_limit(24 << 20, 1 << 20);
-        assert_eq!(plan.ram_limit_bytes, beside + 16 * 2 * ((1 << 20) + 4096));
-        assert_eq!(plan.limits().least, plan.ram_limit_bytes);
         plan.check_memory().unwrap();
-        let less = Plan { ram_limit_bytes: plan.ram_limit_bytes - 1, ..plan };
-        less.check_memory().unwrap_err();
+        let least = plan.limits().least;
+        assert_eq!(least, beside + 16 * 2 * ((1 << 20) + 4096));
+        let with = |ram_limit_bytes| Plan { ram_limit_bytes, ..plan.clone() };
+        with(least).check_memory().unwrap();
+        with(least - 1).check_memory().unwrap_err();
     }
 
     #[test]

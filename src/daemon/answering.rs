@@ -1,5 +1,6 @@
 //! What a daemon answers on its control socket.
 
+use super::draining;
 use super::leaving::Down;
 use super::limiter::Limiter;
 use super::log;
@@ -8,6 +9,7 @@ use super::running::Running;
 use super::signals::Event;
 use crate::config::Plan;
 use crate::control::{Asking, Handler, Noted, Request, Sample, Status, Version};
+use crate::device::LogControl;
 use crate::error::{Context, Error, Result};
 use crate::remedy;
 use crate::stats::{LogStats, Stats, time};
@@ -36,7 +38,7 @@ impl Handler for Running {
             Request::Drain => to_raw_value(&self.drain(asking)?),
             Request::AcceptLoss => {
                 asking.agree()?;
-                let lost_blocks = self.volume.note_loss()?;
+                let lost_blocks = self.volume.log().map_or(Ok(0), LogControl::note_loss)?;
                 if lost_blocks > 0 {
                     log::line(&format!("note was taken of {lost_blocks} blocks that are lost"));
                 }
@@ -75,7 +77,7 @@ impl<'a> Hurry<'a> {
     /// Says up to which segment the log is brought to the backing store.
     fn begin(running: &'a Running) -> Result<(Self, u64)> {
         let mut waiting = running.draining.lock();
-        let until_segment = running.volume.drain(true)?;
+        let until_segment = draining::hurry(&*running.volume, true)?;
         *waiting += 1;
         drop(waiting);
         Ok((Self(running), until_segment))
@@ -88,7 +90,7 @@ impl Drop for Hurry<'_> {
         *waiting -= 1;
         if *waiting == 0 {
             // It could be begun, so it can be ended.
-            let _ = self.0.volume.drain(false);
+            let _ = draining::hurry(&*self.0.volume, false);
         }
     }
 }

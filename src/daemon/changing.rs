@@ -15,12 +15,13 @@ pub(super) type LimitChange = (Option<u64>, AdaptChange);
 
 impl Running {
     fn recompress(&self, change: RecompressChange) -> Result<()> {
+        let memory = self.volume.in_memory().ok_or_else(no_recompression)?;
         let when = match change {
-            RecompressChange::Now => return self.volume.recompress(),
+            RecompressChange::Now => return memory.recompress(),
             RecompressChange::Idle => Recompress::Idle,
             RecompressChange::Off => Recompress::Off,
         };
-        self.volume.set_recompress(when)?;
+        memory.set_recompress(when)?;
         let mut state = self.state.lock();
         state.plan.recompress = when;
         state.write(&self.files)
@@ -36,9 +37,7 @@ impl Running {
     ) -> Result<()> {
         let before = self.state.lock().plan.clone();
         if recompress.is_some() && !before.is_volatile() {
-            return Err(
-                Error::usage("only a volume in memory recompresses").hint("leave out recompress")
-            );
+            return Err(no_recompression());
         }
         {
             let _changing = self.changing.try_lock_for(BUSY).ok_or_else(|| being_changed(self))?;
@@ -84,7 +83,7 @@ impl Running {
     /// Makes the volume what `new` says, and the plan `now` what the volume has become.
     fn change_volume(&self, new: &Plan, now: &mut Plan) -> Result<()> {
         if let Some(log) = new.log.as_ref().filter(|_| new.log != now.log) {
-            self.volume.tune(&tuning(log))?;
+            self.volume.log().ok_or_else(device::no_log)?.tune(&tuning(log));
             now.log = new.log.clone();
         }
         if new.ram_limit_bytes != now.ram_limit_bytes {
@@ -93,11 +92,20 @@ impl Running {
         }
         now.ram_auto = new.ram_auto;
         if new.size_bytes != now.size_bytes {
-            self.volume.grow(new.size_bytes)?;
+            self.volume.in_memory().ok_or_else(fixed_size)?.grow(new.size_bytes)?;
             now.size_bytes = new.size_bytes;
         }
         Ok(())
     }
+}
+
+fn no_recompression() -> Error {
+    Error::usage("only a volume in memory recompresses").hint("leave out recompress")
+}
+
+fn fixed_size() -> Error {
+    Error::usage("the volume has the size of its backing store")
+        .hint("make that larger, then take the volume down and up")
 }
 
 /// Changes in the plan what the limit is, or between which bounds it adapts.

@@ -15,6 +15,20 @@ const FAILURES: u64 = 3;
 /// How often to look.
 const GLANCE: Duration = Duration::from_millis(2);
 
+/// Has a log hurry, or stops that. The segment up to which it is brought to the backing store; 0
+/// where there is nothing to bring.
+///
+/// # Errors
+/// There is no backing store.
+pub(super) fn hurry(volume: &dyn Serving, on: bool) -> Result<u64> {
+    match volume.log() {
+        Some(log) => Ok(log.drain(on)),
+        None if volume.in_memory().is_none() => Ok(0),
+        None => Err(Error::usage("the volume has no log, so there is nothing to drain")
+            .hint("`ztier down` takes it down")),
+    }
+}
+
 /// Brings what is left in the log to the backing store.
 ///
 /// # Errors
@@ -23,7 +37,7 @@ pub(super) fn drain(volume: &dyn Serving) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     let mut failed_before = None;
     loop {
-        volume.drain(true)?;
+        hurry(volume, true)?;
         let Some(log) = volume.stats().log else { return Ok(()) };
         if log.clean {
             return refuse_lost(volume);
@@ -32,7 +46,7 @@ pub(super) fn drain(volume: &dyn Serving) -> Result<()> {
         let fails = log.windows_failed >= before + FAILURES;
         let failed = log.failed && !log.rescuing && !log.through;
         if failed || fails || Instant::now() >= until {
-            volume.drain(false)?;
+            hurry(volume, false)?;
             let (why, left) = (
                 if failed || fails { "a drive fails" } else { "it took too long" },
                 human(log.blocks_dirty * crate::BLOCK_SIZE as u64),

@@ -7,7 +7,7 @@ use super::log;
 use super::running::Running;
 use crate::BLOCK_SIZE;
 use crate::config::{Bounds, Plan, Usage};
-use crate::device::{Recompress, Worker};
+use crate::device::{InMemory, Recompress, Worker};
 use crate::error::{Error, Result};
 use crate::limit::{
     Change, Controller, Decision, DiskReads, Machine, Ours, Ramp, Reason, Report, Role, STEP,
@@ -130,7 +130,7 @@ impl Adapting {
         }
         if decision.recompress && plan.recompress == Recompress::Idle {
             // There may be nothing to gain, or no memory for it: then it stays as it is.
-            let _ = running.volume.recompress();
+            let _ = running.volume.in_memory().map(InMemory::recompress);
         }
         self.tell(&machine, &bounds, decision);
         true

@@ -7,7 +7,7 @@ use super::memory_holder::Kept;
 use super::opening::Opening;
 use crate::config::log::LogPlan;
 use crate::config::{Paths, Plan, Usage, machine, size};
-use crate::device::{self, Sector, Serving, Volume};
+use crate::device::{self, LogControl, Sector, Serving, Volume};
 use crate::error::Result;
 use crate::log::Accepted;
 use crate::media::Memory;
@@ -40,14 +40,14 @@ pub(super) fn create(
     progress: &dyn Fn(&str),
 ) -> Result<Made> {
     let mut made = create_anew(plan, paths, kept, progress)?;
-    if plan.is_volatile() {
+    if let Some(memory) = made.volume.in_memory() {
         // Without recompression the volume is usable all the same.
-        let recompress = made.volume.set_recompress(plan.recompress);
+        let recompress = memory.set_recompress(plan.recompress);
         made.notes.extend(recompress.err().map(|e| e.to_string()));
-    }
-    if matches!(plan.usage, Some(Usage::Swap { .. })) {
-        // The machine may be swapping to the device as soon as it is served.
-        made.volume.carry_swap(true)?;
+        if matches!(plan.usage, Some(Usage::Swap { .. })) {
+            // The machine may be swapping to the device as soon as it is served.
+            memory.carry_swap(true)?;
+        }
     }
     Ok(made)
 }
@@ -113,7 +113,8 @@ fn spill(plan: &Plan, memory: &Memory) -> Result<Option<device::SpillTo>> {
 fn too_large(plan: &Plan, below: Option<&device::SpillTo>) -> Option<String> {
     let most = plan.ram_auto.map_or(plan.ram_limit_bytes, |bounds| bounds.max_bytes);
     let slots = below.map_or(0, |below| u64::from(below.slots));
-    let homes = most + slots * u64::from(plan.segment_bytes);
+    let held = device::held_in_full(most.saturating_sub(plan.limits().least));
+    let homes = held + slots * u64::from(plan.segment_bytes);
     let (homes_of, least) = match below {
         Some(_) => ("memory and spill device together hold", homes * 2),
         None if matches!(plan.usage, Some(Usage::Swap { .. })) => return None,
@@ -139,7 +140,7 @@ fn open_log(
     log: &LogPlan,
     paths: &Paths,
     memory: &Memory,
-    told: &dyn Fn(&str),
+    progress: &dyn Fn(&str),
 ) -> Result<Made> {
     let (drives, state) = ((log.log.clone(), log.backing.clone()), paths.state.clone());
     let pair = device::Pair {
@@ -165,9 +166,9 @@ fn open_log(
             ..crate::log::Options::default()
         },
     };
-    let opening = Opening::new(told);
-    let told = |step| opening.at(step);
-    let device::Opened { volume, notes } = pair.open(options, memory, &told)?;
+    let opening = Opening::new(progress);
+    let progress = |step| opening.at(step);
+    let device::Opened { volume, notes } = pair.open(options, memory, &progress)?;
     log::line(&volume.report().to_string());
     notes.iter().for_each(|note| log::line(note));
     let report = volume.report();

@@ -428,7 +428,9 @@ impl Running {
         if end != End::Down {
             return log::line(&format!("{name} waits for its next daemon"));
         }
-        self.volume.disown();
+        if let Some(memory) = self.volume.in_memory() {
+            memory.disown();
+        }
         let (plan, files) = (self.state.lock().plan.clone(), self.files.clone());
         let volume = Arc::clone(&self.volume);
         drop(self);

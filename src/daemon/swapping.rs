@@ -50,13 +50,13 @@ impl Running {
         let wanted = [(PAGE_CLUSTER, ask.page_cluster), (SWAPPINESS, ask.swappiness)];
         let tuned = state::settings(&self.files, &wanted, &mut notes);
         let usage = Usage::Swap { priority: ask.priority, tuned, forced: ask.force };
-        self.volume.carry_swap(true)?;
+        self.carry_swap(true)?;
         make_present();
         self.note_usage(Some(usage.clone()))?;
         let homes = self.homes();
         let made = (true, homes.announced());
         if let Err(e) = usage::begin(&usage, &device, made, &|what| log::line(what)) {
-            self.volume.carry_swap(false)?;
+            self.carry_swap(false)?;
             self.note_usage(None)?;
             return Err(e);
         }
@@ -64,6 +64,10 @@ impl Running {
         notes.extend(homes.about());
         log::line(&format!("{name} is swap, by {}", device.display()));
         Ok(Self::swapping(&device, &usage, notes))
+    }
+
+    fn carry_swap(&self, on: bool) -> Result<()> {
+        self.volume.in_memory().map_or(Ok(()), |memory| memory.carry_swap(on))
     }
 
     /// Takes the device out of use as swap.
@@ -93,7 +97,7 @@ impl Running {
         let was = Self::swapping(&device, &usage, Vec::new());
         self.look_how_it_compresses();
         usage::end_within(&usage, &device, usage::END_ALONE)?;
-        self.volume.carry_swap(false)?;
+        self.carry_swap(false)?;
         state::untune(&self.files, Some(&usage));
         self.note_usage(None)?;
         let changed = |t: &Tuned| t.now().is_ok_and(|now| now != t.before);

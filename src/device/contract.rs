@@ -4,6 +4,7 @@
 //! own, run to completion: when `submit` returns, the request is done.
 
 use super::drives::Alarm;
+use super::front::inside;
 use crate::error::{Error, Result as Outcome};
 use crate::log::Policy;
 use crate::media::MadeFor;
@@ -181,11 +182,16 @@ pub trait Device: Send + Sync + 'static {
 
     /// What is behind `len` bytes from `offset` on: at least one and at most `most` runs, in order,
     /// together at most `len` bytes (fewer when `most` runs do not reach that far, or to look at
-    /// all of it would hold up others).
+    /// all of it would hold up others). What a drive holds is unknown without reading it, and is
+    /// all data.
     ///
     /// # Errors
     /// [`IoError::OutOfRange`].
-    fn extents(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>, IoError>;
+    fn extents(&self, offset: u64, len: u64, most: usize) -> Result<Vec<Extent>, IoError> {
+        let _ = most;
+        inside(offset, len, self.size())?;
+        Ok(vec![Extent { len, kind: ExtentKind::Data }])
+    }
 }
 
 /// How a log works, as far as that can be changed while it does.
@@ -212,81 +218,88 @@ pub trait Serving: Device {
         None
     }
 
-    /// Makes the device larger, at once.
-    ///
-    /// # Errors
-    /// A size that cannot be; then nothing changes.
-    fn grow(&self, size: u64) -> Outcome<()>;
-
     /// Changes the limit on memory, in bytes.
     ///
     /// # Errors
     /// A limit that cannot be; then nothing changes.
     fn set_ram_limit(&self, bytes: u64) -> Outcome<()>;
 
-    /// Changes when cold data is recompressed.
-    ///
-    /// # Errors
-    /// Its data is not kept in memory alone.
-    fn set_recompress(&self, _: Recompress) -> Outcome<()> {
-        Err(Error::usage("only a volume in memory recompresses").hint("leave out recompress"))
-    }
-
-    /// Begins to recompress everything that was not read lately.
-    ///
-    /// # Errors
-    /// As [`Self::set_recompress`].
-    fn recompress(&self) -> Outcome<()> {
-        self.set_recompress(Recompress::Idle)
-    }
-
-    /// Changes how a log works.
-    ///
-    /// # Errors
-    /// There is no log.
-    fn tune(&self, tuning: &Tuning) -> Outcome<()>;
-
-    /// Hurries to bring to the backing store what the log holds now, or stops hurrying to. It is
-    /// there when the log's tail has come to the segment that is returned; 0: there is nothing.
-    ///
-    /// # Errors
-    /// There is no backing store.
-    fn drain(&self, on: bool) -> Outcome<u64>;
-
-    /// Bytes of data that exist nowhere else and end with [`Self::close`].
-    fn volatile_bytes(&self) -> u64;
-
-    /// Takes the volume's name off what means nothing without it, once it is gone for good: others
-    /// may use that then.
-    fn disown(&self) {}
-
-    /// Prepares for the machine to swap to the device, which may then be short of memory itself; or
-    /// ends that.
-    ///
-    /// # Errors
-    /// There is no room for what that needs.
-    fn carry_swap(&self, _on: bool) -> Outcome<()> {
-        Ok(())
-    }
-
     /// Has `alarm` called whenever a drive below has failed a request, or blocks turn out to be
     /// lost. It must neither wait nor allocate.
-    fn heed(&self, _alarm: &Alarm) {}
-
-    /// Takes note of all blocks that are lost: no user needs to be told of these any more. How
-    /// many they are.
-    ///
-    /// # Errors
-    /// That can't be written down.
-    fn note_loss(&self) -> Outcome<u64> {
-        Ok(0)
-    }
+    fn heed(&self, alarm: &Alarm);
 
     /// Ends the volume's own work; what can be durable is.
     ///
     /// # Errors
     /// Something that was acknowledged could not be made durable.
     fn close(&self) -> Outcome<()>;
+
+    /// What only a volume without a backing store can do.
+    fn in_memory(&self) -> Option<&dyn InMemory> {
+        None
+    }
+
+    /// What only a volume with a log can do.
+    fn log(&self) -> Option<&dyn LogControl> {
+        None
+    }
+
+    /// Bytes of data that exist nowhere else and end with [`Self::close`].
+    fn volatile_bytes(&self) -> u64 {
+        self.in_memory().map_or(0, InMemory::stored_bytes)
+    }
+}
+
+/// A volume whose data is in memory and on a spill device, and nowhere else.
+pub trait InMemory {
+    /// Bytes of data that is stored.
+    fn stored_bytes(&self) -> u64;
+
+    /// Makes the device larger, at once.
+    ///
+    /// # Errors
+    /// A size that cannot be; then nothing changes.
+    fn grow(&self, size: u64) -> Outcome<()>;
+
+    /// Changes when cold data is recompressed.
+    ///
+    /// # Errors
+    /// There is no memory for that.
+    fn set_recompress(&self, when: Recompress) -> Outcome<()>;
+
+    /// Begins to recompress everything that was not read lately.
+    ///
+    /// # Errors
+    /// As [`Self::set_recompress`].
+    fn recompress(&self) -> Outcome<()>;
+
+    /// Prepares for the machine to swap to the device, which may then be short of memory itself; or
+    /// ends that.
+    ///
+    /// # Errors
+    /// There is no room for what that needs.
+    fn carry_swap(&self, on: bool) -> Outcome<()>;
+
+    /// Takes the volume's name off what means nothing without it, once it is gone for good: others
+    /// may use that then.
+    fn disown(&self);
+}
+
+/// A volume with a log before its backing store.
+pub trait LogControl {
+    /// Changes how the log works.
+    fn tune(&self, tuning: &Tuning);
+
+    /// Hurries to bring to the backing store what the log holds now, or stops hurrying to. It is
+    /// there when the log's tail has come to the segment that is returned.
+    fn drain(&self, on: bool) -> u64;
+
+    /// Takes note of all blocks that are lost: no user needs to be told of these any more. How
+    /// many they are.
+    ///
+    /// # Errors
+    /// That can't be written down.
+    fn note_loss(&self) -> Outcome<u64>;
 }
 
 /// One thread's way into a device: owns the scratch memory and the counters of that thread.

@@ -4,15 +4,16 @@
 //! has it; every request is counted once. A request is cut at groups of 16 blocks, which the
 //! contract allows.
 
-use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
-use super::counters::{Accounts, Counters, Kind, Outcome};
+use super::contract::{Channel, Device, IoError, LogControl, Serving, Tuning};
+use super::counters::{Accounts, Counters};
 use super::drives::{self, Alarm};
+use super::front::{Engine, Front};
 use super::record::{Book, Record, common};
 use super::split::{Piece, Zeroed, each, each_mut};
 use crate::BLOCK_SIZE;
 use crate::cache::Cached;
 use crate::codec::Algorithm;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::log::{
     self, Fault, Inspection, Kept, LogIoContext, LogReadDrive, Logged, OpenError, Policy, Runtime,
     Standing,
@@ -23,7 +24,6 @@ use crate::stats::{Latencies, LogStats, Stats};
 use crate::sync::{Mutex, ready_to_wait};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Requests have seldom as many blocks: 2 MiB.
@@ -311,19 +311,7 @@ impl Device for LogVolume {
         ready_to_wait();
         let counters = self.accounts.enter();
         let io = LogIoContext::new(self.options.algorithm);
-        Box::new(LogChannel { volume: self, io, counters })
-    }
-
-    fn extents(
-        &self,
-        offset: u64,
-        len: u64,
-        _most: usize,
-    ) -> std::result::Result<Vec<Extent>, IoError> {
-        // What the backing store holds is unknown without reading it.
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size());
-        let all = Extent { len, kind: ExtentKind::Data };
-        if inside { Ok(vec![all]) } else { Err(IoError::OutOfRange) }
+        Box::new(Front::new(LogChannel { volume: self, io }, counters))
     }
 }
 
@@ -333,45 +321,12 @@ impl Serving for LogVolume {
         let _ = self.alarm.set(Arc::clone(alarm)); // the first one stays
     }
 
-    fn note_loss(&self) -> Result<u64> {
-        let kept = self.record.lock();
-        // The listener leaves the note alone meanwhile.
-        let mut kept = kept.as_ref().map(|(book, record)| (book, record.lock()));
-        let lost = self.logged.standing().lost;
-        if let Some((book, record)) = &mut kept {
-            let now = Record { noted: lost.clone(), ..Record::clone(record) };
-            book.save(&now)?;
-            **record = now;
-        }
-        let count = lost.iter().map(|(_, count)| count).sum();
-        *self.noted.lock() = lost;
-        Ok(count)
-    }
-
-    fn drain(&self, on: bool) -> Result<u64> {
-        Ok(self.drain(on))
-    }
-
-    fn tune(&self, tuning: &Tuning) -> Result<()> {
-        self.logged.core().set_idle_ms(tuning.commit_interval_ms);
-        self.logged.keep(tuning.keep_percent);
-        if let Some(runtime) = &*self.runtime.lock() {
-            runtime.set_policy(tuning.policy);
-        }
-        Ok(())
-    }
-
     fn stats(&self) -> Stats {
         self.stats()
     }
 
     fn latencies(&self) -> Latencies {
         self.accounts.totals().latencies()
-    }
-
-    fn grow(&self, _size: u64) -> Result<()> {
-        Err(Error::usage("a volume with a log has the size of its backing store")
-            .hint("make that larger, then take the volume down and up"))
     }
 
     fn made_for(&self) -> Option<MadeFor> {
@@ -396,12 +351,41 @@ impl Serving for LogVolume {
         }
     }
 
-    fn volatile_bytes(&self) -> u64 {
-        0
-    }
-
     fn close(&self) -> Result<()> {
         self.close().context("the log could not be closed in order")
+    }
+
+    fn log(&self) -> Option<&dyn LogControl> {
+        Some(self)
+    }
+}
+
+impl LogControl for LogVolume {
+    fn tune(&self, tuning: &Tuning) {
+        self.logged.core().set_idle_ms(tuning.commit_interval_ms);
+        self.logged.keep(tuning.keep_percent);
+        if let Some(runtime) = &*self.runtime.lock() {
+            runtime.set_policy(tuning.policy);
+        }
+    }
+
+    fn drain(&self, on: bool) -> u64 {
+        self.drain(on)
+    }
+
+    fn note_loss(&self) -> Result<u64> {
+        let kept = self.record.lock();
+        // The listener leaves the note alone meanwhile.
+        let mut kept = kept.as_ref().map(|(book, record)| (book, record.lock()));
+        let lost = self.logged.standing().lost;
+        if let Some((book, record)) = &mut kept {
+            let now = Record { noted: lost.clone(), ..Record::clone(record) };
+            book.save(&now)?;
+            **record = now;
+        }
+        let count = lost.iter().map(|(_, count)| count).sum();
+        *self.noted.lock() = lost;
+        Ok(count)
     }
 }
 
@@ -409,61 +393,27 @@ impl Serving for LogVolume {
 struct LogChannel {
     volume: Arc<LogVolume>,
     io: LogIoContext,
-    counters: Arc<Counters>,
 }
 
-impl Channel for LogChannel {
-    fn submit(
-        &mut self,
-        request: Request<'_>,
-        arrived: Instant,
-    ) -> std::result::Result<(), IoError> {
-        let start = Instant::now();
-        let (kind, offset, len) = Kind::of(&request);
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.volume.size());
-        let result = if !inside {
-            self.counters.count_invalid();
-            Err(IoError::OutOfRange)
-        } else if kind == Kind::Discard && !self.volume.discards {
-            Err(IoError::Unsupported)
-        } else {
-            self.serve(request).map_err(IoError::from)
-        };
-        let waiting: Duration = start.saturating_duration_since(arrived);
-        let (failed, serving) = (result.is_err(), start.elapsed());
-        self.counters.count(kind, Outcome { bytes: len, failed, waiting, serving });
-        result
-    }
-}
-
-impl LogChannel {
-    fn serve(&mut self, request: Request<'_>) -> std::result::Result<(), Fault> {
-        let sync = self.volume.options.sync;
-        let durable = match request {
-            Request::Read { offset, buf } => return self.read(offset, buf),
-            Request::Write { offset, data, fua } => {
-                self.write(offset, data)?;
-                fua
-            }
-            Request::Flush => return self.volume.logged.flush(),
-            Request::Discard { offset, len } => {
-                self.zero(offset, len)?;
-                false
-            }
-            Request::WriteZeroes { offset, len, fua, .. } => {
-                self.zero(offset, len)?;
-                fua
-            }
-        };
-        if durable || sync { self.volume.logged.flush() } else { Ok(()) }
+impl Engine for LogChannel {
+    fn size(&self) -> u64 {
+        self.volume.size()
     }
 
-    fn read(&mut self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), Fault> {
+    fn discards(&self) -> bool {
+        self.volume.discards
+    }
+
+    fn is_sync(&self) -> bool {
+        self.volume.options.sync
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> std::result::Result<(), IoError> {
         let (volume, io) = (&self.volume, &mut self.io);
         let logged = &volume.logged;
         each_mut(offset, buf, |piece, now| match piece {
             Piece::Blocks { first, .. } => {
-                logged.read(io, first, now.as_chunks_mut::<BLOCK_SIZE>().0)
+                Ok(logged.read(io, first, now.as_chunks_mut::<BLOCK_SIZE>().0)?)
             }
             Piece::Part { block, from, len } => {
                 volume.partial[0].fetch_add(1, Ordering::Relaxed);
@@ -475,19 +425,21 @@ impl LogChannel {
         })
     }
 
-    fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), Fault> {
+    fn write(&mut self, offset: u64, data: &[u8]) -> std::result::Result<(), IoError> {
         let (volume, io) = (&self.volume, &mut self.io);
         let logged = &volume.logged;
         each(offset, data, |piece, now| match piece {
-            Piece::Blocks { first, .. } => logged.write(io, first, now.as_chunks::<BLOCK_SIZE>().0),
+            Piece::Blocks { first, .. } => {
+                Ok(logged.write(io, first, now.as_chunks::<BLOCK_SIZE>().0)?)
+            }
             Piece::Part { block, from, len } => {
                 volume.partial[1].fetch_add(1, Ordering::Relaxed);
-                logged.modify(io, block, |b| b[from..from + len].copy_from_slice(now))
+                Ok(logged.modify(io, block, |b| b[from..from + len].copy_from_slice(now))?)
             }
         })
     }
 
-    fn zero(&mut self, offset: u64, len: u64) -> std::result::Result<(), Fault> {
+    fn zero(&mut self, offset: u64, len: u64, _keep: bool) -> std::result::Result<(), IoError> {
         let logged = &self.volume.logged;
         let zeroed = Zeroed::new(offset, len);
         for (block, bytes) in zeroed.parts.into_iter().flatten() {
@@ -495,13 +447,15 @@ impl LogChannel {
         }
         match zeroed.blocks {
             blocks if blocks.is_empty() => Ok(()),
-            blocks => logged.discard(blocks.start, blocks.end - blocks.start),
+            blocks => Ok(logged.discard(blocks.start, blocks.end - blocks.start)?),
         }
     }
-}
 
-impl Drop for LogChannel {
-    fn drop(&mut self) {
-        self.volume.accounts.leave(&self.counters);
+    fn flush(&mut self) -> std::result::Result<(), IoError> {
+        Ok(self.volume.logged.flush()?)
+    }
+
+    fn leave(&mut self, counters: &Arc<Counters>) {
+        self.volume.accounts.leave(counters);
     }
 }

@@ -6,9 +6,10 @@
 //! sectors where that can: such a write locks its stripe exclusively; writes of whole blocks share
 //! it.
 
-use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Request, Serving, Tuning};
-use super::counters::{Accounts, Counters, Kind, Outcome};
+use super::contract::{Channel, Device, IoError, Serving};
+use super::counters::{Accounts, Counters};
 use super::drives::{self, Alarm};
+use super::front::{Engine, Front};
 use super::record::Book;
 use crate::BLOCK_SIZE;
 use crate::cache::Cached;
@@ -23,7 +24,6 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 const STRIPES: usize = 64;
@@ -149,13 +149,10 @@ impl Device for PassthroughVolume {
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         ready_to_wait();
         let counters = self.accounts.enter();
-        Box::new(PassthroughChannel { volume: self, counters, page: Box::new([0; BLOCK_SIZE]) })
-    }
-
-    fn extents(&self, offset: u64, len: u64, _most: usize) -> Result<Vec<Extent>, IoError> {
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.size());
-        let all = Extent { len, kind: ExtentKind::Data };
-        if inside { Ok(vec![all]) } else { Err(IoError::OutOfRange) }
+        Box::new(Front::new(
+            PassthroughChannel { volume: self, page: Box::new([0; BLOCK_SIZE]) },
+            counters,
+        ))
     }
 }
 
@@ -168,28 +165,11 @@ impl Serving for PassthroughVolume {
         self.accounts.totals().latencies()
     }
 
-    fn grow(&self, _size: u64) -> Result<()> {
-        Err(Error::usage("the volume has the size of its backing store")
-            .hint("make that larger, then take the volume down and up"))
-    }
-
     fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         match &self.cache {
             Some(cache) => cache.set_limit(bytes),
             None => Err(super::contract::no_copies()),
         }
-    }
-
-    fn tune(&self, _tuning: &Tuning) -> Result<()> {
-        Err(super::contract::no_log())
-    }
-
-    fn drain(&self, _on: bool) -> Result<u64> {
-        Ok(0)
-    }
-
-    fn volatile_bytes(&self) -> u64 {
-        0
     }
 
     fn heed(&self, alarm: &Alarm) {
@@ -206,7 +186,6 @@ impl Serving for PassthroughVolume {
 /// One thread's way to it.
 struct PassthroughChannel {
     volume: Arc<PassthroughVolume>,
-    counters: Arc<Counters>,
     page: Box<[u8; BLOCK_SIZE]>,
 }
 
@@ -218,28 +197,7 @@ fn parts(range: Range<u64>) -> (Range<u64>, Range<u64>, Range<u64>) {
 }
 
 impl PassthroughChannel {
-    fn serve(&mut self, request: Request<'_>) -> Result<(), DriveError> {
-        let backing = &self.volume.backing;
-        let durable = match request {
-            Request::Read { offset, buf } => return self.read(offset, buf),
-            Request::Write { offset, data, fua } => {
-                self.write(offset, data)?;
-                fua
-            }
-            Request::Flush => return backing.flush(),
-            Request::Discard { offset, len } => {
-                self.zero(offset, len)?;
-                false
-            }
-            Request::WriteZeroes { offset, len, fua, .. } => {
-                self.zero(offset, len)?;
-                fua
-            }
-        };
-        if durable { self.volume.backing.flush() } else { Ok(()) }
-    }
-
-    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DriveError> {
+    fn read_parts(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), DriveError> {
         let (head, whole, tail) = parts(offset..offset + buf.len() as u64);
         let backing = &self.volume.backing;
         for part in [&head, &tail] {
@@ -258,7 +216,7 @@ impl PassthroughChannel {
         backing.read(whole.start, &mut buf[from..to])
     }
 
-    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
+    fn write_parts(&mut self, offset: u64, data: &[u8]) -> Result<(), DriveError> {
         let (head, whole, tail) = parts(offset..offset + data.len() as u64);
         for part in [&head, &tail] {
             if !part.is_empty() {
@@ -274,7 +232,7 @@ impl PassthroughChannel {
         self.volume.backing.write(whole.start, &data[from..to])
     }
 
-    fn zero(&mut self, offset: u64, len: u64) -> Result<(), DriveError> {
+    fn zero_parts(&mut self, offset: u64, len: u64) -> Result<(), DriveError> {
         let (head, whole, tail) = parts(offset..offset + len);
         for part in [&head, &tail] {
             if !part.is_empty() {
@@ -290,29 +248,39 @@ impl PassthroughChannel {
     }
 }
 
-impl Channel for PassthroughChannel {
-    fn submit(&mut self, request: Request<'_>, arrived: Instant) -> Result<(), IoError> {
-        let start = Instant::now();
-        let (kind, offset, len) = Kind::of(&request);
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.volume.size());
-        let result = if !inside {
-            self.counters.count_invalid();
-            Err(IoError::OutOfRange)
-        } else if kind == Kind::Discard && !self.volume.discards {
-            Err(IoError::Unsupported)
-        } else {
-            self.serve(request).map_err(|e| IoError::Drive(e.errno))
-        };
-        let waiting = start.saturating_duration_since(arrived);
-        let (failed, serving) = (result.is_err(), start.elapsed());
-        self.counters.count(kind, Outcome { bytes: len, failed, waiting, serving });
-        result
+impl From<DriveError> for IoError {
+    fn from(error: DriveError) -> Self {
+        Self::Drive(error.errno)
     }
 }
 
-impl Drop for PassthroughChannel {
-    fn drop(&mut self) {
-        self.volume.accounts.leave(&self.counters);
+impl Engine for PassthroughChannel {
+    fn size(&self) -> u64 {
+        self.volume.backing.size()
+    }
+
+    fn discards(&self) -> bool {
+        self.volume.discards
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        Ok(self.read_parts(offset, buf)?)
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        Ok(self.write_parts(offset, data)?)
+    }
+
+    fn zero(&mut self, offset: u64, len: u64, _keep: bool) -> Result<(), IoError> {
+        Ok(self.zero_parts(offset, len)?)
+    }
+
+    fn flush(&mut self) -> Result<(), IoError> {
+        Ok(self.volume.backing.flush()?)
+    }
+
+    fn leave(&mut self, counters: &Arc<Counters>) {
+        self.volume.accounts.leave(counters);
     }
 }
 

@@ -235,10 +235,10 @@ fn run(
     args: (&[&str], &[&str]),
     on: &Path,
     limit: Duration,
-    told: &dyn Fn(&str),
+    progress: &dyn Fn(&str),
 ) -> Result<()> {
     let what = || format!("{program} {}", on.display());
-    told(&what());
+    progress(&what());
     let mut child = start(program, args, on)?;
     let begun = Instant::now();
     let mut tell = TELL;
@@ -252,7 +252,7 @@ fn run(
             return Err(Error::failure(format!("{} takes longer than {seconds} s", what())));
         }
         if begun.elapsed() >= tell {
-            told(&what());
+            progress(&what());
             tell += TELL;
         }
         std::thread::sleep(LOOK);
@@ -298,15 +298,15 @@ mod tests {
 
     #[test]
     fn programs_are_bounded_and_their_errors_told() {
-        let told = std::cell::Cell::new(0);
-        let tell = |_: &str| told.set(told.get() + 1);
+        let count = std::cell::Cell::new(0);
+        let tell = |_: &str| count.set(count.get() + 1);
         let run = |program: &str, args: &[&str], limit| {
             run(program, (args, &[]), Path::new("30"), Duration::from_secs(limit), &tell)
         };
         let begun = Instant::now();
         let late = run("sleep", &[], 5).unwrap_err().to_string();
         assert!(late.contains("sleep 30 takes longer than 5 s"), "{late}");
-        assert!(begun.elapsed() < Duration::from_secs(25) && told.get() > 1, "{}", told.get());
+        assert!(begun.elapsed() < Duration::from_secs(25) && count.get() > 1, "{}", count.get());
         run("test", &["30", "-eq"], 20).unwrap();
     }
 

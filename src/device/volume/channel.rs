@@ -1,22 +1,21 @@
-//! One thread's way into a volume: range check, the choice to share the work, counters, latency.
+//! One thread's way into a volume in memory: the choice to share the work, buffers on the budget.
 
 use super::Volume;
 use super::io_context::IoContext;
 use super::worker_pool::{WORTH_SHARING, Work};
-use crate::device::contract::{Channel, IoError, Load, Request, Way};
-use crate::device::counters::{Counters, Kind, Outcome};
+use crate::device::contract::{Channel, IoError, Load, Request};
+use crate::device::counters::Counters;
+use crate::device::front::Engine;
 use crate::ram::store::Session;
 use crate::ram::{NoSpace, Unread};
 use crate::sync::ready_to_wait;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// A [`Channel`] of a [`Volume`], in cache lines that no other thread writes to.
-#[repr(align(128))]
-pub(super) struct VolumeChannel {
+/// A thread of a [`Volume`].
+pub(super) struct VolumeThread {
     volume: Arc<Volume>,
     io: IoContext,
-    counters: Arc<Counters>,
     /// Bytes of the front-end's buffers.
     buffers: u64,
 }
@@ -36,25 +35,50 @@ impl From<Unread> for IoError {
     }
 }
 
-impl Channel for VolumeChannel {
-    fn submit(&mut self, request: Request<'_>, arrived: Instant) -> Result<(), IoError> {
-        let (kind, offset, len) = Kind::of(&request);
-        self.count(kind, offset, len, arrived, |channel| channel.serve(request))
+impl Engine for VolumeThread {
+    fn size(&self) -> u64 {
+        self.volume.size_now()
     }
 
-    fn ship(
-        &mut self,
-        load: Load<'_>,
-        scratch: &mut [u8],
-        arrived: Instant,
-    ) -> Result<(), IoError> {
+    fn discards(&self) -> bool {
+        true
+    }
+
+    fn read(&mut self, offset: u64, buf: &mut [u8]) -> Result<(), IoError> {
+        let Self { volume, io, .. } = self;
+        match volume.pool() {
+            Some(pool) if buf.len() >= WORTH_SHARING => {
+                pool.share(volume.ram(), io, Work::Read { offset, buf })
+            }
+            _ => io.read(volume.ram(), offset, buf),
+        }
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), IoError> {
+        let Self { volume, io, .. } = self;
+        match volume.pool() {
+            Some(pool) if data.len() >= WORTH_SHARING => {
+                pool.share(volume.ram(), io, Work::Write { offset, data })
+            }
+            _ => io.write(volume.ram(), offset, data),
+        }
+    }
+
+    fn zero(&mut self, offset: u64, len: u64, keep: bool) -> Result<(), IoError> {
+        self.io.zero(self.volume.ram(), offset, len, keep)
+    }
+
+    /// Memory is as durable as this volume gets. What a write acknowledged, every later read on any
+    /// thread sees.
+    fn flush(&mut self) -> Result<(), IoError> {
+        Ok(())
+    }
+
+    fn ship(&mut self, load: Load<'_>, scratch: &mut [u8]) -> Result<(), IoError> {
+        let Self { volume, io, .. } = self;
         let Load { way, offset, len, mover } = load;
-        let kind = if way == Way::In { Kind::Write } else { Kind::Read };
-        self.count(kind, offset, len as u64, arrived, |Self { volume, io, .. }| {
-            let pool = volume.pool().ok_or(IoError::Unsupported)?;
-            let work = Work::Move { way, offset, len, mover, scratch };
-            pool.share(volume.ram(), io, work)
-        })
+        let pool = volume.pool().ok_or(IoError::Unsupported)?;
+        pool.share(volume.ram(), io, Work::Move { way, offset, len, mover, scratch })
     }
 
     fn count_buffers(&mut self, bytes: u64) {
@@ -69,76 +93,21 @@ impl Channel for VolumeChannel {
             budget.give(std::mem::replace(&mut self.buffers, bytes));
         }
     }
+
+    fn take_stalled(&mut self) -> Duration {
+        std::mem::take(&mut self.io.session.stalled)
+    }
+
+    fn leave(&mut self, counters: &Arc<Counters>) {
+        self.volume.leave(&self.io.session, counters);
+    }
 }
 
-impl VolumeChannel {
+impl VolumeThread {
     /// For the thread that calls this.
-    pub(super) fn new(volume: Arc<Volume>, session: Session, counters: Arc<Counters>) -> Self {
+    pub(super) fn new(volume: Arc<Volume>, session: Session) -> Self {
         ready_to_wait();
-        Self { volume, io: IoContext::new(session), counters, buffers: 0 }
-    }
-
-    /// Has a request served if it is one, and counts how that went.
-    fn count(
-        &mut self,
-        kind: Kind,
-        offset: u64,
-        len: u64,
-        arrived: Instant,
-        serve: impl FnOnce(&mut Self) -> Result<(), IoError>,
-    ) -> Result<(), IoError> {
-        let start = Instant::now();
-        let size = self.volume.size_now();
-        let result = if offset.checked_add(len).is_none_or(|end| end > size) {
-            self.counters.count_invalid();
-            Err(IoError::OutOfRange)
-        } else {
-            serve(self)
-        };
-        let stalled = std::mem::take(&mut self.io.session.stalled);
-        self.counters.count(
-            kind,
-            Outcome {
-                bytes: len,
-                failed: result.is_err(),
-                waiting: start.saturating_duration_since(arrived) + stalled,
-                serving: start.elapsed().saturating_sub(stalled),
-            },
-        );
-        result
-    }
-
-    fn serve(&mut self, request: Request<'_>) -> Result<(), IoError> {
-        let Self { volume, io, .. } = self;
-        let ram = volume.ram();
-        match request {
-            Request::Read { offset, buf } => match volume.pool() {
-                Some(pool) if buf.len() >= WORTH_SHARING => {
-                    pool.share(ram, io, Work::Read { offset, buf })
-                }
-                _ => io.read(ram, offset, buf),
-            },
-            // Memory is as durable as this volume gets: FUA and flush have nothing to wait for.
-            // What a write acknowledged, every later read on any thread sees.
-            Request::Write { offset, data, fua: _ } => match volume.pool() {
-                Some(pool) if data.len() >= WORTH_SHARING => {
-                    pool.share(ram, io, Work::Write { offset, data })
-                }
-                _ => io.write(ram, offset, data),
-            },
-            Request::Flush => Ok(()),
-            Request::Discard { offset, len } => io.zero(ram, offset, len, false),
-            Request::WriteZeroes { offset, len, no_hole, fua: _ } => {
-                io.zero(ram, offset, len, no_hole)
-            }
-        }
-    }
-}
-
-impl Drop for VolumeChannel {
-    fn drop(&mut self) {
-        self.count_buffers(0);
-        self.volume.leave(&self.io.session, &self.counters);
+        Self { volume, io: IoContext::new(session), buffers: 0 }
     }
 }
 

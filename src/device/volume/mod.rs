@@ -12,10 +12,10 @@ mod refill;
 mod spiller;
 mod worker_pool;
 
-use super::contract::no_log;
-use super::contract::{Channel, Device, Extent, ExtentKind, IoError, Serving, Tuning};
+use super::contract::{Channel, Device, Extent, ExtentKind, InMemory, IoError, Serving};
 use super::counters::{Accounts, Counters};
 use super::drives::Alarm;
+use super::front::{Front, inside};
 use super::worker::Worker;
 use crate::BLOCK_SIZE;
 use crate::codec::Algorithm;
@@ -92,6 +92,20 @@ pub struct Volume {
 pub fn min_ram_limit(size: u64, segment: u32) -> u64 {
     let directory = (size.div_ceil(LEAF * BLOCK_SIZE as u64) * 8).next_multiple_of(4096);
     directory + (RESERVE_SEGMENTS + 4) * u64::from(segment) + (4 << 20)
+}
+
+/// What data that does not shrink takes beside itself is one part in so many of it: index leaves,
+/// record headers, ends of segments, and the garbage without which nothing can be cleaned.
+const BESIDE_FULL: u64 = 16;
+
+/// What `size` bytes of data take, beside what [`min_ram_limit`] counts, if none of it shrinks.
+pub fn ram_in_full(size: u64) -> u64 {
+    size + size / BESIDE_FULL
+}
+
+/// The inverse of [`ram_in_full`]: how many bytes of data `ram` bytes hold if none of it shrinks.
+pub fn held_in_full(ram: u64) -> u64 {
+    (u128::from(ram) * u128::from(BESIDE_FULL) / u128::from(BESIDE_FULL + 1)) as u64
 }
 
 /// The least limit, in bytes, under which a device of `size` bytes works above a spill device.
@@ -517,7 +531,7 @@ impl Device for Volume {
         let Ok(session) = self.ram.session() else { return Box::new(channel::Refused) };
         self.ram.store().budget().add(size_of::<Counters>() as u64);
         let counters = self.accounts.enter();
-        Box::new(channel::VolumeChannel::new(self, session, counters))
+        Box::new(Front::new(channel::VolumeThread::new(self, session), counters))
     }
 
     fn extents(
@@ -527,8 +541,8 @@ impl Device for Volume {
         most: usize,
     ) -> std::result::Result<Vec<Extent>, IoError> {
         const BLOCK: u64 = BLOCK_SIZE as u64;
-        let end = offset.checked_add(len).filter(|end| *end <= self.size_now());
-        let end = end.ok_or(IoError::OutOfRange)?;
+        inside(offset, len, self.size_now())?;
+        let end = offset + len;
         let inspector = self.inspector.lock();
         let Some(session) = inspector.as_ref() else { return Err(IoError::Busy) };
         let mut runs: Vec<Extent> = Vec::new();
@@ -562,12 +576,34 @@ impl Serving for Volume {
         self.accounts.totals().latencies()
     }
 
-    fn grow(&self, size: u64) -> Result<()> {
-        self.grow(size)
-    }
-
     fn set_ram_limit(&self, bytes: u64) -> Result<()> {
         self.set_ram_limit(bytes)
+    }
+
+    fn heed(&self, alarm: &Alarm) {
+        if let Some(failures) = self.ram.spill_failures() {
+            super::drives::heed(failures, alarm);
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        self.close();
+        Ok(())
+    }
+
+    fn in_memory(&self) -> Option<&dyn InMemory> {
+        Some(self)
+    }
+}
+
+impl InMemory for Volume {
+    fn stored_bytes(&self) -> u64 {
+        let stats = self.stats();
+        (stats.blocks_stored + stats.blocks_same) * BLOCK_SIZE as u64
+    }
+
+    fn grow(&self, size: u64) -> Result<()> {
+        self.grow(size)
     }
 
     fn set_recompress(&self, when: Recompress) -> Result<()> {
@@ -576,20 +612,6 @@ impl Serving for Volume {
 
     fn recompress(&self) -> Result<()> {
         self.recompress()
-    }
-
-    fn tune(&self, _: &Tuning) -> Result<()> {
-        Err(no_log())
-    }
-
-    fn drain(&self, _on: bool) -> Result<u64> {
-        Err(Error::usage("the volume has no log, so there is nothing to drain")
-            .hint("`ztier down` takes it down"))
-    }
-
-    fn volatile_bytes(&self) -> u64 {
-        let stats = self.stats();
-        (stats.blocks_stored + stats.blocks_same) * BLOCK_SIZE as u64
     }
 
     fn carry_swap(&self, on: bool) -> Result<()> {
@@ -606,17 +628,6 @@ impl Serving for Volume {
 
     fn disown(&self) {
         self.ram.disown();
-    }
-
-    fn heed(&self, alarm: &Alarm) {
-        if let Some(failures) = self.ram.spill_failures() {
-            super::drives::heed(failures, alarm);
-        }
-    }
-
-    fn close(&self) -> Result<()> {
-        self.close();
-        Ok(())
     }
 }
 

@@ -74,7 +74,7 @@ pub(super) fn claim(device: &Path) -> rustix::io::Result<OwnedFd> {
 /// Sets the block device up. Best effort: without one of the files the device is slower, nothing
 /// else. Files in `queue` stop all requests for as long as the kernel takes to see that none is
 /// under way, also when they change nothing. `waits`: requests may wait for a drive; then no more
-/// is read ahead than the kernel does by itself (`docs/fuse.md` has the figures).
+/// is read ahead than the kernel does by itself (`docs/notes/exports-2026-11.md` has the figures).
 pub(super) fn tune(id: u32, waits: bool) {
     let device = sys_of_block(id);
     let scheduler = device.join("queue/scheduler");

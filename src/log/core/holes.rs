@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_of_a_sheet_says_all() {
+    fn an_item_of_a_page_says_all() {
         let last = SEGMENT_MAX - ALIGN as u32;
         for (offset, kind) in [(0, Kind::Zeros), (last, Kind::Lost), (ANYWHERE, Kind::Zeros)] {
             let hole = Hole { segment: u64::MAX, offset, kind };

@@ -1,4 +1,4 @@
-//! The queue settings of the loop device, as measured (`docs/fuse.md` has the figures).
+//! The queue settings of the loop device (`docs/notes/exports-2026-11.md` has what was measured).
 //!
 //! Invariant: best effort. A kernel without one of the files has a slower device, nothing else.
 
