@@ -240,7 +240,7 @@ impl Bringing<'_> {
         plan.sector_bytes = Some(making::sector(&plan, &*volume)?);
         swapping::watch(&plan, events.clone());
         // Before anything can be written into it.
-        let memory_holder = MemoryHolder::start(kept, files.keep.clone())?;
+        let holder = MemoryHolder::start(kept, files.keep.clone())?;
         let control = Leftover::Socket(files.control.clone());
         let with_control = |mut leftovers: Vec<Leftover>| {
             leftovers.push(control.clone());
@@ -276,14 +276,8 @@ impl Bringing<'_> {
         state.write(files)?;
         let unsafe_for_swap = self.unprepared.or(unlocked);
         let export = Some(export);
-        let running = Running::new(
-            volume,
-            export,
-            state,
-            (files, paths),
-            (events, memory_holder),
-            unsafe_for_swap,
-        );
+        let running =
+            Running::new(volume, export, state, (files, paths), (events, holder), unsafe_for_swap);
         notes.extend(running.begin_use(self.progress)?);
         running.follow_limit()?;
         let server = Server::start(&files.control, Arc::clone(&running) as Arc<dyn Handler>)?;
