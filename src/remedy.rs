@@ -186,34 +186,34 @@ remedies! {
     LOG_MISSED = Remedy::or(
         "bring that log back",
         "bring that log back; only if it is gone for good, go on without what it held: \
-         --abandon-log, with another --log",
+         --discard-log, with another --log",
         Loses::Log,
     );
     /// The same of a volume that was to have no log.
     LOG_MISSED_PASSTHROUGH = Remedy::or(
         "bring it up with that --log, then drain it (`ztier restart NAME --log none`)",
         "bring it up with that --log, then drain it (`ztier restart NAME --log none`); only if that \
-         log is gone for good, go on without what it held: any new file as --log, and --abandon-log",
+         log is gone for good, go on without what it held: any new file as --log, and --discard-log",
         Loses::Log,
     );
     /// A drive that overlaps with a backing store whose log holds data.
     OVERLAP_LACKS_LOG = Remedy::or(
         "bring that backing store up with its log and take it down with --drain",
         "bring that backing store up with its log and take it down with --drain; only if that log is \
-         gone for good, go on without what it held by --abandon-log",
+         gone for good, go on without what it held by --discard-log",
         Loses::Log,
     );
     /// A log whose superblocks are damaged.
     LOG_BROKEN = Remedy::last(
         "look at it with `ztier log check DEV`; where nothing else helps, go on without what it \
-         held by --abandon-log",
+         held by --discard-log",
         Loses::Log,
     );
     /// A log whose drive is smaller than it was.
     LOG_SHRUNK = Remedy::or(
         "give the drive its size back",
         "give the drive its size back; where nothing else helps, go on without what it held by \
-         --abandon-log",
+         --discard-log",
         Loses::Log,
     );
     /// Durable parts of a log are damaged.
@@ -271,7 +271,7 @@ remedies! {
     /// A backing store that was changed while its log held newer data.
     LOG_BEHIND = Remedy::or(
         "copy both drives first",
-        "copy both drives first; then give up the log and what it held with --abandon-log, or what was \
+        "copy both drives first; then give up the log and what it held with --discard-log, or what was \
          changed on the backing store with --accept-changed-backing (then check the file system)",
         Loses::Log,
     );
@@ -285,7 +285,7 @@ remedies! {
     LOG_OF_ANOTHER = Remedy::or(
         "give the backing store of that log",
         "give the backing store of that log (`ztier log check DEV` says what it holds); only if it \
-         is its own, --abandon-log gives up what it held",
+         is its own, --discard-log gives up what it held",
         Loses::Log,
     );
     /// A log of another drive of the same content.
@@ -364,7 +364,7 @@ mod tests {
     #[test]
     fn what_loses_data_says_so_and_comes_last() {
         let lossy = [
-            "--abandon-log",
+            "--discard-log",
             "--accept-changed-backing",
             "--accept-loss",
             "--accept-older-log",

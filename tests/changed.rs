@@ -222,7 +222,7 @@ fn a_file_system_that_was_used_by_itself_is_a_change_wherever_it_is() {
             try_up(&place, &[]).refused(5, &parts);
         }
         superblock::reboot(&place.log);
-        let parts = [&says[..], &["it differs in", name, "--abandon-log"]].concat();
+        let parts = [&says[..], &["it differs in", name, "--discard-log"]].concat();
         let text = try_up(&place, &[]).refused(5, &parts);
         println!("{how} {kind}: {text}");
         // The user chooses.
@@ -231,7 +231,7 @@ fn a_file_system_that_was_used_by_itself_is_a_change_wherever_it_is() {
             assert!(said.contains("which was changed meanwhile"), "{said}");
             check(&place, 1);
         } else {
-            up(&place, &["--abandon-log"]);
+            up(&place, &["--discard-log"]);
         }
         place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
         inside.has_all(&point);
@@ -269,7 +269,7 @@ fn samples_of_what_was_written_back_count_after_a_kill() {
     let point = place.sandbox.path().join("point");
     inside.used(&point);
     try_up(&place, &[]).refused(5, &["was changed while", name, "after a state of the log of 20"]);
-    up(&place, &["--abandon-log"]);
+    up(&place, &["--discard-log"]);
     down(&place);
     inside.has_all(&point);
 }

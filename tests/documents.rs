@@ -90,7 +90,7 @@ fn messages_that_are_explained_exist() {
 #[test]
 fn advice_that_loses_data_is_in_one_table() {
     let lossy = [
-        "--abandon-log",
+        "--discard-log",
         "--accept-changed-backing",
         "--accept-loss",
         "--accept-older-log",

@@ -110,7 +110,7 @@ fn a_backing_store_that_is_full_or_unreadable_is_named() {
     let drain = sandbox.ztier(&["drain", "vol"]);
     assert_eq!(drain.status, 6, "{drain:?}");
     assert!(drain.err.contains("ENOSPC: No space left on device"), "{drain:?}");
-    assert!(drain.err.contains(&backing) && !drain.err.contains("--abandon-log"), "{drain:?}");
+    assert!(drain.err.contains(&backing) && !drain.err.contains("--discard-log"), "{drain:?}");
     all_say(&sandbox, &["write failed (ENOSPC: No space left on device)", &backing], "backing");
     drives.heal();
     sandbox.ztier(&["drain", "vol"]).ok();
@@ -148,7 +148,7 @@ fn an_outage_of_the_log_that_passes_loses_nothing_and_advises_nothing_that_does(
     disk.write(0, &content(0, 2));
     assert_ne!(disk.flush_error(), 0);
     let careful = |text: &str| {
-        assert!(!text.contains("--abandon-log") && !text.contains("--discard"), "{text}");
+        assert!(!text.contains("--discard-log") && !text.contains("--discard"), "{text}");
         assert!(!text.contains("blocks are lost"), "{text}");
     };
     let status = sandbox.ztier(&["status", "vol"]);

@@ -293,7 +293,7 @@ fn the_damaged_log_of_another_drive_is_not_made_anew() {
         let up = place.up().into_iter().map(|own| if own == place.log { &other.log } else { own });
         place.sandbox.ztier(&up.chain([arg]).collect::<Vec<_>>())
     };
-    with_other("--abandon-log").refused(5, &["log"]);
+    with_other("--discard-log").refused(5, &["log"]);
     File::options().write(true).open(&other.log).unwrap().write_at(&whole, first).unwrap();
     // The end of a log is as good a part of it as any other.
     let whole = damage(&other.log, last);
@@ -379,7 +379,7 @@ fn a_log_that_is_gone_is_missed_and_given_up_only_when_told() {
     place.sandbox.ztier(&["down", "vol"]).ok();
     let away = format!("{}.away", place.log);
     fs::rename(&place.log, &away).unwrap();
-    let missed = ["lacks what its log on", "--abandon-log", "its state is that of 20"];
+    let missed = ["lacks what its log on", "--discard-log", "its state is that of 20"];
     place.sandbox.ztier(&place.up()).refused(5, &missed);
     // Another log does not go on silently, either.
     File::create(&place.log).unwrap().set_len(16 << 20).unwrap();
@@ -387,7 +387,7 @@ fn a_log_that_is_gone_is_missed_and_given_up_only_when_told() {
     let format = ["log", "format", &place.log, "--backing", &place.backing];
     place.sandbox.ztier(&format).refused(5, &["lacks what its log", "--force"]);
     assert!(fs::read(&place.log).unwrap().iter().all(|b| *b == 0), "nothing was written");
-    let abandon = [&place.up()[..], &["--abandon-log"]].concat();
+    let abandon = [&place.up()[..], &["--discard-log"]].concat();
     let done = place.sandbox.ztier(&abandon);
     assert!(done.err.contains("goes on without what its log on"), "{done:?}");
     assert!(has_moment(&done.err), "{done:?}");
@@ -400,7 +400,7 @@ fn a_log_that_is_gone_is_missed_and_given_up_only_when_told() {
     disk.flush();
     drop(disk);
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
-    place.sandbox.ztier(&abandon).refused(2, &["can be used", "leave out --abandon-log"]);
+    place.sandbox.ztier(&abandon).refused(2, &["can be used", "leave out --discard-log"]);
     // The old log comes back, and the backing store looks as it did where samples of it are.
     let (fresh, log) = (format!("{}.fresh", place.log), &place.log);
     fs::rename(log, &fresh).unwrap();
@@ -440,7 +440,7 @@ fn who_goes_on_gives_up_nothing_that_was_given_up_before() {
     place.sandbox.ztier(&["down", "vol"]).ok();
     damage(&place.log, 100);
     damage(&place.log, (64 << 10) + 100);
-    place.sandbox.ztier(&[&place.up()[..], &["--abandon-log"]].concat()).ok();
+    place.sandbox.ztier(&[&place.up()[..], &["--discard-log"]].concat()).ok();
     place.write_one_by_one(8);
     place.sandbox.kill("vol");
     // The log can't be used for now.
@@ -461,8 +461,8 @@ fn a_log_with_damaged_superblocks_can_be_given_up_in_place() {
     let file = File::options().write(true).open(&place.log).unwrap();
     file.write_at(&[0xff; 4], 100).unwrap();
     file.write_at(&[0xff; 4], (64 << 10) + 100).unwrap();
-    place.sandbox.ztier(&place.up()).refused(5, &["superblock are damaged", "--abandon-log"]);
-    place.sandbox.ztier(&[&place.up()[..], &["--abandon-log"]].concat()).ok();
+    place.sandbox.ztier(&place.up()).refused(5, &["superblock are damaged", "--discard-log"]);
+    place.sandbox.ztier(&[&place.up()[..], &["--discard-log"]].concat()).ok();
     let found = place.connect().read(0, 4096);
     assert!(found == [0; 4096], "the state of the backing store");
     place.sandbox.ztier(&["down", "vol", "--drain", "--force"]).ok();

@@ -95,7 +95,7 @@ fn a_loss_is_told_until_a_user_has_taken_note() {
     File::create(&other).unwrap().set_len(16 << 20).unwrap();
     let other = ["restart", "vol", "--log", other.to_str().unwrap()];
     let refused = ztier(&other).refused(5, &["only the log knows", "write or discard them"]);
-    assert!(!refused.contains("--abandon-log"), "{refused}");
+    assert!(!refused.contains("--discard-log"), "{refused}");
     place.connect().write(0, &content(0, 2));
     place.connect().flush();
     let status = ztier(&["status", "vol"]).ok();

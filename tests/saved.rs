@@ -142,7 +142,7 @@ fn a_log_that_was_given_up_is_no_longer_expected() {
     sandbox.ztier(&["down", "vol"]).ok();
     fs::write(&log, vec![0; LOG_BYTES as usize]).unwrap();
     sandbox.ztier(&["up", "vol"]).refused(5, &["holds no log"]);
-    sandbox.ztier(&["up", "vol", "--abandon-log"]).ok();
+    sandbox.ztier(&["up", "vol", "--discard-log"]).ok();
     sandbox.ztier(&["down", "vol"]).ok();
     sandbox.ztier(&["up", "vol"]).ok();
     sandbox.ztier(&["down", "vol"]).ok();

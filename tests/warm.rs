@@ -176,7 +176,7 @@ fn has_change_counter(file: &str) -> bool {
 }
 
 fn up(place: &Place) {
-    let more = ["--log-keep", "50", "--ram-limit", "0"];
+    let more = ["--log-cache", "50", "--ram-limit", "0"];
     place.sandbox.ztier(&[&place.up()[..], &more].concat()).ok();
 }
 

@@ -165,8 +165,8 @@ fn a_log_that_cannot_even_be_marked_takes_nothing_more() {
     drop(backing);
     // The limit is one of all files: neither the superblock nor this machine's record says that the
     // volume itself changed the backing store.
-    place.sandbox.ztier(&place.up()).refused(5, &["was changed", "--abandon-log"]);
-    place.sandbox.ztier(&[&place.up()[..], &["--abandon-log"]].concat()).ok();
+    place.sandbox.ztier(&place.up()).refused(5, &["was changed", "--discard-log"]);
+    place.sandbox.ztier(&[&place.up()[..], &["--discard-log"]].concat()).ok();
     worn.holds(1);
     place.sandbox.ztier(&["down", "vol", "--drain"]).ok();
 }

@@ -28,7 +28,7 @@ const KEYS: [&str; 10] = [
     "writeback-threshold",
     "writeback-window",
     "commit-interval",
-    "log-keep",
+    "log-cache",
 ];
 
 /// Change a running volume: ram-limit=1G, size=8G (sizes grow, never shrink)
@@ -38,7 +38,7 @@ const KEYS: [&str; 10] = [
 /// In memory: recompress=now|idle|off (now: everything that was not read lately, once; waits for
 /// it). With a log: writeback=on|off (off: only when it is drained or nearly full),
 /// writeback-threshold=PERCENT, writeback-window=BYTES, commit-interval=MILLISECONDS (after which
-/// idle data is made durable), log-keep=PERCENT (of the log, for what the backing store has, too).
+/// idle data is made durable), log-cache=PERCENT (of the log, for what the backing store has, too).
 #[derive(Args)]
 pub struct Set {
     /// Name of the volume
@@ -68,7 +68,7 @@ impl Set {
             None => format!("{limit} recompress={}", status::recompress(plan.recompress)),
             Some(log) => format!(
                 "{limit} writeback={} writeback-threshold={} writeback-window={} \
-                 commit-interval={} log-keep={}",
+                 commit-interval={} log-cache={}",
                 if log.writeback { "on" } else { "off" },
                 log.writeback_threshold_percent,
                 exact(log.writeback_window_bytes),
@@ -149,7 +149,7 @@ fn parse(changes: &[String]) -> Result<Request> {
                 log.writeback_window_bytes = Some(parse_bytes(value).map_err(wrong)?);
             }
             "commit-interval" => log.commit_interval_ms = Some(number()?),
-            "log-keep" => log.keep_percent = Some(number()?),
+            "log-cache" | "log-keep" => log.keep_percent = Some(number()?),
             _ => {
                 return Err(
                     Error::usage(format!("unknown key `{key}`")).hint(name::suggest(key, &KEYS))
@@ -218,7 +218,7 @@ mod tests {
             "writeback-threshold=70",
             "writeback-window=1M",
             "commit-interval=20",
-            "log-keep=10",
+            "log-cache=10",
         ];
         let (size_bytes, ram_limit_bytes, recompress) = (None, None, None);
         let adapt = AdaptChange::default();

@@ -61,8 +61,8 @@ pub struct Up {
     commit_interval: Option<u64>,
     /// With a log: percent of it that may be used as a read cache, which is still there after a
     /// restart; 0 for none, at most 50 [default: 25]
-    #[arg(long, value_name = "PERCENT")]
-    log_keep: Option<u64>,
+    #[arg(long, alias = "log-keep", value_name = "PERCENT")]
+    log_cache: Option<u64>,
     /// With a log or --spill: overwrite what is on its drive, unless that is a log with data
     #[arg(long)]
     wipe: bool,
@@ -83,8 +83,8 @@ pub struct Up {
     accept_older_log: bool,
     /// With a log that is gone or damaged: go on from the backing store's own state, which `up`
     /// then tells; what only that log held is lost
-    #[arg(long)]
-    abandon_log: bool,
+    #[arg(long, alias = "abandon-log")]
+    discard_log: bool,
     /// Limit on all memory of the volume, like 512M, or 25% of the machine's (or cgroup's) memory
     /// [default: what the size takes if nothing shrinks, at most half of that memory]. With
     /// --backing: on compressed copies of its blocks, 0 for none [default: 10%]. `auto`: it adapts
@@ -209,7 +209,7 @@ impl Up {
         let mut plan = Plan::resolve(&self.name, &settings, chosen.kind, &paths)?;
         if let Some(log) = &mut plan.log {
             (log.wipe, log.moved, log.accept_loss) = (self.wipe, self.moved, self.accept_loss);
-            log.abandon = self.abandon_log;
+            log.abandon = self.discard_log;
             log.accept_changed = self.accept_changed_backing;
             log.accept_older = self.accept_older_log;
         }
@@ -234,7 +234,7 @@ impl Up {
             made.take().into_iter().for_each(Made::keep);
             self.print_ready(&chosen, ready)?;
             // A log that was given up has another one in its place.
-            if self.save || self.abandon_log && settings.log_uuid.is_some() {
+            if self.save || self.discard_log && settings.log_uuid.is_some() {
                 self.save_settings(&settings, &paths)?
             }
             match sound(&self.name, ready.loss.as_deref()) {
@@ -265,7 +265,7 @@ impl Up {
     /// Refuses drives that are not those that the settings were saved with.
     fn refuse_others(&self, settings: &Settings) -> Result<()> {
         let (log, backing) = (settings.log.as_deref(), settings.backing.as_deref());
-        let log = log.filter(|_| !self.abandon_log);
+        let log = log.filter(|_| !self.discard_log);
         settings.marks().check(log, backing).map_err(|e| {
             let log = log.map_or(String::new(), |log| format!(" --log {}", log.display()));
             let backing = backing.map_or(String::new(), |drive| drive.display().to_string());
@@ -282,7 +282,7 @@ impl Up {
         let of_log = [
             ("--moved", self.moved),
             ("--accept-loss", self.accept_loss),
-            ("--abandon-log", self.abandon_log),
+            ("--discard-log", self.discard_log),
             ("--accept-changed-backing", self.accept_changed_backing),
             ("--accept-older-log", self.accept_older_log),
         ];
@@ -324,7 +324,7 @@ impl Up {
             writeback_threshold: self.writeback_threshold,
             writeback_window: self.writeback_window,
             commit_interval: self.commit_interval,
-            log_keep: self.log_keep,
+            log_cache: self.log_cache,
             ram_limit: self.ram_limit,
             ram_min: self.ram_min,
             ram_max: self.ram_max,

@@ -45,9 +45,9 @@ pub struct Settings {
     /// Milliseconds without a change after which what is in memory is made durable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit_interval: Option<u64>,
-    /// Percent of the log for what the backing store has, too.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub log_keep: Option<u64>,
+    /// Percent of the log for what the backing store has, too. Before version 0.2: `log-keep`.
+    #[serde(alias = "log-keep", skip_serializing_if = "Option::is_none")]
+    pub log_cache: Option<u64>,
     /// Limit on all memory of the volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ram_limit: Option<Limit>,
@@ -118,7 +118,7 @@ pub const KEYS: [&str; 28] = [
     "writeback-threshold",
     "writeback-window",
     "commit-interval",
-    "log-keep",
+    "log-cache",
     "ram-limit",
     "ram-min",
     "ram-max",
@@ -236,7 +236,7 @@ impl Settings {
             writeback_threshold: self.writeback_threshold.or(base.writeback_threshold),
             writeback_window: self.writeback_window.or(base.writeback_window),
             commit_interval: self.commit_interval.or(base.commit_interval),
-            log_keep: self.log_keep.or(base.log_keep),
+            log_cache: self.log_cache.or(base.log_cache),
             ram_limit: self.ram_limit.or(base.ram_limit),
             ram_min: self.ram_min.or(base.ram_min),
             ram_max: self.ram_max.or(base.ram_max),
@@ -293,7 +293,7 @@ mod tests {
             writeback_threshold: Some(70),
             writeback_window: Some(Amount::Bytes(64 << 20)),
             commit_interval: Some(20),
-            log_keep: Some(10),
+            log_cache: Some(10),
             ram_limit: Some(Limit::At(Amount::Percent(12.5))),
             ram_min: Some(Amount::Bytes(4 << 20)),
             ram_max: Some(Amount::Percent(40.0)),
@@ -324,6 +324,12 @@ mod tests {
         full().save(&path).unwrap();
         assert_eq!(Settings::load(&path).unwrap(), Some(full()));
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_former_name_of_a_key_is_read() {
+        let settings: Settings = toml::from_str("log-keep = 10").unwrap();
+        assert_eq!(settings.log_cache, Some(10));
     }
 
     #[test]

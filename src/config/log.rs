@@ -102,7 +102,7 @@ impl LogPlan {
             writeback_window_bytes: window,
             writeback: settings.writeback.unwrap_or(usual.writeback),
             commit_interval_ms: settings.commit_interval.unwrap_or(usual.commit_interval_ms),
-            keep_percent: settings.log_keep.unwrap_or(usual.keep_percent),
+            keep_percent: settings.log_cache.unwrap_or(usual.keep_percent),
             ..usual
         };
         plan.check().map(|()| plan)
@@ -165,7 +165,7 @@ impl LogPlan {
         }
         let keep = self.keep_percent;
         if keep > 50 {
-            return Err(Error::usage(format!("log-keep {keep} is more than half of the log"))
+            return Err(Error::usage(format!("log-cache {keep} is more than half of the log"))
                 .hint("give 0 to 50 percent"));
         }
         Ok(())

@@ -549,7 +549,7 @@ fn refuse_of_log(settings: &Settings) -> Result<()> {
         ("writeback-threshold", settings.writeback_threshold.is_some()),
         ("writeback-window", settings.writeback_window.is_some()),
         ("commit-interval", settings.commit_interval.is_some()),
-        ("log-keep", settings.log_keep.is_some()),
+        ("log-cache", settings.log_cache.is_some()),
     ];
     match given.iter().find(|(_, given)| *given) {
         None => Ok(()),
@@ -645,7 +645,7 @@ mod tests {
         let plan = Plan::resolve("x", &sized(3 << 30), Kind::Nbd, &paths()).unwrap();
         assert_eq!(plan.segment_bytes, 1 << 20);
         assert_eq!(plan.algorithm, Algorithm::Lz4);
-        assert!(plan.ram_limit_bytes <= 3 << 30);
+        assert_eq!(plan.ram_limit_bytes, plan.limits().default);
         let socket = Some(PathBuf::from("/run/x/x.nbd"));
         assert_eq!(plan.export, Export::Nbd { socket, tcp: vec![], inherited: false });
         let fuse = Plan::resolve("x", &sized(4096), Kind::Fuse, &paths()).unwrap();

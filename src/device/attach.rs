@@ -377,7 +377,7 @@ impl Pair {
                     Some(_) => format!("the log on {} can be used", self.log.display()),
                     None => format!("{} lacks nothing that a log holds", self.backing.display()),
                 };
-                Err(Error::usage(text).hint("leave out --abandon-log"))
+                Err(Error::usage(text).hint("leave out --discard-log"))
             }
             (Ok(granted), false) => match found {
                 Some(Ok(found)) => Ok(Settled { found, given_up: None, notes: granted.notes }),
