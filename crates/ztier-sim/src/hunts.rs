@@ -154,14 +154,16 @@ mod planted {
 
     /// The names of all marks in the sources of the log.
     fn declared() -> Result<BTreeSet<String>, String> {
-        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/durable");
-        let say = |e: std::io::Error| format!("{dir}: {e}");
         let mut names = BTreeSet::new();
-        for entry in fs::read_dir(dir).map_err(say)? {
-            let text = fs::read_to_string(entry.map_err(say)?.path()).map_err(say)?;
-            for (at, _) in text.match_indices("mark(") {
-                let call: String = text[at..].chars().take_while(|c| *c != ')').collect();
-                names.extend(call.split('"').skip(1).step_by(2).map(str::to_string));
+        for room in ["core", "disk", "recovery"] {
+            let dir = format!("{}/../../src/log/{room}", env!("CARGO_MANIFEST_DIR"));
+            let say = |e: std::io::Error| format!("{dir}: {e}");
+            for entry in fs::read_dir(&dir).map_err(say)? {
+                let text = fs::read_to_string(entry.map_err(say)?.path()).map_err(say)?;
+                for (at, _) in text.match_indices("mark(") {
+                    let call: String = text[at..].chars().take_while(|c| *c != ')').collect();
+                    names.extend(call.split('"').skip(1).step_by(2).map(str::to_string));
+                }
             }
         }
         Ok(names)
