@@ -149,6 +149,12 @@ fn it_has_what_the_sources_have_and_is_small() {
     for name in ["report.html", "report.md", "report.csv"] {
         assert!(fs::metadata(dir.join(name)).unwrap().len() <= REPORT_MAX, "{name}");
     }
+    // A picture a source document.
+    for name in ["zram", "swap", "zcache", "worst-case", "log"] {
+        let svg = read(&format!("report-{name}.svg"));
+        assert!(svg.starts_with("<svg xmlns=") && svg.ends_with("</svg>\n"), "{name}: {svg}");
+        assert!(svg.contains("class=\"mark\"") && svg.len() < 256 << 10, "{name}");
+    }
     for what in [
         // Averages of zcache, of ramzswap, of dm-lc; tables as IOzone prints them.
         "85,031",

@@ -6,7 +6,7 @@
 mod layout;
 pub mod lines;
 mod machine;
-mod picture;
+pub mod picture;
 mod stats;
 mod table;
 

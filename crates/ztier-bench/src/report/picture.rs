@@ -7,11 +7,11 @@ use super::lines::{HIGH, Line, Lines, PALETTE, WIDE, drawing, escaped, mark, sty
 use std::fmt::Write as _;
 
 /// The title of a chart stands above it.
-const TITLE: f64 = 26.0;
+pub const TITLE: f64 = 26.0;
 /// Charts are so far apart, and from the edge.
-const APART: f64 = 14.0;
+pub const APART: f64 = 14.0;
 /// The picture's own title, and a row of what lines mean.
-const HEAD: f64 = 34.0;
+pub const HEAD: f64 = 34.0;
 const ROW: f64 = 22.0;
 /// A line of the legend, and units that a letter behind it takes at most.
 const SAMPLE: f64 = 30.0;
@@ -38,14 +38,7 @@ impl Picture {
         let wide = APART + (WIDE + APART) * columns as f64;
         let (legend, top) = self.legend(wide);
         let high = top + (TITLE + HIGH + APART) * rows as f64;
-        let mut text = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{wide}\" height=\"{high}\" \
-             viewBox=\"0 0 {wide} {high}\">\n<style>\n{}</style>\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
-             <text class=\"head\" x=\"{APART}\" y=\"24\">{}</text>\n{legend}",
-            style(),
-            escaped(&self.title)
-        );
+        let mut text = legend;
         for (i, chart) in self.charts.iter().enumerate() {
             let x = APART + (WIDE + APART) * (i % columns) as f64;
             let y = top + (TITLE + HIGH + APART) * (i / columns) as f64;
@@ -58,7 +51,7 @@ impl Picture {
                 drawing(chart, &self.legend)
             );
         }
-        text + "</svg>\n"
+        file(&self.title, (wide, high), &text)
     }
 
     /// What lines mean, and where that ends.
@@ -82,6 +75,18 @@ impl Picture {
         }
         (text, y + ROW)
     }
+}
+
+/// The text of an SVG file of that width and height, with a title above what is drawn.
+pub fn file(title: &str, (wide, high): (f64, f64), drawn: &str) -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{wide}\" height=\"{high}\" \
+         viewBox=\"0 0 {wide} {high}\">\n<style>\n{}</style>\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
+         <text class=\"head\" x=\"{APART}\" y=\"24\">{}</text>\n{drawn}</svg>\n",
+        style(),
+        escaped(title)
+    )
 }
 
 fn style() -> String {

@@ -1,5 +1,5 @@
 //! The report of a run: for each source document its figures, ours and the rivals', as HTML,
-//! Markdown and CSV.
+//! Markdown, CSV and a picture.
 //!
 //! Invariant: it is made of the files in the run's directory and of nothing else, so it can be made
 //! anew at any time; nothing is measured here.
@@ -11,6 +11,7 @@ mod html;
 mod markdown;
 mod model;
 mod overview;
+mod pictures;
 mod series;
 mod source;
 
@@ -32,6 +33,9 @@ pub fn write(folder: &Folder, run: &Run) -> Result<PathBuf> {
     folder.replace("report.md", markdown::text(&document).as_bytes())?;
     folder.replace("report.csv", csv::text(&document).as_bytes())?;
     folder.replace("report.html", html::page(&document).as_bytes())?;
+    for (name, picture) in pictures::files(&document) {
+        folder.replace(&name, picture.as_bytes())?;
+    }
     Ok(folder.file("report", "html"))
 }
 
