@@ -291,6 +291,43 @@ mod tests {
         }
     }
 
+    /// Commands and their flags, with all names that they answer to.
+    fn typed(command: &clap::Command, path: &str, all: &mut Vec<String>) {
+        for arg in command.get_arguments() {
+            let longs = arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default());
+            let shorts = arg.get_short().map(|short| format!("{path} -{short}"));
+            all.extend(longs.map(|long| format!("{path} --{long}")).chain(shorts));
+        }
+        for sub in command.get_subcommands() {
+            for name in std::iter::once(sub.get_name()).chain(sub.get_all_aliases()) {
+                let path = format!("{path} {name}");
+                all.push(path.clone());
+                typed(sub, &path, all);
+            }
+        }
+    }
+
+    /// Scripts of earlier versions work: each has a list of what can be typed. `ZTIER_GOLDEN=write`
+    /// writes that of this version.
+    #[test]
+    fn what_could_be_typed_can_be_typed() {
+        let mut now = Vec::new();
+        typed(&Cli::command(), "ztier", &mut now);
+        let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/upgrade");
+        if std::env::var("ZTIER_GOLDEN").as_deref() == Ok("write") {
+            let path = golden.join(env!("CARGO_PKG_VERSION")).join("typed.txt");
+            std::fs::write(path, now.join("\n") + "\n").expect("the list is written");
+        }
+        let versions = std::fs::read_dir(golden).expect("the directory is read");
+        for version in versions {
+            let path = version.expect("an entry is read").path().join("typed.txt");
+            let before = std::fs::read_to_string(&path).expect("the list is read");
+            for line in before.lines() {
+                assert!(now.iter().any(|l| l == line), "`{line}` of {} is gone", path.display());
+            }
+        }
+    }
+
     #[test]
     fn parse_errors_are_one_line() {
         let error = |args: &[&str]| match Cli::try_parse_from(args) {

@@ -78,7 +78,7 @@ fn installs(step: &Step) -> bool {
 /// Makes a package of the program as it was built for this test.
 fn package(to: &Path, version: Option<&str>) -> PathBuf {
     let mut command = Command::new(project().join("scripts/package"));
-    let file = to.join(format!("ztier_{}_amd64.deb", version.unwrap_or("0.1.0-1")));
+    let file = to.join(format!("ztier_{}_amd64.deb", version.unwrap_or("0.2.0-1")));
     command.arg(&file).env("PROGRAM", ours("ztier").unwrap()).stdin(Stdio::null());
     if let Some(version) = version {
         command.env("DEB_VERSION", version);
@@ -116,7 +116,7 @@ fn the_package_is_installed_used_as_documented_replaced_and_removed() {
     // A machine that starts mostly waits for one of its CPUs.
     let (machine, old, new) = std::thread::scope(|scope| {
         let machine = scope.spawn(|| boot(&lab, place.path()));
-        let (old, new) = (package(place.path(), None), package(place.path(), Some("0.1.0-2")));
+        let (old, new) = (package(place.path(), None), package(place.path(), Some("0.2.0-2")));
         assert!(content(&old) == content(&new), "the same program makes another package");
         lint(&old);
         (machine.join().unwrap(), old, new)
@@ -283,13 +283,13 @@ fn replaced(machine: &Machine) {
     let pid = || ok(machine, "systemctl show -P MainPID ztier@data").trim().to_owned();
     let exe = |pid: &str| ok(machine, &format!("readlink /proc/{pid}/exe")).trim().to_owned();
     let before = pid();
-    let said = ok(machine, "dpkg -i /root/ztier_0.1.0-2_amd64.deb </dev/null");
+    let said = ok(machine, "dpkg -i /root/ztier_0.2.0-2_amd64.deb </dev/null");
     for name in ["data", "mem"] {
         assert!(said.contains(&format!("volume {name} goes on with the program it has")), "{said}");
     }
     assert_eq!(
         ok(machine, "dpkg-query -W -f '${Version}' ztier; tail -n 1 /etc/ztier/README"),
-        "0.1.0-2# mine\n"
+        "0.2.0-2# mine\n"
     );
     // The one that serves is the one that did, until it is told otherwise.
     assert_eq!((pid(), exe(&before)), (before.clone(), "/usr/bin/ztier (deleted)".to_owned()));
