@@ -102,8 +102,8 @@ build_release() {
         die "the build failed; see the messages above"
 }
 
-# build_programs [OPTION…]: the program and its benchmarks, optimised, with what those start in virtual machines.
+# build_programs: the program and its benchmarks, optimised, with what those start in virtual machines.
 build_programs() {
-    cargo build "$@" --release --locked --manifest-path "$root/Cargo.toml" --package ztier --package ztier-bench \
+    cargo build --release --locked --manifest-path "$root/Cargo.toml" --package ztier --package ztier-bench \
         --package ztier-vm --bin ztier --bin ztier-bench --bin ztier-vm-agent --bin ztier-vm-pressure
 }

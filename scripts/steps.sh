@@ -1,18 +1,25 @@
 # Sourced by ./test: steps, parts that run beside each other, and what came of them. A result is a
 # line of a file in $work, to which all processes of a run append: times, counts, skips, fails.
 
-# timed WHAT COMMAND…: runs it, and notes how long it took.
+# timed WHAT COMMAND…: runs it, and notes how long it took, and how much of a processor.
 timed() {
     what=$1
     shift
     say ""
     say "== $what"
     began=$(date +%s)
+    times >"$work/processor.$part"
     status=0
     "$@" || status=$?
-    printf '%6d s  %s\n' $(($(date +%s) - began)) "$what" >>"$work/times"
+    times >>"$work/processor.$part"
+    printf '%6d s %6d s  %s\n' $(($(date +%s) - began)) "$(processor)" "$what" >>"$work/times"
     [ "$status" -eq 0 ] || fail "$what"
     return "$status"
+}
+# processor: seconds of it between two outputs of `times`, of the processes that were waited for.
+processor() {
+    awk -F '[ ms]+' 'NR % 2 == 0 { now = $1 * 60 + $2 + $3 * 60 + $4; t = NR == 2 ? -now : t + now }
+        END { printf "%d", t }' "$work/processor.$part"
 }
 # count PASSED FAILED SKIPPED
 count() {
@@ -101,7 +108,7 @@ end_parts() {
 # results: says them all. Fails if anything has failed.
 results() {
     say ""
-    say "seconds per step, some beside others; $(($(date +%s) - start)) in all, with installing:"
+    say "seconds per step, some beside others, and of a processor; $(($(date +%s) - start)) in all, with installing:"
     cat "$work/times" >&2
     if [ -s "$work/skips" ]; then
         say "skipped:"
