@@ -34,7 +34,7 @@ how_much() {
         print (b < most ? b : most) }' /proc/meminfo
 }
 
-# choose_files BYTES: real files of this machine, up to so many bytes, as lines «size, path below /».
+# choose_files BYTES: real files of this machine, at most BYTES in all, as lines «size, path below /».
 # Small files come last: thousands of them would measure the file system.
 choose_files() {
     find /usr /opt -xdev -type f -readable -size +0 -size -65536k -printf '%s\t%P\t%H\n' 2>/dev/null |
