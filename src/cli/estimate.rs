@@ -125,7 +125,7 @@ fn print(report: &Report) -> Result<()> {
     output::print(&text)
 }
 
-/// Percents on a terminal; nothing elsewhere.
+/// Shows percent on a terminal, nothing elsewhere.
 struct Progress {
     all: u64,
     done: u64,

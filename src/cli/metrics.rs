@@ -57,13 +57,13 @@ impl Metrics {
 fn replace(file: &Path, text: &str) -> Result<()> {
     let what = || format!("cannot write {}", file.display());
     let mut name = file.file_name().unwrap_or_default().to_owned();
-    // The collector takes whatever ends with .prom.
+    // The collector reads every file that ends with .prom.
     name.push(format!(".{}.new", std::process::id()));
     let new = file.with_file_name(name);
     let write = || {
         let mut to = File::create(&new)?;
         to.write_all(text.as_bytes())?;
-        // The collector is mostly another user.
+        // The collector mostly runs as another user.
         to.set_permissions(fs::Permissions::from_mode(0o644))?;
         fs::rename(&new, file)
     };

@@ -11,13 +11,13 @@ use clap::Args;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How long a change may take: a lower limit has memory cleaned first.
+/// How long a change may take: memory is cleaned before a lower limit holds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How often it is asked how far something is.
+/// The time between two questions about progress.
 const ASK: Duration = Duration::from_millis(50);
 
-/// What can be changed while a volume is up.
+/// The keys that can be changed while a volume is up.
 const KEYS: [&str; 10] = [
     "ram-limit",
     "ram-min",
@@ -84,7 +84,7 @@ impl Set {
     }
 }
 
-/// Waits until all is recompressed, and says what came of it since `before`.
+/// Waits until recompression ends, and prints what it saved since `before`.
 fn wait(client: &Client, name: &str, before: &Stats) -> Result<()> {
     let progress_line = ProgressLine::new();
     loop {

@@ -15,17 +15,17 @@ use std::time::Duration;
 
 /// How long making swap may take.
 const PATIENCE_TO_BEGIN: Duration = Duration::from_secs(300);
-/// How long ending it may take: a little longer than the daemon lets it.
+/// How long ending it may take: a little longer than the daemon's own bound.
 const PATIENCE_TO_END: Duration = Duration::from_secs(END_ALONE.as_secs() + 60);
-/// How often to look how much is still to come.
+/// How often progress is shown.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// What `vm.page-cluster` is best, measured (docs/swap.md).
+/// The best `vm.page-cluster`, measured (docs/swap.md).
 pub(super) const PAGE_CLUSTER: u64 = 5;
-/// What `vm.swappiness` is best, measured (docs/swap.md).
+/// The best `vm.swappiness`, measured (docs/swap.md).
 pub(super) const SWAPPINESS: u64 = 100;
 
-/// A value for a setting of the machine.
+/// A value for a sysctl of the machine, or to keep it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Setting {
     Keep,
@@ -33,7 +33,7 @@ pub(super) enum Setting {
 }
 
 impl Setting {
-    /// The value; `best` when the user gave none, and `None` when it shall stay.
+    /// The value to set: `best` if the user gave none; `None` keeps the present one.
     pub(super) fn or(asked: Option<Self>, best: u64) -> Option<u64> {
         match asked {
             None => Some(best),
@@ -166,7 +166,7 @@ fn remarks(name: &str, done: &Swapping) {
     }
 }
 
-/// Settings that went from one value to another, in words.
+/// The settings that changed, with their values before and after.
 pub(super) fn changed(settings: &[Tuned], way: impl Fn(&Tuned) -> (u64, u64)) -> String {
     let one = |tuned: &Tuned| {
         let (from, to) = way(tuned);

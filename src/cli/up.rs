@@ -172,7 +172,7 @@ pub struct Up {
     json: bool,
 }
 
-/// A parser of fixed words, as the settings' file knows them.
+/// A parser of fixed words, spelled as in the settings file.
 pub(super) fn word<T: DeserializeOwned + Clone + Send + Sync + 'static>(
     words: &'static [&'static str],
 ) -> impl TypedValueParser<Value = T> {
@@ -233,7 +233,7 @@ impl Up {
             progress_line.end();
             made.take().into_iter().for_each(Made::keep);
             self.print_ready(&chosen, ready)?;
-            // A log that was given up has another one in its place.
+            // A discarded log has been replaced by another one.
             if self.save || self.discard_log && settings.log_uuid.is_some() {
                 self.save_settings(&settings, &paths)?
             }
@@ -262,7 +262,7 @@ impl Up {
         Ok(log.into_iter().chain(spill).collect())
     }
 
-    /// Refuses drives that are not those that the settings were saved with.
+    /// Refuses other drives than those that the settings were saved with.
     fn refuse_others(&self, settings: &Settings) -> Result<()> {
         let (log, backing) = (settings.log.as_deref(), settings.backing.as_deref());
         let log = log.filter(|_| !self.discard_log);
@@ -277,7 +277,7 @@ impl Up {
         })
     }
 
-    /// Refuses what only means something to a log or a spill device, where there is none.
+    /// Refuses flags for a log or a spill device if the volume has none.
     fn refuse_vain(&self, plan: &Plan) -> Result<()> {
         let of_log = [
             ("--moved", self.moved),
@@ -313,7 +313,7 @@ impl Up {
         Ok(())
     }
 
-    /// The flags; if none of them says what the volume is, over what its file says.
+    /// The settings from the flags; if no flag says what the volume is, completed from its file.
     fn settings(&self, paths: &Paths) -> Result<Settings> {
         let flags = Settings {
             size: self.size,
@@ -438,7 +438,7 @@ impl Up {
                 chosen.why
             ),
         });
-        // Standard output is that of the client, which has handed its socket over:
+        // Standard output belongs to the client, which has handed its socket over:
         // `nbdcopy [ ztier up … ] - | …`.
         if let plan::Export::Nbd { inherited: true, .. } = plan.export {
             ready.endpoints.iter().for_each(|endpoint| output::remark(endpoint));
@@ -526,7 +526,7 @@ impl Up {
     }
 }
 
-/// What there is to say of copies in memory.
+/// The text about copies in memory.
 fn copies(plan: &Plan) -> String {
     match plan.ram_limit_bytes {
         0 => String::new(),
@@ -559,7 +559,7 @@ fn role(plan: &Plan) -> (&'static str, &'static str) {
     }
 }
 
-/// What would be overwritten of drives and files that are there.
+/// What would be overwritten on existing drives and files.
 fn overwritten(plan: &Plan) -> Result<String> {
     Ok(match (&plan.log, &plan.spill) {
         (Some(log), _) if !log.log.exists() => "nothing".into(),
@@ -570,7 +570,7 @@ fn overwritten(plan: &Plan) -> Result<String> {
     })
 }
 
-/// What of a spill device would be overwritten.
+/// What would be overwritten on a spill device.
 fn spilled_over(plan: &Plan, spill: &plan::SpillPlan) -> Result<String> {
     let device = crate::device::SpillDevice {
         path: spill.device.clone(),
@@ -601,7 +601,7 @@ fn compression(plan: &Plan) -> String {
     format!("{algorithm}, segments of {}", exact(plan.segment_bytes.into()))
 }
 
-/// Under a service manager that hands sockets over, those are served instead of the default one.
+/// Serves the sockets that a service manager hands over, if any, in place of the default one.
 fn inherit_sockets(plan: &mut Plan, own_socket: bool) {
     let for_us = std::env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string());
     if let plan::Export::Nbd { socket, inherited, .. } = &mut plan.export
