@@ -15,10 +15,10 @@ const ENOUGH: u64 = 1 << 20;
 /// How often progress is shown.
 const SHOW: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
-/// Bring to its backing store what a volume's log holds
+/// Write what a volume's log holds back to its backing store
 ///
-/// When it returns, everything that was written before it began is in the backing store. If nothing
-/// was written meanwhile, the backing store alone is the volume.
+/// When it returns, every write from before it began is in the backing store. If nothing was
+/// written meanwhile, the backing store alone is the volume.
 #[derive(Args)]
 pub struct Drain {
     /// Name of the volume

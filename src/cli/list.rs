@@ -17,7 +17,7 @@ use crate::stats::Health;
 use clap::Args;
 use serde::Serialize;
 
-/// List volumes, also those whose daemon died
+/// List volumes, including those whose daemon died
 #[derive(Args)]
 pub struct List {
     /// Print JSON

@@ -16,10 +16,10 @@ use std::time::Instant;
 /// Serve metrics of all volumes to Prometheus, or print them
 #[derive(Args)]
 pub struct Metrics {
-    /// Address to serve them at, as /metrics; a port alone is one of 127.0.0.1
+    /// Address of the server of /metrics; a port alone means 127.0.0.1
     #[arg(long, alias = "metrics", value_name = "ADDR", default_value = "127.0.0.1:10810")]
     listen: Address,
-    /// Print them once, and end
+    /// Print them once, and exit
     #[arg(long, conflicts_with = "listen")]
     once: bool,
     /// Write them to a file in one step instead, for node_exporter's textfile collector

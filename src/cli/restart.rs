@@ -27,28 +27,28 @@ const PATIENCE_TO_RETURN: Duration = Duration::from_secs(60);
 /// The time between two questions.
 const GLANCE: Duration = Duration::from_millis(5);
 
-/// Replace the daemon of a volume, or go on where one died
+/// Replace the daemon of a volume, or start one where it died
 ///
-/// What the volume holds stays, also what is in memory only. A device by ublk stays, too, with
-/// what is mounted on it: requests wait for the new daemon. By FUSE or NBD it has to be opened or
-/// mounted again. Afterwards the program that is installed now serves the volume.
+/// The volume keeps its data, also what is only in memory. A ublk device stays, with its mounts:
+/// requests wait for the new daemon. Open or mount a FUSE or NBD device again. The new daemon is
+/// the program that is installed now.
 #[derive(Args)]
 pub struct Restart {
     /// Name of the volume
     name: String,
-    /// Also when clients are connected by NBD, which can't wait: their requests fail. A device by
-    /// FUSE that is held would be dead for its holder, and is refused all the same. And although a
-    /// log's drive does not take what is in memory, which then stays there for the next daemon
+    /// Also while NBD clients are connected, whose requests fail; and although the log's drive does
+    /// not take what is in memory, which stays there for the next daemon. A FUSE device that is
+    /// held is refused all the same
     #[arg(long)]
     force: bool,
-    /// Change the log's drive, or do without (`none`): what the old log holds is drained first,
-    /// while the volume works
+    /// Change the log's drive, or go on without a log (`none`): the old log is drained first, while
+    /// the volume works
     #[arg(long, value_name = "DEV|none")]
     log: Option<PathBuf>,
     /// Overwrite what is on the new log's drive, unless it is a log with data
     #[arg(long, requires = "log")]
     wipe: bool,
-    /// Take a file for the new log that other users can read or write
+    /// Accept a file for the new log that other users can read or write
     #[arg(long, requires = "log")]
     allow_readable: bool,
     /// Print JSON

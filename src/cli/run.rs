@@ -40,10 +40,11 @@ const JOINING: i32 = 1 << 16;
 
 /// Run a program with little memory, and compressed swap below it
 ///
-/// Makes a volume, uses it as swap, and runs the program in a cgroup with that limit. At its end
-/// prints what it took, and leaves nothing behind. Signals are passed on, and the program's exit
-/// status is that of this command (128 + the signal that ended it; 127: there is no such program;
-/// 126: it can't be started). Swap is the whole machine's: other programs may be swapped out to it.
+/// Makes a volume, uses it as swap, and runs the program in a cgroup with that limit. At the end it
+/// prints what the program took, and removes everything. Signals are passed on, and the program's
+/// exit status is that of this command (128 + the signal that ended it; 127: there is no such
+/// program; 126: it can't be started). Swap serves the whole machine: other programs may be swapped
+/// out to it.
 #[derive(Args)]
 pub struct Run {
     /// Memory of the program and all that it starts, like 512M
@@ -53,10 +54,10 @@ pub struct Run {
     #[arg(long, value_name = "BYTES")]
     swap_size: Option<Amount>,
     /// Limit on the memory of that swap [default: its size, or what the machine can spare]. `auto`:
-    /// it adapts to what the machine and the swap need, up to that default
+    /// adapts to the machine and the swap, up to that default
     #[arg(long, value_name = "BYTES|%|auto")]
     ram_limit: Option<Limit>,
-    /// Take the coldest of it to this device or file when its memory is full; it is overwritten
+    /// Device or file for the coldest pages once that memory is full; it is overwritten
     #[arg(long, value_name = "DEV|FILE", value_hint = ValueHint::AnyPath)]
     spill: Option<PathBuf>,
     /// Name of the volume [default: run-PROCESS]
@@ -65,13 +66,13 @@ pub struct Run {
     /// How to offer the volume: `ublk`, `fuse`, or `auto` for the best that works here
     #[arg(long, value_parser = super::up::word::<Choice>(&["auto", "ublk", "fuse"]))]
     export: Option<Choice>,
-    /// What vm.page-cluster is meanwhile [default: 5]
+    /// vm.page-cluster meanwhile [default: 5]
     #[arg(long, value_name = "N|keep", value_parser = Setting::page_cluster)]
     page_cluster: Option<Setting>,
-    /// What vm.swappiness is meanwhile, 0 to 200 [default: 100]
+    /// vm.swappiness meanwhile, 0 to 200 [default: 100]
     #[arg(long, value_name = "N|keep", value_parser = Setting::swappiness)]
     swappiness: Option<Setting>,
-    /// Write what it took to this file as JSON, in place of printing it
+    /// Write what the program took to this file as JSON, in place of printing it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     json: Option<PathBuf>,
     /// The program and its arguments

@@ -33,12 +33,13 @@ const KEYS: [&str; 10] = [
 
 /// Change a running volume: ram-limit=1G, size=8G (sizes grow, never shrink)
 ///
-/// ram-limit=auto has the limit adapt from then on, within ram-min=BYTES and ram-max=BYTES.
+/// ram-limit=auto adapts the limit from then on, between ram-min=BYTES and ram-max=BYTES.
 ///
-/// In memory: recompress=now|idle|off (now: everything that was not read lately, once; waits for
-/// it). With a log: writeback=on|off (off: only when it is drained or nearly full),
-/// writeback-threshold=PERCENT, writeback-window=BYTES, commit-interval=MILLISECONDS (after which
-/// idle data is made durable), log-cache=PERCENT (of the log, for what the backing store has, too).
+/// In memory: recompress=now|idle|off (now: everything that was not read lately, once; waits until
+/// that is done). With a log: writeback=on|off (off: only for a drain or a nearly full log),
+/// writeback-threshold=PERCENT, writeback-window=BYTES, commit-interval=MILLISECONDS (without a
+/// change, until changes in memory are committed), log-cache=PERCENT (of the log, for a read
+/// cache).
 #[derive(Args)]
 pub struct Set {
     /// Name of the volume

@@ -24,7 +24,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Status {
     /// Name of the volume [default: all that are up]
     name: Option<String>,
-    /// Print JSON, with everything that is counted
+    /// Print JSON with all counters
     #[arg(long)]
     json: bool,
 }

@@ -38,16 +38,16 @@ const INTERVALS: (f64, f64) = (0.1, 3600.0);
                         s changes the order, Ctrl-L draws all anew."
 )]
 pub struct Top {
-    /// Seconds from one look to the next
+    /// Seconds between two samples
     #[arg(long, short, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
     /// End after N samples
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Print one look, over one interval; so it is when the output is no terminal
+    /// Print one sample, over one interval; the default when the output is not a terminal
     #[arg(long, conflicts_with = "count")]
     once: bool,
-    /// Print JSON, with everything that is counted
+    /// Print JSON with all counters
     #[arg(long, requires = "once")]
     json: bool,
 }

@@ -43,7 +43,7 @@ pub struct Options {
     /// Memory of the group
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_bytes)]
     group_memory: u64,
-    /// The load has so many times that memory
+    /// The load's memory, as a multiple of the group's
     #[arg(long, value_name = "N", default_value_t = 2.0)]
     times: f64,
     /// What stress-ng writes: its `--vm-method`

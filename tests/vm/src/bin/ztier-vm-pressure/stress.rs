@@ -56,7 +56,7 @@ pub struct Stress {
     /// The group's memory
     #[arg(long, default_value = "256M", value_parser = parse_bytes)]
     memory: u64,
-    /// The load has so many times the memory
+    /// The load's memory, as a multiple of that
     #[arg(long, default_value_t = 2.0)]
     times: f64,
     /// What stress-ng writes: its `--vm-method`
